@@ -21,13 +21,13 @@ __all__ = [
     "add_paths",
     "add_verb",
     "byte_size",
-    "counted",
     "data_files",
     "data_paths",
     "error_text",
     "escape",
     "format_size",
     "integer",
+    "pluralize",
 ]
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -196,7 +196,7 @@ def format_size(num_bytes: int) -> str:
         ('812 bytes', '61.2 KB')
     """
     if num_bytes < 1000:
-        return counted(num_bytes, "byte")
+        return pluralize(num_bytes, "byte")
     size = float(num_bytes)
     for unit in ("KB", "MB", "GB"):
         size /= 1000
@@ -205,6 +205,6 @@ def format_size(num_bytes: int) -> str:
     return f"{size / 1000:.1f} TB"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def pluralize(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

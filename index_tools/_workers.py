@@ -1,7 +1,7 @@
-"""Processes that do the same to many things, with a progress bar: a task for each of many files, and
-whatever else pickles.
+"""Threads and processes that do the same to many things: a task for each of many files, with a
+progress bar, and whatever else pickles.
 
-They come from a fork server: a fork of this process would copy its threads' locks, and a spawned
+Processes come from a fork server: a fork of this process would copy its threads' locks, and a spawned
 worker would import torch again. They ignore interrupts, which the terminal sends to all processes,
 and end at once when the parent gives up or dies: what they have not completed has no name.
 """
@@ -16,8 +16,15 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -32,7 +39,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.sharedctypes import Synchronized
 
-__all__ = ["Advance", "Outcome", "exit_code", "work_in_processes", "work_on_files"]
+__all__ = [
+    "Advance",
+    "Outcome",
+    "exit_code",
+    "map_in_threads",
+    "work_in_processes",
+    "work_on_files",
+]
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -76,7 +90,7 @@ def work_in_processes(
     progress, first = context.Value("q", 0), bar.n
     # The processes wait at a pipe for the end of this one, or until it gives up.
     waiting, alive = context.Pipe(duplex=False)
-    with _interrupts_ignored():  # the fork server, and so every worker, inherits this
+    with _ignore_interrupts():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
     pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
     try:
@@ -103,7 +117,7 @@ def work_in_processes(
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     # only the main thread may set handlers
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -139,6 +153,23 @@ def _end_with(waiting: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         waiting.recv_bytes()
     os._exit(1)
+
+
+def map_in_threads(
+    task: Callable[[_Item], _T], items: Sequence[_Item], num_threads: int
+) -> Iterator[_T]:
+    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
+    pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
+    waiting: deque[Future[_T]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(task, item))
+            if len(waiting) == 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # Files.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from index_tools._terminal import Verbs, add_verb, counted, escape, format_size
+from index_tools._terminal import Verbs, add_verb, escape, format_size, pluralize
 from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import CacheInfo, cache_info, clear_cache
 
@@ -54,5 +54,5 @@ def _print(folder: str, info: CacheInfo) -> None:
 
 def _content(info: CacheInfo) -> str:
     return (
-        f"{format_size(info.disk_bytes)} on the disk, of {counted(info.num_files, 'remote file')}"
+        f"{format_size(info.disk_bytes)} on the disk, of {pluralize(info.num_files, 'remote file')}"
     )

@@ -1,5 +1,5 @@
-"""``tfrecord from-images``: from an image folder, with one sub-folder per class, to shards of Examples
-like TensorFlow's ImageNet files.
+"""``tfrecord from-images``: from an image folder, with one sub-folder per class, to shards of
+Examples like TensorFlow's ImageNet files.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import glob
 import itertools
 import os
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -24,11 +23,12 @@ from index_tools._terminal import (
     add_jobs,
     add_verb,
     byte_size,
-    counted,
     error_text,
     escape,
     integer,
+    pluralize,
 )
+from index_tools._workers import map_in_threads
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import open_file
@@ -42,9 +42,6 @@ from torch_tfrecord.records.paths import is_companion, labels_name
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = ["add_parser", "find_images", "load_image"]
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 # Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
 # by file.
@@ -223,7 +220,7 @@ def _run(options: argparse.Namespace) -> int:
             return file, error
 
     def images() -> Iterator[LoadedImage]:
-        for item in _parallel(load, files, options.jobs or num_processors()):
+        for item in map_in_threads(load, files, options.jobs or num_processors()):
             bar.update()
             if isinstance(item, LoadedImage):
                 result.count(item)
@@ -246,25 +243,25 @@ def _print_report(result: _Conversion) -> None:
     num_records = sum(result.images_per_class.values())
     if result.paths:
         more = "" if len(result.paths) == 1 else f" to {escape(result.paths[-1])}"
-        of_classes = f"of {counted(len(classes), 'class', 'classes')}"
+        of_classes = f"of {pluralize(len(classes), 'class', 'classes')}"
         print(
-            f"wrote {counted(num_records, 'record')} {of_classes} in {counted(len(result.paths), 'shard')}: "
+            f"wrote {pluralize(num_records, 'record')} {of_classes} in {pluralize(len(result.paths), 'shard')}: "
             f"{escape(result.paths[0])}{more}"
         )
-        print(f"wrote {counted(len(classes), 'class name')}: {escape(result.labels_path)}")
+        print(f"wrote {pluralize(len(classes), 'class name')}: {escape(result.labels_path)}")
         print()
         print("\n".join(_table(result)))
     else:
         print("wrote nothing: no image could be read")
     for reason, number in sorted(result.kept.items()):
-        print(f"kept {counted(number, 'image')} as they were: {reason}")
+        print(f"kept {pluralize(number, 'image')} as they were: {reason}")
     if result.skipped:
-        print(f"\nskipped {counted(len(result.skipped), 'file')}:")
+        print(f"\nskipped {pluralize(len(result.skipped), 'file')}:")
         for _, error in result.skipped:
             print(f"  {error_text(error)}")
     sys.stdout.flush()
     if num_outside:
-        outside = counted(num_outside, "file")
+        outside = pluralize(num_outside, "file")
         print(
             f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
         )
@@ -285,22 +282,6 @@ def _table(result: _Conversion) -> Iterator[str]:
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     for name, *cells in rows:
         yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
-
-
-def _parallel(task: Callable[[_T], _R], items: Sequence[_T], num_threads: int) -> Iterator[_R]:
-    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
-    pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
-    waiting: deque[Future[_R]] = deque()
-    source = iter(items)
-    try:
-        waiting.extend(
-            pool.submit(task, item) for item in itertools.islice(source, 2 * num_threads)
-        )
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(pool.submit(task, item) for item in itertools.islice(source, 1))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # Images.
@@ -331,7 +312,7 @@ def find_images(folder: str) -> ImageFolder:
     if not files:
         raise ValueError(
             f"{folder}: expected sub-folders with images, one per class, such as {folder}/cat/1.jpg, got "
-            f"{len(classes)} empty ones, and {counted(num_outside, 'file')} without a class directly in the folder"
+            f"{len(classes)} empty ones, and {pluralize(num_outside, 'file')} without a class directly in the folder"
         )
     return ImageFolder(tuple(classes), files, num_outside)
 

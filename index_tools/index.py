@@ -16,10 +16,10 @@ from index_tools._terminal import (
     add_jobs,
     add_paths,
     add_verb,
-    counted,
     data_files,
     error_text,
     escape,
+    pluralize,
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import TFRecordError
@@ -118,8 +118,8 @@ def _run(options: argparse.Namespace) -> int:
 def _write_manifest(files: Sequence[str], output_dir: str | None, *, again: bool) -> None:
     written = write_manifest(files, index_dir=output_dir, again=again)
     print(
-        f"manifest of {counted(written.num_files, 'file')}, {counted(written.num_records, 'record')}: "
-        f"{counted(written.num_bytes, 'byte')} -> {escape(written.path)}"
+        f"manifest of {pluralize(written.num_files, 'file')}, {pluralize(written.num_records, 'record')}: "
+        f"{pluralize(written.num_bytes, 'byte')} -> {escape(written.path)}"
     )
 
 
@@ -127,7 +127,7 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
     """Print one line per file, errors on stderr, and a last line with the counts."""
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
     for file in done:
-        content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
+        content = f"{pluralize(file.num_records, 'record')}, {pluralize(file.num_bytes, 'byte')}"
         begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
         print(
             f"{begin} {escape(without_secrets(file.path))}: {content}{end} {escape(file.index_path)}"
@@ -137,9 +137,9 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
             print(f"error: {error_text(outcome.error)}", file=sys.stderr)
     num_new = sum(file.is_new for file in done)
     print(
-        f"{counted(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
-        f"{len(outcomes) - len(done)} failed; {counted(sum(file.num_records for file in done), 'record')}, "
-        f"{counted(sum(file.num_bytes for file in done), 'byte')}"
+        f"{pluralize(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
+        f"{len(outcomes) - len(done)} failed; {pluralize(sum(file.num_records for file in done), 'record')}, "
+        f"{pluralize(sum(file.num_bytes for file in done), 'byte')}"
     )
 
 

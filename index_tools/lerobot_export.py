@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from index_tools._terminal import Verbs, add_jobs, add_verb, counted, escape, integer
+from index_tools._terminal import Verbs, add_jobs, add_verb, escape, integer, pluralize
 from index_tools._workers import Advance, work_in_processes
 from index_tools.lerobot_features import (
     CAMERA_DTYPES,
@@ -45,7 +45,7 @@ from index_tools.lerobot_files import (
     read_columns,
     tasks_table,
 )
-from index_tools.lerobot_statistics import STATISTICS, merged_statistics
+from index_tools.lerobot_statistics import STATISTICS, merge_statistics
 from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
@@ -162,41 +162,41 @@ def rlds_to_lerobot(
     chosen, left_out = choose_features(found.features, features or {}, images)
     texts = [leaf.path for leaf in list_leaves(found.features) if leaf.names[-1] in INSTRUCTIONS]
 
-    def opened(paths: Sequence[str]) -> EpisodeStore:
+    def open_store(paths: Sequence[str]) -> EpisodeStore:
         return EpisodeStore(
             found, split, features=paths, index=index, index_dir=index_dir, cache_bytes=0
         )
 
-    store = opened(
+    store = open_store(
         [*dict.fromkeys([*texts, *(f"{STEPS}/{path}" for item in chosen for path in item.paths)])]
     )
-    numbers = _with_steps(store, episodes)
-    chosen = [_sized(feature, store, numbers[0]) for feature in chosen]
-    request = _request(
+    numbers = _find_episodes(store, episodes)
+    chosen = [_find_size(feature, store, numbers[0]) for feature in chosen]
+    request = _describe_request(
         store, numbers, {"fps": fps, "robot_type": robot_type, "features": chosen, "video": encoder}
     )
-    with _alone(out):
-        tasks = _planned(out, request)
+    with _lock_folder(out):
+        tasks = _read_plan(out, request)
         if tasks is None:
-            tasks = _tasks(opened(texts), numbers) if texts else [""]
+            tasks = _list_tasks(open_store(texts), numbers) if texts else [""]
             write_atomically(
-                str(_plan(out)), json.dumps({"request": request, "tasks": tasks}).encode()
+                str(_plan_path(out)), json.dumps({"request": request, "tasks": tasks}).encode()
             )
         frames = np.concatenate([[0], np.cumsum(store.num_steps[numbers])])
         by_name = {task: number for number, task in enumerate(tasks)}
         job = EpisodeGroups(
-            store, chosen, fps, encoder, out, numbers, frames, _groups(frames, chosen), by_name
+            store, chosen, fps, encoder, out, numbers, frames, _divide(frames, chosen), by_name
         )
         _write_groups(job, num_workers)
         _finish(job, robot_type)
     with contextlib.suppress(OSError):
-        _plan(out).parent.rmdir()
+        _plan_path(out).parent.rmdir()
     return LeRobotExport(
         len(numbers), int(frames[-1]), {item.name: item.paths for item in chosen}, left_out
     )
 
 
-def _with_steps(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int]:
+def _find_episodes(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int]:
     """The numbers of the episodes to write."""
     wanted = (
         range(len(store))
@@ -215,7 +215,7 @@ def _with_steps(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int
     return numbers
 
 
-def _sized(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobotFeature:
+def _find_size(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobotFeature:
     """A camera with the size of its first frame."""
     if not feature.is_camera:
         return feature
@@ -223,7 +223,7 @@ def _sized(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobot
     return feature._replace(shape=(*camera.first_size(), 3))
 
 
-def _tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
+def _list_tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
     """The instructions, in the order in which they appear."""
     tasks: dict[str, None] = {}
     for number in ProgressBar(numbers, "tasks", unit="episode", delay=1.0):
@@ -232,7 +232,7 @@ def _tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
     return [*tasks]
 
 
-def _groups(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -> list[int]:
+def _divide(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -> list[int]:
     """The first episode of each group, and the number of all."""
     step_bytes = _OTHER_BYTES + sum(
         math.prod(feature.shape) for feature in features if feature.is_camera
@@ -245,11 +245,11 @@ def _groups(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -
 # The plan: which export is in the folder, until that is complete.
 
 
-def _plan(out: str) -> Path:
+def _plan_path(out: str) -> Path:
     return Path(out, _STATE, "plan.json")
 
 
-def _request(
+def _describe_request(
     store: EpisodeStore, numbers: Sequence[int], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What is exported and how, as JSON values."""
@@ -264,7 +264,7 @@ def _request(
 
 
 @contextlib.contextmanager
-def _alone(out: str) -> Iterator[None]:
+def _lock_folder(out: str) -> Iterator[None]:
     """The folder for this process alone.
 
     Raises:
@@ -272,27 +272,27 @@ def _alone(out: str) -> Iterator[None]:
     """
     folder = Path(out)
     others = {path.name for path in folder.iterdir()} - {_STATE} if folder.exists() else set()
-    if others and not _plan(out).exists():
+    if others and not _plan_path(out).exists():
         is_whole = (folder / _INFO).exists()
         got = "a LeRobot dataset" if is_whole else shown_list(sorted(others))
         raise FileExistsError(
             f"{printable(out)}: expected a folder that is new or empty, or an unfinished export, got {got}"
         )
-    _plan(out).parent.mkdir(parents=True, exist_ok=True)
-    with build_alone([str(_plan(out))], lambda _: contextlib.nullcontext()) as is_alone:
+    _plan_path(out).parent.mkdir(parents=True, exist_ok=True)
+    with build_alone([str(_plan_path(out))], lambda _: contextlib.nullcontext()) as is_alone:
         if not is_alone:
             raise FileExistsError(f"{printable(out)}: another process is exporting to this folder")
         yield
 
 
-def _planned(out: str, request: Mapping[str, Any]) -> list[str] | None:
+def _read_plan(out: str, request: Mapping[str, Any]) -> list[str] | None:
     """The tasks of the unfinished export in the folder; None if there is none.
 
     Raises:
         FileExistsError: It is another export.
     """
     try:
-        plan = json.loads(_plan(out).read_bytes())
+        plan = json.loads(_plan_path(out).read_bytes())
     except FileNotFoundError:
         return None
     if others := [name for name, value in request.items() if plan["request"].get(name) != value]:
@@ -341,7 +341,7 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     paths = [episodes_path(job.out, number) for number in range(len(job))]
     columns = read_columns(paths, [f"stats/{name}/{key}" for name in names for key in STATISTICS])
     statistics = {
-        name: merged_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS})
+        name: merge_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS})
         for name in names
     }
     content = {
@@ -351,7 +351,7 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     }
     for name, data in content.items():
         write_atomically(os.path.join(job.out, name), data)
-    _plan(job.out).unlink()
+    _plan_path(job.out).unlink()
 
 
 def _info(job: EpisodeGroups, robot_type: str | None) -> dict[str, Any]:
@@ -480,6 +480,6 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{escape(name)}: {escape(', '.join(paths))}")
     if result.left_out:
         print(f"left out: {escape(', '.join(result.left_out))}")
-    frames = counted(result.num_frames, "frame")
-    print(f"wrote {counted(result.num_episodes, 'episode')}, {frames}: {escape(options.out)}")
+    frames = pluralize(result.num_frames, "frame")
+    print(f"wrote {pluralize(result.num_episodes, 'episode')}, {frames}: {escape(options.out)}")
     return 0

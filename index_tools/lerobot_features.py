@@ -105,14 +105,16 @@ def choose_features(
     usable = {
         path: kind for path, leaf in leaves.items() if (kind := _kind(leaf, camera)) is not None
     }
-    features = [_named(name, paths, usable) for name, paths in wanted.items() if paths is not None]
+    features = [
+        _name_feature(name, paths, usable) for name, paths in wanted.items() if paths is not None
+    ]
     used = {path for feature in features for path in feature.paths}
     groups: dict[str, list[str]] = {}
     for path, (dtype, _) in usable.items():
         name = _usual_name(path, dtype, usable)
         if path not in used and name not in wanted and name not in _TAKEN:
             groups.setdefault(name, []).append(path)
-    features += [_joined(name, sorted(paths), usable) for name, paths in groups.items()]
+    features += [_join_features(name, sorted(paths), usable) for name, paths in groups.items()]
     used |= {path for feature in features for path in feature.paths}
     used |= {
         path for path, (dtype, _) in usable.items() if _usual_name(path, dtype, usable) == "task"
@@ -156,7 +158,7 @@ def _usual_name(path: str, dtype: str, usable: Mapping[str, Any]) -> str:
     return _ACTION if paths_below([path], _ACTION) else ".".join(parts)
 
 
-def _named(
+def _name_feature(
     name: str, tops: str | Sequence[str], usable: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> LeRobotFeature:
     """A feature that the user has named; a dict stands for its leaves, in the order of their
@@ -175,10 +177,10 @@ def _named(
                 f"{shown_list(sorted(usable))}"
             )
         paths += below
-    return _joined(name, paths, usable)
+    return _join_features(name, paths, usable)
 
 
-def _joined(
+def _join_features(
     name: str, paths: Sequence[str], usable: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> LeRobotFeature:
     if not paths:

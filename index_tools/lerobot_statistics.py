@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["STATISTICS", "PixelStatistics", "merged_statistics", "number_statistics"]
+__all__ = ["STATISTICS", "PixelStatistics", "merge_statistics", "number_statistics"]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
@@ -99,7 +99,7 @@ class PixelStatistics:
 
     def result(self) -> dict[str, list[Any]]:
         """The statistics, each number as [[[...]], [[...]], [[...]]]."""
-        channels = [_of_levels(counts) for counts in self._counts]
+        channels = [_level_statistics(counts) for counts in self._counts]
         found: dict[str, list[Any]] = {
             name: [[[channel[name] / 255]] for channel in channels]
             for name in STATISTICS
@@ -108,7 +108,7 @@ class PixelStatistics:
         return found | {"count": [self._count]}
 
 
-def _of_levels(counts: npt.NDArray[np.int64]) -> dict[str, float]:
+def _level_statistics(counts: npt.NDArray[np.int64]) -> dict[str, float]:
     levels = np.flatnonzero(counts)
     weights = counts[levels]
     mean = float(np.average(levels, weights=weights))
@@ -119,7 +119,7 @@ def _of_levels(counts: npt.NDArray[np.int64]) -> dict[str, float]:
     )
 
 
-def merged_statistics(
+def merge_statistics(
     episodes: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
 ) -> dict[str, list[Any]]:
     """The statistics of all episodes together: quantiles are means of the episodes' quantiles, as
@@ -128,15 +128,19 @@ def merged_statistics(
     Args:
         episodes: Statistic -> its value of each episode.
     """
-    columns = {
-        name: np.asarray(values, np.float64) for name, values in episodes.items() if name != "count"
-    }
     counts = np.asarray(episodes["count"], np.int64).reshape(-1)
-    mean = np.average(columns["mean"], axis=0, weights=counts)
-    variance = np.average(
-        columns["std"] ** 2 + (columns["mean"] - mean) ** 2, axis=0, weights=counts
-    )
-    merged = {name: np.average(columns[name], axis=0, weights=counts) for name in _QUANTILES}
-    merged |= {"min": columns["min"].min(axis=0), "max": columns["max"].max(axis=0), "mean": mean}
-    merged |= {"std": np.sqrt(variance), "count": np.array([counts.sum()])}
+    columns = {
+        name: np.asarray(episodes[name], np.float64) for name in STATISTICS if name != "count"
+    }
+
+    def average(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.average(values, axis=0, weights=counts)
+
+    mean = average(columns["mean"])
+    merged = {name: average(column) for name, column in columns.items()} | {
+        "min": columns["min"].min(axis=0),
+        "max": columns["max"].max(axis=0),
+        "std": np.sqrt(average(columns["std"] ** 2 + (columns["mean"] - mean) ** 2)),
+        "count": counts.sum(keepdims=True),
+    }
     return {name: merged[name].tolist() for name in STATISTICS}

@@ -75,7 +75,7 @@ def entry_point() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _end_on_signal)
     status = main()
     try:
         sys.stdout.flush()
@@ -87,7 +87,7 @@ def entry_point() -> NoReturn:
     sys.exit(status)
 
 
-def _terminated(number: int, frame: object) -> NoReturn:
+def _end_on_signal(number: int, frame: object) -> NoReturn:
     sys.exit(_SIGNAL_STATUS + number)  # an exception, so that writers remove half-written files
 
 

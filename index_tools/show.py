@@ -16,12 +16,12 @@ from index_tools._terminal import (
     PATHS_HELP,
     Verbs,
     add_verb,
-    counted,
     data_files,
     error_text,
     escape,
     format_size,
     integer,
+    pluralize,
 )
 from torch_tfrecord.columns.inference import (
     Decoded,
@@ -92,7 +92,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         "--position",
         type=int,
         metavar="P",
-        help="first record, counted from 0 over all files; negative: from the end",
+        help="first record, pluralize from 0 over all files; negative: from the end",
     )
     parser.add_argument("--no-features", action="store_true", help="do not infer features")
 
@@ -139,7 +139,7 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
 
 def _show_record(record: SpreadRecord) -> str:
     kind, lines = describe_record(record.payload)
-    length = counted(len(record.payload), "byte")
+    length = pluralize(len(record.payload), "byte")
     head = f"record {record.position}: {escape(without_secrets(record.path))}, offset {record.offset}, {length}, {kind}"
     return "\n".join([head, *lines, ""])
 
@@ -154,10 +154,10 @@ def describe_record(record: bytes) -> tuple[str, list[str]]:
     except ParseError:
         return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
     if not feature_lists:
-        return f"Example, {counted(len(context), 'feature')}", _align(_feature_rows(context))
+        return f"Example, {pluralize(len(context), 'feature')}", _align(_feature_rows(context))
     lines = _align([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
-    kind = f"SequenceExample, {counted(len(context), 'context feature')}"
-    return f"{kind}, {counted(len(feature_lists), 'feature list')}", lines
+    kind = f"SequenceExample, {pluralize(len(context), 'context feature')}"
+    return f"{kind}, {pluralize(len(feature_lists), 'feature list')}", lines
 
 
 def describe_bytes(value: bytes) -> str:
@@ -275,7 +275,7 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]
 
 
 def _absolute_position(files: Sequence[str], position: int) -> int:
-    """A position counted from the first record; a negative argument counts from the end."""
+    """A position pluralize from the first record; a negative argument counts from the end."""
     if position >= 0:
         return position
     num_records = sum(len(offsets) for path in files for _, offsets, _ in _places(path))
@@ -317,7 +317,8 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
         features = propose_features(decoded)
     except ParseError as error:
         return f"# no features: {error_text(error)}"
-    source = f"from {counted(len(samples), 'record')} of {counted(len({sample.path for sample in samples}), 'file')}"
+    num_files = len({sample.path for sample in samples})
+    source = f"from {pluralize(len(samples), 'record')} of {pluralize(num_files, 'file')}"
     if not features:
         return f"# no features {source}"
     specs = features if isinstance(features, Mapping) else features.context_features

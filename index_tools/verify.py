@@ -12,9 +12,9 @@ from index_tools._terminal import (
     add_jobs,
     add_paths,
     add_verb,
-    counted,
     data_paths,
     error_text,
+    pluralize,
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
@@ -90,9 +90,9 @@ def _run(options: argparse.Namespace) -> int:
     values = [outcome.value for outcome in outcomes if outcome.value is not None]
     errors = list(map(_error, outcomes))
     print(
-        f"{counted(len(outcomes), 'file')}, {counted(sum(file.num_records for file in values), 'record')}, "
-        f"{counted(sum(file.num_bytes for file in values), 'byte')}, "
-        f"{counted(len(errors) - errors.count(None), 'bad file')}"
+        f"{pluralize(len(outcomes), 'file')}, {pluralize(sum(file.num_records for file in values), 'record')}, "
+        f"{pluralize(sum(file.num_bytes for file in values), 'byte')}, "
+        f"{pluralize(len(errors) - errors.count(None), 'bad file')}"
     )
     return exit_code(errors)
 
@@ -105,10 +105,10 @@ def _extent(found: _VerifiedFile | None) -> str:
     if found is None or not found.num_damaged_places:
         return ""
     places, good = (
-        counted(found.num_damaged_places, "place"),
-        counted(found.num_records, "good record"),
+        pluralize(found.num_damaged_places, "place"),
+        pluralize(found.num_records, "good record"),
     )
-    return f" ({counted(found.num_damaged_bytes, 'byte')} damaged in {places}, {good})"
+    return f" ({pluralize(found.num_damaged_bytes, 'byte')} damaged in {places}, {good})"
 
 
 def _verify_file(file: FileSource) -> _VerifiedFile:
@@ -135,7 +135,7 @@ def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMism
     ):
         return None
     return IndexMismatchError(
-        f"the index passes for fresh but names other records: expected {counted(len(index), 'record')} as in the "
+        f"the index passes for fresh but names other records: expected {pluralize(len(index), 'record')} as in the "
         f"file, got {len(stored)} or others",
         path=path,
     )

@@ -412,7 +412,7 @@ def test_few_images_are_in_memory_at_once(monkeypatch):
         running.append(item)
         return item
 
-    results = from_images._parallel(task, range(1000), 2)
+    results = from_images.map_in_threads(task, range(1000), 2)
     assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
     results.close()
     assert max(running) < 10

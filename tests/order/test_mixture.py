@@ -1,7 +1,5 @@
 """Mixtures by position and of streams: the same order, each sample's place known, every way to
 stop.
-
-Covers order/iterable_mixture.
 """
 
 import itertools

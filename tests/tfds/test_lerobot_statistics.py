@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from index_tools.lerobot_statistics import PixelStatistics, merged_statistics, number_statistics
+from index_tools.lerobot_statistics import PixelStatistics, merge_statistics, number_statistics
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
@@ -70,7 +70,7 @@ def test_all_episodes_together():
         for number, length in enumerate((5, 40, 7))
     ]
     each = [number_statistics(part) for part in parts]
-    found = merged_statistics({name: [part[name] for part in each] for name in each[0]})
+    found = merge_statistics({name: [part[name] for part in each] for name in each[0]})
     rows = np.concatenate(parts)
     assert found["count"] == [52]
     for name in ("min", "max", "mean", "std"):

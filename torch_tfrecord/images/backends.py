@@ -73,7 +73,7 @@ def torchcodec_decoders() -> Any:
     """Return torchcodec's decoders, or None if they are missing; a failing import is tried only
     once.
     """
-    decoders = _imported("torchcodec.decoders")
+    decoders = _import("torchcodec.decoders")
     return (
         decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
     )
@@ -84,12 +84,12 @@ def nvimgcodec() -> Any:
     """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried
     only once.
     """
-    package = _imported("nvidia.nvimgcodec")
+    package = _import("nvidia.nvimgcodec")
     reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
     return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
 
 
-def _imported(name: str) -> ModuleType | None:
+def _import(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except (
@@ -149,7 +149,7 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         stored = Image.fromarray(
             (pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ())
         )
-        array = _converted(stored, mode, header)
+        array = _convert_to_array(stored, mode, header)
     elif header.format == "gif":
         array = _read_gif(picture, mode, header)
     else:
@@ -164,11 +164,11 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         picture.load()
         if header.format == "bmp" and mode in ("RGBA", "unchanged"):
             _append_unnamed_alpha(picture, tile, data)
-        array = _converted(picture, mode, header)
+        array = _convert_to_array(picture, mode, header)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _converted(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
+def _convert_to_array(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
     """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
     if mode == "L" and needs_gamma(header.gamma):
         return gray_of_colors(np.array(_convert(picture, "RGB", header)), header.gamma)
@@ -185,7 +185,7 @@ def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _
     unpainted[top:bottom, left:right] = False
     if "transparency" in picture.info:
         unpainted |= np.asarray(picture) == picture.info["transparency"]
-    array = _converted(picture, mode, header)
+    array = _convert_to_array(picture, mode, header)
     array[unpainted] = 0
     return array
 

@@ -33,8 +33,8 @@ __all__ = [
     "CHANNELS",
     "DEFAULT_MAX_PIXELS",
     "EncodedImage",
+    "decode_by_header",
     "decode_image",
-    "decode_opened",
     "encode_image",
     "image_format",
     "image_size",
@@ -129,7 +129,7 @@ def decode_image(
     if backend == "nvimgcodec" and nvimgcodec() is None:
         raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
     reserve(header.height * header.width * (CHANNELS.get(mode) or max(header.channels, 1)))
-    image = decode_opened(encoded, header, mode, backend)
+    image = decode_by_header(encoded, header, mode, backend)
     return turn_upright(image, header.orientation) if apply_orientation else image
 
 
@@ -151,7 +151,7 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     return encoded, header
 
 
-def decode_opened(
+def decode_by_header(
     encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto"
 ) -> torch.Tensor:
     """Decode an image with a known header, without applying EXIF orientation; see
@@ -258,7 +258,7 @@ def encode_image(
     _check_positive("quality", quality)
     if quality > 100:
         raise ValueError(f"expected quality from 1 to 100, got {quality}")
-    pixels = _encodable(image, format)
+    pixels = _check_pixels(image, format)
     if pixels.dtype == np.uint16 and len(pixels) > 1:
         return encode_deep_png(pixels.transpose(1, 2, 0))
     picture = Image.fromarray(
@@ -311,17 +311,14 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         raise TypeError(f"expected image as a tensor of pixels, got {type(image).__name__}")
     if image.ndim < 2:
         raise ValueError(f"expected image of shape [..., H, W], got {list(image.shape)}")
-    result = image.as_subclass(torch.Tensor)
-    for axis, target in ((-2, height), (-1, width)):
-        size = result.shape[axis]
-        if target < size:
-            result = result.narrow(axis, (size - target) // 2, target)
-        elif target > size:
-            shape = list(result.shape)
-            shape[axis] = target
-            padded = result.new_zeros(shape)
-            padded.narrow(axis, (target - size) // 2, size).copy_(result)
-            result = padded
+    result, margins = image.as_subclass(torch.Tensor), list[int]()
+    for axis, target in ((-1, width), (-2, height)):
+        missing = target - result.shape[axis]
+        margins += [max(missing, 0) // 2, (max(missing, 0) + 1) // 2]
+        if missing < 0:
+            result = result.narrow(axis, -missing // 2, target)
+    if any(margins):
+        result = torch.nn.functional.pad(result, margins)
     return tv_tensors.wrap(result, like=image) if isinstance(image, pixel_types) else result
 
 
@@ -365,7 +362,7 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
 
 
-def _encodable(
+def _check_pixels(
     image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str
 ) -> np.ndarray[Any, Any]:
     if isinstance(image, torch.Tensor):

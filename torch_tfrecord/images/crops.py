@@ -215,13 +215,13 @@ class ResizedCenterCrop(Crop):
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
         """The plan for an image of this size; it is not random."""
-        resized = self._resized(height, width)
+        resized = self._scale(height, width)
         top, left = (
             round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True)
         )
         return CropPlan(0, 0, height, width, resized, top, left)
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
+    def _scale(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.resize, int):
             return self.resize
         short, long = min(height, width), max(height, width)
@@ -323,12 +323,12 @@ class Normalization(ValueTable):
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        def normalized(image: torch.Tensor) -> torch.Tensor:
+        def normalize(image: torch.Tensor) -> torch.Tensor:
             image = functional.to_dtype_image(image, torch.float32, scale=True)
             result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
             return result
 
-        super().__init__(normalized, len(mean))
+        super().__init__(normalize, len(mean))
 
 
 def crop_images(

@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from contextlib import suppress
 from typing import NamedTuple
 
 from torch_tfrecord.errors import ImageDecodeError
@@ -40,7 +39,6 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SRGB_GAMMA, _SRGB_INTENTS = 45455, 4
 _PNG_GAMMAS = range(16, 625_000_001)  # libpng ignores others
 _JPEG_END = b"\xff\xd9"
-_HEAD_BYTES = 4096  # holds the header of most JPEGs without EXIF
 _BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
 # libjpeg writes 10 by default, mozjpeg up to 14, and cjpeg with a custom scan script at most 100.
@@ -164,7 +162,11 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
         ImageDecodeError: More than 100 scans, or more than 16 with more than 2^31 pixels over all
             scans.
     """
-    if not (header.progressive or _is_partial(data, header)):
+    if header.format != "jpeg":
+        return
+    # Without refinement, the first scan has all components, or leaves some to later scans.
+    num_components = bytes(data[header.scan + 4 : header.scan + 5])
+    if not header.progressive and num_components >= bytes([header.channels]):
         return  # a single scan: decoders reject a second one
     most = max(
         _USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width))
@@ -173,15 +175,6 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
         raise ImageDecodeError(
             f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
         )
-
-
-def _is_partial(data: bytes | memoryview, header: ImageHeader) -> bool:
-    """Whether the first scan leaves some components to later scans."""
-    return (
-        header.format == "jpeg"
-        and len(data) > header.scan + 4
-        and data[header.scan + 4] < header.channels
-    )
 
 
 def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
@@ -203,24 +196,17 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     """Read the format, size and orientation of an encoded image, and check from its structure that
     it is complete.
 
-    A memoryview of a JPEG with a header of usual length is not copied.
-
     Raises:
         ImageDecodeError: The format is not supported, or the image is truncated or its structure
             damaged.
     """
-    if isinstance(data, memoryview):
-        head = bytes(data[:_HEAD_BYTES])
-        if detect_format(head) == "jpeg":
-            with suppress(struct.error, IndexError):  # the header is longer
-                return _checked(_read_jpeg(head))
-        data = bytes(data)
+    data = bytes(data)
     kind = detect_format(data)
     if kind is None:
         content = f"{len(data)} bytes that look like {guess_content(data)}" if data else "0 bytes"
         raise ImageDecodeError(f"expected a JPEG, PNG, GIF, BMP or WebP image, got {content}")
     try:
-        return _checked(_READERS[kind](data))
+        return _check_size(_READERS[kind](data))
     except (struct.error, IndexError) as exc:
         # Every read past the end ends up here: struct and indexing check bounds, and slices are
         # never relied on.
@@ -229,7 +215,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
         ) from exc
 
 
-def _checked(header: ImageHeader) -> ImageHeader:
+def _check_size(header: ImageHeader) -> ImageHeader:
     if not (header.height > 0 and header.width > 0):
         raise ImageDecodeError(
             f"expected a {header.format.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
@@ -237,7 +223,7 @@ def _checked(header: ImageHeader) -> ImageHeader:
     return header
 
 
-def _damaged(kind: str, expected: str, offset: int, got: str) -> ImageDecodeError:
+def _damage(kind: str, expected: str, offset: int, got: str) -> ImageDecodeError:
     return ImageDecodeError(f"expected {expected} at byte {offset} of a {kind} image, got {got}")
 
 
@@ -265,7 +251,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         (length,) = struct.unpack_from(">H", data, position + 2)
         end = position + 2 + length
         if length < 2:
-            raise _damaged("JPEG", "a segment of 2 bytes or more", position, f"length {length}")
+            raise _damage("JPEG", "a segment of 2 bytes or more", position, f"length {length}")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and size is None:
             size = struct.unpack_from(">BHHB", data, position + 4)
             progressive = marker & 3 == 2
@@ -276,7 +262,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         adobe = adobe or (marker == 0xEE and data[position + 4 : position + 9] == b"Adobe")
         position = end
     if size is None:
-        raise _damaged("JPEG", "a frame header", position, "the pixel data or the end")
+        raise _damage("JPEG", "a frame header", position, "the pixel data or the end")
     bits, height, width, channels = size
     return ImageHeader(
         "jpeg",
@@ -302,13 +288,11 @@ def _read_png(data: bytes) -> ImageHeader:
         end = position + 12 + length
         (stored,) = struct.unpack_from(">I", data, end - 4)
         if position == 8 and (name != b"IHDR" or length != 13):
-            raise _damaged(
-                "PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes"
-            )
+            raise _damage("PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes")
         # A capital first letter marks a critical chunk; libpng, and so TensorFlow, rejects only
         # those.
         if name[0] & 0x20 == 0 and zlib.crc32(view[position + 4 : end - 4]) != stored:
-            raise _damaged("PNG", "a chunk with a matching CRC", position, "another CRC")
+            raise _damage("PNG", "a chunk with a matching CRC", position, "another CRC")
         if name == b"eXIf":
             orientation = _exif_orientation(data[position + 8 : end - 4])
         if name in (b"eXIf", b"zTXt", b"iTXt"):
@@ -345,9 +329,7 @@ def _read_gif(data: bytes) -> ImageHeader:
         elif data[position] == 0x21:  # an extension
             position += 2
         else:
-            raise _damaged(
-                "GIF", "an image, an extension or the trailer", position, "another block"
-            )
+            raise _damage("GIF", "an image, an extension or the trailer", position, "another block")
         while data[position]:  # sub-blocks of up to 255 bytes, then an empty one
             position += 1 + data[position]
         position += 1
@@ -392,7 +374,7 @@ def _read_webp(data: bytes) -> ImageHeader:
         start_code, width, height = struct.unpack_from("<3sHH", data, 23)
         if start_code == b"\x9d\x01\x2a":
             return ImageHeader("webp", height & 0x3FFF, width & 0x3FFF)
-    raise _damaged("WEBP", "a VP8, VP8L or VP8X header", 12, "another chunk")
+    raise _damage("WEBP", "a VP8, VP8L or VP8X header", 12, "another chunk")
 
 
 def _webp_orientation(data: bytes, end: int) -> int:

@@ -23,7 +23,7 @@ from torch_tfrecord.images.codec import (
     CHANNELS,
     DEFAULT_MAX_PIXELS,
     EncodedImage,
-    decode_opened,
+    decode_by_header,
     open_image,
     turn_upright,
 )
@@ -140,7 +140,7 @@ def decode_stack(
         )
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
-        out[rows[number]] = decode_opened(encoded, header, mode).permute(1, 2, 0)
+        out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)
     return out.permute(0, 3, 1, 2)
 
 
@@ -185,7 +185,7 @@ class StoredImage:
             pixels = decode_region(self._encoded, self._header, self._mode, region)
             if pixels is not None:
                 return pixels
-        image = decode_opened(self._encoded, self._header, self._mode)
+        image = decode_by_header(self._encoded, self._header, self._mode)
         whole = view_pixels(
             image if self._orientation == 1 else turn_upright(image, self._orientation)
         )
