@@ -98,7 +98,7 @@ LISTED = {
         "._values": (TORCH, "parts of jagged and sparse tensors"),
         "._workers": (TORCH, "which worker was killed"),
     },
-    "index_tools/_files.py": {
+    "index_tools/_workers.py": {
         "multiprocessing.forkserver": (PYTHON, "its server starts with Ctrl-C ignored"),
         "multiprocessing.forkserver.ensure_running": (
             PYTHON,

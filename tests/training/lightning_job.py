@@ -24,7 +24,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
-    RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -32,6 +31,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}

@@ -401,7 +401,7 @@ class TFRecordDataset(Dataset[Any]):
         """Choose the epoch, from 0, for random draws of features (a fused crop); applies to running
         workers, too.
 
-        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own
+        Positions from `make_dataloader` and `RecordSampler` carry their own
         epoch, which takes precedence. Until you choose an epoch, all others get new draws each
         time, seeded by torch's default generator.
         """

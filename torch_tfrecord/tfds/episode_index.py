@@ -34,7 +34,7 @@ from torch_tfrecord.records.array_record import (
 )
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
-from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.tfds.episode_places import (
     ROW_WORDS,
     ListPlace,
@@ -51,7 +51,7 @@ __all__ = ["EpisodeIndex", "EpisodeIndexKeeper", "build_episode_index"]
 _NAME = ".steps"
 _FORMAT = SidecarFormat(
     "torch_tfrecord.episodes",
-    "2",
+    "3",
     "an episode index",
     ("file_size", "mtime_ns", "fingerprint", "records", "step_lists", "keys"),
     {"num_steps": "int64", "table_ends": "int64", "table_crcs": "int64", "tables": "uint8"},
@@ -324,7 +324,7 @@ def _load(
         )
     _check_tables(num_steps, ends, tables, records, _steps_of_keys(keys, step_lists))
     return EpisodeIndex(
-        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.starts["tables"]
+        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.places["tables"].begin
     )
 
 
