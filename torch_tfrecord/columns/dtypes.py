@@ -40,6 +40,10 @@ class ListKind(NamedTuple):
     tf_name: str
     counted: str
 
+    def __reduce__(self) -> str:
+        """Pickle the name of the constant: kinds are compared by identity."""
+        return self.field.upper()
+
 
 INT64_LIST = ListKind("int64_list", "int64", "int64")
 FLOAT_LIST = ListKind("float_list", "float", "float")
