@@ -17,7 +17,7 @@ from helpers import framed
 from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
-from torch_tfrecord.files.temporaries import hidden_name
+from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.records import index_keeper
 from torch_tfrecord.records.index_keeper import IndexKeeper, build_alone
 from torch_tfrecord.records.sidecar import sidecar_folder, sidecar_path

@@ -1,6 +1,6 @@
 """Old files survive every failure of a writer, and a set of shards is replaced as a whole.
 
-Covers files/atomic, files/temporaries.
+Covers files/atomic.
 """
 
 import contextlib

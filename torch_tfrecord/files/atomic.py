@@ -10,16 +10,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import itertools
 import os
+import shutil
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_tfrecord.files.descriptors import named, opened
-from torch_tfrecord.files.temporaries import claim, clear_dead, sync_directory, temporary_names
 
-__all__ = ["AtomicFile", "write_atomically"]
+__all__ = [
+    "AtomicFile",
+    "claim_folder",
+    "clear_dead",
+    "hidden_name",
+    "remove_folder",
+    "sync_directory",
+    "temporary_names",
+    "write_atomically",
+]
 
 _BUFFER_BYTES = 1 << 18
+_ATTEMPTS = 3  # at a name that others remove meanwhile
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT, errno.ENOTSUP)
 
 
@@ -70,7 +83,7 @@ class AtomicFile:
                 if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
                     raise
         flags |= os.O_CREAT | os.O_EXCL
-        self._temporary, fd = claim(
+        self._temporary, fd = _claim(
             temporary_names(self._target), lambda path: opened(os.open, path, flags, 0o666)
         )
         return fd
@@ -164,7 +177,7 @@ class AtomicFile:
                 with contextlib.suppress(OSError):  # a file system without locks
                     # before it has a name that others may remove
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._temporary, _ = claim(temporary_names(place), self._link_unnamed)
+                self._temporary, _ = _claim(temporary_names(place), self._link_unnamed)
         is_free = not os.path.lexists(place)
         self._temporary.replace(place)
         self._temporary = None
@@ -217,3 +230,136 @@ def write_atomically(path: str, *pieces: bytes) -> None:
     except BaseException:
         file.discard()
         raise
+
+
+# Temporary names: hidden, locked while in use, and removed by the next user after a kill. They are
+# derived from the final name, so the next run finds them without listing the folder.
+
+
+def hidden_name(key: str, ending: str) -> str:
+    """A hidden name without the final one in it, as ``*train*`` in TensorFlow and pathlib matches
+    hidden names.
+    """
+    return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
+
+
+def temporary_names(path: Path) -> Iterator[Path]:
+    """Yield the temporary names for a path, in the order in which they are used."""
+    return (
+        path.parent / hidden_name(f"{number}/{path.name}", "tmp") for number in itertools.count()
+    )
+
+
+def _claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, int]:
+    """Create and lock a file or folder under the first free name.
+
+    Args:
+        names: Names from `temporary_names`.
+        create: Creates it and returns its descriptor; raises FileExistsError if the name is taken.
+
+    Raises:
+        OSError: See `create`.
+    """
+    for path in names:
+        for attempt in range(_ATTEMPTS):
+            try:
+                descriptor = create(path)
+            except FileExistsError:
+                if not _remove_dead(path):
+                    break
+            except FileNotFoundError:  # another process removed it before it was locked
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                if _lock(descriptor, path):
+                    return path, descriptor
+                os.close(descriptor)
+    raise AssertionError("names never end")
+
+
+def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
+    """Create a folder under the first free name; closing the descriptor unlocks it."""
+    return _claim(names, _make_folder)
+
+
+def _make_folder(path: Path) -> int:
+    path.mkdir()
+    try:
+        return opened(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except BaseException:
+        remove_folder(path)
+        raise
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder and its content, as far as possible."""
+    with contextlib.suppress(OSError):  # rmtree lets some errors through
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_dead(names: Iterator[Path]) -> None:
+    """Remove what killed processes left under these names, up to the first name that is free or in
+    use.
+    """
+    for path in names:
+        if not _remove_dead(path):
+            return
+
+
+def _remove_dead(path: Path) -> bool:
+    """Remove a file or folder that nobody has locked; return whether it was removed."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):  # in use, or a file system without locks
+        descriptor = opened(os.open, path, flags)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                shutil.rmtree(path) if stat.S_ISDIR(os.fstat(descriptor).st_mode) else path.unlink()
+                return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock a new file or folder; return whether it still exists."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, where nobody can remove it as abandoned
+        return True
+    try:
+        return _is_at(descriptor, path)
+    except OSError:
+        return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def sync_directory(folder: Path) -> None:
+    """Sync the names in a folder to disk, if possible: a folder that may not be listed cannot be
+    opened.
+
+    Raises:
+        OSError: The disk failed; names the folder.
+    """
+    with named(folder):
+        try:
+            descriptor = opened(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            return
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # file systems that cannot sync a directory
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)

@@ -47,10 +47,6 @@ class PerProcess(Generic[_State]):
                     self._made.pop(other, None)
         return found
 
-    def find(self) -> _State | None:
-        """That of this process, if it was made."""
-        return self._made.get(os.getpid())
-
     @property
     def was_forked(self) -> bool:
         """Whether a parent process had made its own; only known with `keeps_parents`."""

@@ -38,6 +38,7 @@ _WINDOW_BYTES = 1 << 24
 _MOST_BYTES = 1 << 30
 # two windows of a block shuffle: in one are the records, the next is on its way
 _MOST_BLOCK_BYTES = 1 << 29
+_NONE: _Integers = np.empty(0, np.int64)
 
 
 def read_pieces(
@@ -66,6 +67,13 @@ def read_pieces(
     first = source_of(int(files[0])) if len(files) and blocks is None else None
     gap = first.max_gap_bytes if isinstance(first, FileSource) else 0
     plan = plan_reads(files, offsets, sizes, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
+    if isinstance(first, LocalFile) and 0 <= plan.num_bytes <= _MOST_BYTES:
+        buffer = scratch_bytes(plan.num_bytes)
+        numbers, file_of = np.unique(plan.files, return_inverse=True)
+        found = np.stack([file_of, plan.begins, plan.sizes, plan.starts])
+        count = len(file_of)
+        if _read_local(source_of, numbers.tolist(), found, count, buffer, _NONE, _NONE):
+            return buffer, plan.places
     ranges = plan.ranges()
     for number, begin, end, _ in ranges:  # before anything is allocated for them
         source = source_of(number)
@@ -133,23 +141,55 @@ def read_local_records(
         return None
     num_ranges, num_bytes, files_read = plan
     buffer = scratch_bytes(num_bytes)
+    is_good = _read_local(
+        source_of, files_read, ranges, num_ranges, buffer, places, lengths, verify_crc
+    )
+    return (buffer, places) if is_good else None
+
+
+def _read_local(
+    source_of: SourceOf,
+    files: Sequence[int],
+    ranges: _Integers,
+    num_ranges: int,
+    buffer: _Bytes,
+    places: _Integers,
+    lengths: _Integers,
+    verify_crc: bool = False,
+) -> bool:
+    """Read ranges of local files by the compiled core, without the GIL, and check records in them.
+
+    Args:
+        source_of, files: The files.
+        ranges: int64 [4, M]: number among `files`, first byte, size and place in the buffer.
+        num_ranges: How many of them, the first.
+        buffer: Receives them.
+        places, lengths: int64 [N], of the payloads to check in the buffer.
+        verify_crc: Also check their checksums.
+
+    Returns:
+        Whether all is well; False in any doubt.
+    """
+    native = native_module("frames")
+    if native is None:
+        return False
     begin = first = 0
-    while first < len(files_read):
-        held = _hold(source_of, files_read[first : first + native.MOST_SOURCES])
+    while first < len(files):
+        held = _hold(source_of, files[first : first + native.MOST_SOURCES])
         if held is None:
-            return None
+            return False
         facts = [(descriptor.number, size) for descriptor, size in held]
         last = first + len(held)
-        is_end = last >= len(files_read)
+        is_end = last >= len(files)
         end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
         to_check = places if is_end else places[:0]
         if not native.read_records(
             facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc
         ):
-            return None
+            return False
         begin, first = end, last
         del held  # before waiting for others
-    return buffer, places
+    return True
 
 
 def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:

@@ -165,11 +165,11 @@ class RecordFiles:
         """Fetch remote files by whole blocks from now on, since all of a block is read soon; None:
         no longer.
         """
-        is_of_use = block_bytes is not None and self.is_remote and self.first_compressed is None
+        is_of_use = self.is_remote and self.first_compressed is None
         self._blocks = (
-            BlockMemory(self.table.block_extent, block_bytes)
-            if block_bytes is not None and is_of_use
-            else None
+            None
+            if block_bytes is None or not is_of_use
+            else BlockMemory(self.table.block_extent, block_bytes)
         )
 
     def place(self, position: int) -> RecordPlace:

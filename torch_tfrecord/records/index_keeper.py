@@ -31,7 +31,7 @@ from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.temporaries import hidden_name
+from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar import (

@@ -14,16 +14,16 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.descriptors import named
-from torch_tfrecord.files.file_source import fingerprint
-from torch_tfrecord.files.temporaries import (
+from torch_tfrecord.files.atomic import (
+    AtomicFile,
     claim_folder,
     clear_dead,
     remove_folder,
     sync_directory,
     temporary_names,
 )
+from torch_tfrecord.files.descriptors import named
+from torch_tfrecord.files.file_source import fingerprint
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex

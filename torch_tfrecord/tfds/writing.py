@@ -15,15 +15,15 @@ from typing import Any
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.descriptors import opened
-from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.files.temporaries import (
+from torch_tfrecord.files.atomic import (
     claim_folder,
     remove_folder,
     sync_directory,
     temporary_names,
+    write_atomically,
 )
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.files.transfers import listing
 from torch_tfrecord.files.uploads import Upload, remove, upload
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
