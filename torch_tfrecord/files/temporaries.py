@@ -24,8 +24,6 @@ __all__ = [
     "claim_folder",
     "clear_dead",
     "hidden_name",
-    "is_at",
-    "lock_dead",
     "remove_folder",
     "sync_directory",
     "temporary_names",
@@ -106,32 +104,18 @@ def clear_dead(names: Iterator[Path]) -> None:
 
 def _remove_dead(path: Path) -> bool:
     """Remove a file or folder that nobody has locked; return whether it was removed."""
-    with contextlib.suppress(OSError):
-        descriptor = lock_dead(path)
-        if descriptor is not None:
-            try:
+    with contextlib.suppress(OSError):  # in use, or a file system without locks
+        descriptor = opened(
+            os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
                 shutil.rmtree(path) if stat.S_ISDIR(os.fstat(descriptor).st_mode) else path.unlink()
                 return True
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
     return False
-
-
-def lock_dead(path: Path) -> int | None:
-    """Lock what a killed process left, and return its descriptor; None if it is in use.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-    descriptor = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(descriptor, path):
-            return descriptor
-    except OSError:  # in use, or a file system without locks
-        pass
-    os.close(descriptor)
-    return None
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -143,12 +127,12 @@ def _lock(descriptor: int, path: Path) -> bool:
     except OSError:  # a file system without locks, where nobody can remove it as abandoned
         return True
     try:
-        return is_at(descriptor, path)
+        return _is_at(descriptor, path)
     except OSError:
         return True
 
 
-def is_at(descriptor: int, path: Path) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
