@@ -55,7 +55,7 @@ from torch_tfrecord.records.index_keeper import build_alone
 from torch_tfrecord.shown import printable, shown_list, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
-from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.parser import list_leaves
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS, instruction
 

@@ -22,7 +22,7 @@ from torch_tfrecord.images.headers import ImageHeader, read_header
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, FeaturePlace
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, paths_below
+from torch_tfrecord.tfds.parser import LeafPlace, list_leaves, paths_below
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS
 
 __all__ = ["CAMERA_DTYPES", "CameraFrames", "Chosen", "LeRobotFeature", "choose_features"]

@@ -1,26 +1,24 @@
 from . import tfds
-from .columns.audio import Audio
 from .columns.containers import RaggedTensor, SparseList
-from .columns.example_list import ExampleListFeatures
+from .columns.example_lists import ListFeatures, NestedExample
 from .columns.feature import SequenceFeatures
-from .columns.functions import (
+from .columns.image import Image
+from .columns.inference import format_features, infer_features
+from .columns.lists import FixedLenFeature, VarLenFeature
+from .columns.media import Audio, Video
+from .columns.one_value import SerializedTensor, Text
+from .columns.ragged import RaggedFeature
+from .columns.raw_tensor import RawTensor
+from .columns.record_parsers import (
     parse_example,
     parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
 )
-from .columns.image import Image
-from .columns.inference import format_features, infer_features
-from .columns.lists import FixedLenFeature, VarLenFeature
-from .columns.nested import Nested
-from .columns.one_value import SerializedTensor, Text
-from .columns.ragged import RaggedFeature
-from .columns.raw_tensor import RawTensor
 from .columns.rows import FixedLenSequenceFeature
 from .columns.source import Source
 from .columns.sparse import SparseFeature
 from .columns.tensors import parse_tensor, serialize_tensor
-from .columns.video import Video
 from .columns.whole_values import Json, Proto
 from .errors import (
     CompressionError,
@@ -59,7 +57,6 @@ __all__ = [
     "Audio",
     "CompressionError",
     "CorruptRecordError",
-    "ExampleListFeatures",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
     "Image",
@@ -67,8 +64,9 @@ __all__ = [
     "IndexMismatchError",
     "Json",
     "LimitExceededError",
+    "ListFeatures",
     "Mixture",
-    "Nested",
+    "NestedExample",
     "PaddedCollate",
     "ParseError",
     "Proto",

@@ -11,7 +11,7 @@ from targets.columns import field
 from targets.examples import _plain
 from tools import damage, outcome, same
 
-from torch_tfrecord import ExampleListFeatures, FixedLenFeature, VarLenFeature, encode_example
+from torch_tfrecord import FixedLenFeature, ListFeatures, VarLenFeature, encode_example
 from torch_tfrecord.columns.example_lists import ExampleListParser
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.protobuf.messages import Example, ExampleListWithContext
@@ -27,7 +27,7 @@ _OPTIONS = [
 ]
 _PARSERS = [
     ExampleListParser(
-        ExampleListFeatures(
+        ListFeatures(
             _CONTEXT, _EXAMPLES, size_feature_name="size", mask_feature_name="mask", **options
         ),
         pads=False,

@@ -69,6 +69,7 @@ _TRUE_STATISTICS = tfds.dataset_statistics(_INFO)
 _PAYLOADS = list(read_records(_DATA))
 _SOURCE, _RECORDS = open_file(_DATA), build_index(_DATA)
 _EPISODES = build_episode_index(_SOURCE, _RECORDS, _STEP_LISTS)
+_WANTS = tfds.RLDSDataset(_INFO)._store._wants
 _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
 (_PLACES[b"s"],) = glob.glob(f"{_INFO.directory}/dataset_statistics_*")
 _TRUE = {
@@ -81,7 +82,7 @@ _TRUE = {
 def _lists(episodes):
     """All lists of all episodes."""
     reader = EpisodeReader([_DATA], [_RECORDS], [episodes])
-    found = [reader.record(0, number).lists(lambda _: True) for number in range(len(_RECORDS))]
+    found = [reader.record(0, number).lists(_WANTS) for number in range(len(_RECORDS))]
     return [
         {
             key: each.read(0, len(each)) if hasattr(each, "read") else each
@@ -134,12 +135,10 @@ def _lying_episodes(rng):
     if how == 0:
         parts["table_ends"] = _lying(rng, parts["table_ends"])
     else:
-        words = np.frombuffer(parts["tables"], "<u4").copy()
+        parts["tables"] = words = parts["tables"].copy()
         words[rng.randrange(len(words))] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
-        parts["tables"] = words.tobytes()
-        ends = [0, *parts["table_ends"].tolist()]
-        spans = pairwise(ends)
-        parts["table_crcs"] = np.array([crc32c(parts["tables"][begin:end]) for begin, end in spans])
+        spans = pairwise([0, *parts["table_ends"].tolist()])
+        parts["table_crcs"] = np.array([crc32c(words[begin:end].data) for begin, end in spans])
     return EpisodeIndex(**parts).to_bytes(_RECORDS)
 
 

@@ -13,7 +13,14 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from tools import damage, damage_json, outcome, same
 
-from torch_tfrecord import FixedLenFeature, Json, Nested, Proto, VarLenFeature, encode_example
+from torch_tfrecord import (
+    FixedLenFeature,
+    Json,
+    NestedExample,
+    Proto,
+    VarLenFeature,
+    encode_example,
+)
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.protobuf.json_text import example_of_json
 from torch_tfrecord.protobuf.messages import Example
@@ -27,9 +34,9 @@ _INNER = {
 _SPECS = [
     Json(),
     Proto(Example),
-    Nested(_INNER, format="json"),
-    Nested(_INNER),
-    Nested({"x": Nested(_INNER)}),
+    NestedExample(_INNER, format="json"),
+    NestedExample(_INNER),
+    NestedExample({"x": NestedExample(_INNER)}),
 ]
 _PARSERS = [ExampleParser({"v": spec}) for spec in _SPECS]
 _DIRECT = ExampleParser(_INNER)

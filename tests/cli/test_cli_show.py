@@ -111,7 +111,7 @@ def test_a_sequence_example(capsys):
 @pytest.mark.parametrize(
     ("record", "looks", "spec"),
     [
-        (TF_RANKING, "an ExampleListWithContext (ELWC)", "ExampleListFeatures(...)"),
+        (TF_RANKING, "an ExampleListWithContext (ELWC)", "ListFeatures(...)"),
         (b"a line of text", "text", "Text()"),
         ("Zeile f\xfcr Zeile".encode(), "text", "Text()"),
         (b'{"a": [1, 2]}', "JSON text", "Json()"),

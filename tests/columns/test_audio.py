@@ -1,6 +1,6 @@
 """Sounds: WAV files against `tf.audio.decode_wav`, all others against torchcodec, and the ways in.
 
-Covers columns/audio, columns/media, columns/wav.
+Covers columns/media, columns/media, columns/media_decoders.
 """
 
 import base64

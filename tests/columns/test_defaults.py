@@ -15,11 +15,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_tfrecord import (
-    ExampleListFeatures,
     FixedLenFeature,
     Image,
     Json,
-    Nested,
+    ListFeatures,
+    NestedExample,
     ParseError,
     RandomResizedCrop,
     RawTensor,
@@ -127,14 +127,12 @@ def test_contexts_nested_examples_and_lists_of_examples():
     context, _ = parse_single_sequence_example(b"", features, None)
     assert context["text"] == "none" and context["raw"].tolist() == [[1, 2], [3, 4]]
     assert parse_sequence_example([b"", b""], features)[0]["image"].shape == (2, 3, 4, 6)
-    inner = parse_example([encode_example({"inner": b""})] * 2, {"inner": Nested(features)})[
+    inner = parse_example([encode_example({"inner": b""})] * 2, {"inner": NestedExample(features)})[
         "inner"
     ]
     assert inner["text"] == ["none"] * 2 and inner["image"].shape == (2, 3, 4, 6)
     one = b"\x0a" + bytes([len(example := encode_example({"text": "one"}))]) + example  # of an ELWC
-    spec = ExampleListFeatures(
-        None, {"text": FEATURES["text"], "raw": FEATURES["raw"]}, list_size=2
-    )
+    spec = ListFeatures(None, {"text": FEATURES["text"], "raw": FEATURES["raw"]}, list_size=2)
     _, examples = parse_single_example(one, spec)
     assert examples["text"] == ["one", "none"] and examples["raw"].shape == (2, 2, 2)
     with pytest.raises(

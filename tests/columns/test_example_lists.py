@@ -1,6 +1,6 @@
 """Lists of Examples as TF-Ranking reads them: its own values, and every way in.
 
-Covers columns/example_list, columns/record_parsers.
+Covers columns/example_lists, columns/record_parsers.
 """
 
 import json
@@ -16,11 +16,11 @@ from refusals import check_refusals
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
-    ExampleListFeatures,
     FixedLenFeature,
     FixedLenSequenceFeature,
     Image,
-    Nested,
+    ListFeatures,
+    NestedExample,
     PaddedCollate,
     ParseError,
     RaggedFeature,
@@ -56,7 +56,7 @@ EXAMPLES = {
 }
 REQUIRED = {"score": FixedLenFeature((), torch.float32)}
 NAMES = {"size_feature_name": "size", "mask_feature_name": "mask"}
-SPEC = ExampleListFeatures(CONTEXT, EXAMPLES, **NAMES)
+SPEC = ListFeatures(CONTEXT, EXAMPLES, **NAMES)
 DENSE = ("score", "pair", "id", "mask", "padded", "length", "size")
 
 
@@ -91,7 +91,7 @@ def kind(request):
 def test_the_values_of_tf_ranking(case):
     records = list(read_records(DATA / f"{case['format']}.tfrecord"))
     examples = REQUIRED if case["required"] else EXAMPLES
-    spec = ExampleListFeatures(
+    spec = ListFeatures(
         CONTEXT, examples, list_size=case["list_size"], format=case["format"], **NAMES
     )
     context, found = batch = parse_example([records[row] for row in case["rows"]], spec)
@@ -105,9 +105,7 @@ def test_the_values_of_tf_ranking(case):
 @for_each("case", [case for case in CASES if "error" in case])
 def test_what_tf_ranking_refuses(case):
     records = list(read_records(DATA / f"{case['format']}.tfrecord"))
-    spec = ExampleListFeatures(
-        CONTEXT, REQUIRED, list_size=case["list_size"], format=case["format"]
-    )
+    spec = ListFeatures(CONTEXT, REQUIRED, list_size=case["list_size"], format=case["format"])
     with pytest.raises(
         ParseError,
         match=r"'score' is required but could not be found|expected a default_value to pad",
@@ -191,7 +189,7 @@ def test_jagged_features_of_a_batch_have_the_same_rows():
 
 
 def test_nothing_but_examples():
-    spec = ExampleListFeatures(None, REQUIRED)
+    spec = ListFeatures(None, REQUIRED)
     lists = [record({}, {"score": 1.0}, {"score": 2.0}), record({}, {"score": 3.0})]
     assert [parse_single_example(each, spec)[1]["score"].tolist() for each in lists] == [
         [1.0, 2.0],
@@ -208,7 +206,7 @@ def test_nothing_but_examples():
 
 def test_a_second_context_counts():
     first, second = record({"length": 1}), record({"length": 2})
-    spec = ExampleListFeatures({"length": FixedLenFeature((), torch.int64)}, EXAMPLES)
+    spec = ListFeatures({"length": FixedLenFeature((), torch.int64)}, EXAMPLES)
     assert parse_single_example(first + second, spec)[0]["length"] == 2  # as TF-Ranking reads it
 
 
@@ -218,7 +216,7 @@ def test_errors_name_the_example(tmp_path):
     broken = ExampleListWithContext(examples=[part, b"\x0a\x7f"]).SerializeToString()
     wrong = record({"length": 1}, {"score": 1.0}, {"score": 2})
     context = record({"length": 1.5})
-    spec = ExampleListFeatures({"length": FixedLenFeature((), torch.int64, 0)}, REQUIRED)
+    spec = ListFeatures({"length": FixedLenFeature((), torch.int64, 0)}, REQUIRED)
     told = {
         broken: "example 1: Could not parse example input: expected one Example message, got 2 bytes that are not one",
         wrong: "example 1: feature 'score' (float32): Data types don't match. "
@@ -234,7 +232,7 @@ def test_what_lies_beyond_the_cut_is_not_read():
     broken = ExampleListWithContext(
         examples=[encode_example({"score": 1.0}), b"\x0a\x7f"]
     ).SerializeToString()
-    spec = ExampleListFeatures(None, REQUIRED, list_size=1, size_feature_name="size")
+    spec = ListFeatures(None, REQUIRED, list_size=1, size_feature_name="size")
     assert parse_single_example(broken, spec)[1] == {
         "score": torch.tensor([1.0]),
         "size": torch.tensor(2),
@@ -247,7 +245,7 @@ def test_values_that_are_whole():
         {"image": encode_image(each, "png"), "text": f"t{number}"}
         for number, each in enumerate(pixels)
     ]
-    spec = ExampleListFeatures(None, {"image": Image(), "text": Text()})
+    spec = ListFeatures(None, {"image": Image(), "text": Text()})
     one, two, none = record({}, *rows), record({}, *rows[::-1]), record({})
     sample = parse_single_example(one, spec)[1]
     assert torch.equal(sample["image"], pixels)
@@ -265,7 +263,7 @@ def test_lists_of_nested_examples():
         {"inner": encode_example({"n": number, "v": torch.full((number,), number)})}
         for number in range(3)
     ]
-    spec = ExampleListFeatures(None, {"inner": Nested(inner)})
+    spec = ListFeatures(None, {"inner": NestedExample(inner)})
     _, sample = parse_single_example(record({}, *rows), spec)
     assert (sample["inner"]["n"].tolist(), plain(sample["inner"]["v"])) == (
         [0, 1, 2],
@@ -281,7 +279,7 @@ def test_shuffled_lists(tmp_path):
     with TFRecordWriter(path) as writer:
         for first in (0, 100):
             writer.write(record({}, *({"score": float(first + number)} for number in range(20))))
-    spec = ExampleListFeatures(None, REQUIRED, list_size=5, shuffle_examples=True)
+    spec = ListFeatures(None, REQUIRED, list_size=5, shuffle_examples=True)
     ds = TFRecordDataset(path, spec)
     seen = []
     for epoch in range(2):
@@ -302,12 +300,12 @@ def test_wrong_arguments():
     taken, count = "must be a name of its own, got 'id'", "must be an integer of at least 1, got 0"
     told = [
         (
-            lambda: ExampleListFeatures({}, {}),
+            lambda: ListFeatures({}, {}),
             ValueError,
             "example_features must name at least one feature",
         ),
         (
-            lambda: ExampleListFeatures([], EXAMPLES),
+            lambda: ListFeatures([], EXAMPLES),
             TypeError,
             "context_features must be a mapping of names to specs",
         ),
@@ -324,12 +322,12 @@ def test_wrong_arguments():
             "size_feature_name must be str or None, got int",
         ),
         (
-            lambda: parse_example([], ExampleListFeatures(crop, EXAMPLES)),
+            lambda: parse_example([], ListFeatures(crop, EXAMPLES)),
             ValueError,
             "no random crop",
         ),
         (
-            lambda: parse_example([], ExampleListFeatures({}, sparse)),
+            lambda: parse_example([], ListFeatures({}, sparse)),
             ValueError,
             "Unsupported SparseFeature for key 'x'",
         ),

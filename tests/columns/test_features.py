@@ -1,6 +1,6 @@
 """Specs: what they accept, how they print, that they travel.
 
-Covers columns/feature, columns/image, columns/spec_checks.
+Covers columns/feature, columns/image, columns/dtypes.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from torch_tfrecord import encode_example, parse_example, parse_single_example
-from torch_tfrecord.columns.audio import Audio
 from torch_tfrecord.columns.feature import (
     Feature,
     make_context_reader,
@@ -23,13 +22,13 @@ from torch_tfrecord.columns.feature import (
 )
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.media import Audio, Video
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import is_ragged, mark_ragged
-from torch_tfrecord.columns.video import Video
 
 I64 = torch.int64
 SPECS = {
@@ -211,8 +210,8 @@ def test_the_ragged_mark():
 
 ANYWHERE = "Image, Json, {}Proto, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, Source, SparseFeature, Text, VarLenFeature, Video"),
-    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('Nested, ')}, Source, Text, VarLenFeature, Video"),
+    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('NestedExample, ')}, Source, SparseFeature, Text, VarLenFeature, Video"),
+    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('NestedExample, ')}, Source, Text, VarLenFeature, Video"),
     "steps": (make_step_reader, f"a feature list: expected one of Audio, FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature, Video"),
 }  # fmt: skip
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.functions import parse_example, parse_sequence_example
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.inference import (
     format_features,
@@ -20,6 +19,7 @@ from torch_tfrecord.columns.inference import (
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.columns.record_parsers import parse_example, parse_sequence_example
 from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError

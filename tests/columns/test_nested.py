@@ -18,7 +18,7 @@ from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
     Image,
-    Nested,
+    NestedExample,
     PaddedCollate,
     ParseError,
     RandomResizedCrop,
@@ -62,7 +62,10 @@ INNER = {
     "v": VarLenFeature(torch.float32),
     "s": VarLenFeature(bytes),
 }
-FEATURES = {"id": Text(), "inner": Nested({**INNER, "deep": Nested({"t": Text()}, key="d")})}
+FEATURES = {
+    "id": Text(),
+    "inner": NestedExample({**INNER, "deep": NestedExample({"t": Text()}, key="d")}),
+}
 
 
 def inner(number):
@@ -137,7 +140,7 @@ def test_every_way_in(path):
 def test_parse_example_pads_rows_inside_as_outside():
     features = {"rows": FixedLenSequenceFeature((), torch.float32, allow_missing=True, key="v")}
     records = [encode_example({"inner": inner(number)}) for number in range(2)]
-    outer = {"inner": Nested(features)}
+    outer = {"inner": NestedExample(features)}
     assert parse_example(records, outer)["inner"]["rows"].tolist() == [[1.0, 0.0], [1.0, 1.0]]
     assert parse_single_example(records[1], outer)["inner"]["rows"].tolist() == [1.0, 1.0]
 
@@ -148,9 +151,9 @@ def test_a_sparse_feature_inside():
         encode_example({"inner": encode_example({"i": [number, number + 1], "v": [1.0, 2.0]})})
         for number in (0, 2)
     ]
-    batch = parse_example(records, {"inner": Nested(features)})
+    batch = parse_example(records, {"inner": NestedExample(features)})
     assert batch["inner"]["x"].to_dense().tolist() == [[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0]]
-    sample = parse_single_example(records[1], {"inner": Nested(features)})
+    sample = parse_single_example(records[1], {"inner": NestedExample(features)})
     assert sample["inner"]["x"].to_dense().tolist() == [0.0, 0.0, 1.0, 2.0]
 
 
@@ -161,7 +164,9 @@ def test_random_crops_inside(tmp_path):
     with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
         writer.write(encode_example({"image": image, "inner": encode_example({"image": image})}))
     spec = Image(crop=RandomResizedCrop(8))
-    ds = TFRecordDataset(tmp_path / "x.tfrecord", {"image": spec, "inner": Nested({"image": spec})})
+    ds = TFRecordDataset(
+        tmp_path / "x.tfrecord", {"image": spec, "inner": NestedExample({"image": spec})}
+    )
     seen = []
     for epoch in range(2):
         ds.set_epoch(epoch)
@@ -174,13 +179,15 @@ def test_random_crops_inside(tmp_path):
 
 def test_in_the_context_of_a_sequence_example():
     record = encode_sequence_example({"inner": inner(1)}, {"x": [[1]]})
-    context, _ = parse_single_sequence_example(record, {"inner": Nested(INNER)}, None)
+    context, _ = parse_single_sequence_example(record, {"inner": NestedExample(INNER)}, None)
     assert plain(context) == {"inner": {"n": 1, "v": [1.0] * 2, "s": [b"x"] * 2}}
-    with pytest.raises(ValueError, match="Unsupported Nested for key 'inner' of a feature list"):
-        parse_single_sequence_example(record, None, {"inner": Nested(INNER)})
+    with pytest.raises(
+        ValueError, match="Unsupported NestedExample for key 'inner' of a feature list"
+    ):
+        parse_single_sequence_example(record, None, {"inner": NestedExample(INNER)})
     with pytest.raises(ValueError, match="a SequenceExample has no random crops"):
         parse_single_sequence_example(
-            record, {"i": Nested({"x": Image(crop=RandomResizedCrop(8))})}, None
+            record, {"i": NestedExample({"x": Image(crop=RandomResizedCrop(8))})}, None
         )
 
 
@@ -188,27 +195,27 @@ def test_errors_name_the_record_and_both_features(tmp_path):
     told = {
         encode_example(
             {"id": "x"}
-        ): "feature 'inner' (Nested): key 'inner' is required but could not be found: "
+        ): "feature 'inner' (NestedExample): key 'inner' is required but could not be found: "
         "the record has 'id'; "
         "to read records that lack it, take VarLenFeature, or a spec with default_value=",
         encode_example(
             {"id": "x", "inner": b"\x0a\x7f"}
-        ): "feature 'inner' (Nested): Could not parse example input: "
+        ): "feature 'inner' (NestedExample): Could not parse example input: "
         "expected one Example message, got 2 bytes that are not one",
         encode_example(
             {"id": "x", "inner": encode_example({"m": 1})}
-        ): "feature 'inner' (Nested): feature 'n' (int64): "
+        ): "feature 'inner' (NestedExample): feature 'n' (int64): "
         "key 'n' is required but could not be found: the record has 'm'; "
         "to read records that lack it, take VarLenFeature, or a spec with default_value=",
         encode_example(
             {"id": "x", "inner": encode_example({"n": 1.5})}
-        ): "feature 'inner' (Nested): feature 'n' (int64): "
+        ): "feature 'inner' (NestedExample): feature 'n' (int64): "
         "Data types don't match. Data type: float but expected type: int64",
         encode_example(
             {"id": "x", "inner": encode_example({"n": 1, "d": b"\xff"})}
-        ): "feature 'inner' (Nested): "
-        "feature 'deep' (Nested, key 'd'): Could not parse example input: expected one Example message, got 1 bytes "
-        "that are not one",
+        ): "feature 'inner' (NestedExample): "
+        "feature 'deep' (NestedExample, key 'd'): Could not parse example input: expected one Example "
+        "message, got 1 bytes that are not one",
     }
     check_refusals(FEATURES, RECORDS[0], told, tmp_path)
 
@@ -221,16 +228,20 @@ def test_wrong_arguments():
         ({"a": torch.int64}, TypeError),
     ):
         with pytest.raises(kind):
-            Nested(features)
+            NestedExample(features)
     with pytest.raises(ValueError, match="format must be 'proto' or 'json', got 'text'"):
-        Nested(INNER, format="text")
+        NestedExample(INNER, format="text")
 
 
 def test_specs_pickle_compare_and_print():
-    spec = Nested(INNER, format="json", key="k")
-    assert pickle.loads(pickle.dumps(spec)) == spec == Nested(dict(INNER), format="json", key="k")
-    assert hash(spec) == hash(Nested(dict(INNER), format="json", key="k"))
-    assert spec != Nested(INNER, key="k")
+    spec = NestedExample(INNER, format="json", key="k")
+    assert (
+        pickle.loads(pickle.dumps(spec))
+        == spec
+        == NestedExample(dict(INNER), format="json", key="k")
+    )
+    assert hash(spec) == hash(NestedExample(dict(INNER), format="json", key="k"))
+    assert spec != NestedExample(INNER, key="k")
     assert eval(repr(spec)) == spec
 
 
@@ -267,7 +278,7 @@ def test_json_records_and_features(tmp_path):
         json.dumps({"features": {"feature": {"n": {"int64List": {"value": [number] * number}}}}})
         for number in range(3)
     ]
-    spec = Nested({"n": VarLenFeature(torch.int64)}, format="json")
+    spec = NestedExample({"n": VarLenFeature(torch.int64)}, format="json")
     assert plain(parse_example([text.encode() for text in texts], spec)) == {"n": [[], [1], [2, 2]]}
     assert plain(parse_single_example(texts[2].encode(), spec)) == {"n": [2, 2]}
     examples = [encode_example({"j": text}) for text in texts]
@@ -285,7 +296,7 @@ def test_json_records_and_features(tmp_path):
         place = f"{tmp_path / 'x.tfrecord'}: record 3 at byte {ds.locate(3)[1]}"
         assert (
             str(caught.value)
-            == f"{place}: Nested: expected JSON, got something else at character 1"
+            == f"{place}: NestedExample: expected JSON, got something else at character 1"
         )
 
 

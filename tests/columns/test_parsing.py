@@ -1,7 +1,7 @@
 """Specs applied to Examples: every kind of spec, errors word for word; TensorFlow's results are in
 test_golden.
 
-Covers columns/lists, columns/one_value, columns/functions, columns/parsers, columns/row_plan.
+Covers columns/lists, columns/one_value, columns/record_parsers, columns/parsers, columns/row_plan.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
@@ -18,12 +18,12 @@ from torchvision import tv_tensors
 from wire_examples import length_delimited
 
 from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.functions import parse_example, parse_single_example
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.columns.record_parsers import parse_example, parse_single_example
 from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
@@ -426,7 +426,7 @@ def test_wrong_arguments():
     for features in ({"a": torch.int64}, {"a": VarLenFeature}, {"a": Unknown()}):
         with pytest.raises(
             TypeError,
-            match=r"Unsupported .* expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, Image, Json, Nested, Proto, Ragged",
+            match=r"Unsupported .* expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, Image, Json, NestedExample, Proto, Ragged",
         ):
             parse_single_example(b"", features)
     with pytest.raises(TypeError, match="a name in features must be str, got int"):

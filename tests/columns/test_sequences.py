@@ -1,7 +1,7 @@
 """SequenceExamples: spec/example.md section 4 as a table, our own specs in feature lists, datasets,
 errors.
 
-Covers columns/steps.
+Covers columns/reading.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 

@@ -1,7 +1,7 @@
 """Features with one or several byte strings, as TensorFlow reads them: RawTensor, and Image with
 several.
 
-Covers columns/raw_tensor, columns/inflate, columns/image.
+Covers columns/raw_tensor, columns/raw_tensor, columns/image.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
@@ -44,7 +44,7 @@ from torch_tfrecord import (
     parse_single_sequence_example,
 )
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns.inflate import inflate
+from torch_tfrecord.columns.raw_tensor import inflate
 
 CASES = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data" / "strings" / "cases.json.gz").read_bytes())

@@ -19,7 +19,7 @@ from torch_tfrecord import (
     FixedLenSequenceFeature,
     Image,
     Json,
-    Nested,
+    NestedExample,
     Proto,
     RaggedFeature,
     RawTensor,
@@ -187,7 +187,7 @@ def test_values_are_read_back(value, spec, expected):
 def test_pictures_and_rows_inside_rows():
     features = {
         "i": Image(key="image/encoded"),
-        "inner": Nested({"age": FLOAT}),
+        "inner": NestedExample({"age": FLOAT}),
         "many": Image(several="list"),
     }
     record = encode_example({"i": PNG, "inner": {"age": 3}, "many": [PNG, PNG]}, features)

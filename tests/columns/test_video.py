@@ -1,7 +1,7 @@
 """Videos: GIFs against `tf.io.decode_gif`, others against torchcodec, the choice of frames, and the
 ways in.
 
-Covers columns/video, columns/media_decoders.
+Covers columns/media, columns/media_decoders.
 """
 
 from itertools import islice

@@ -1,6 +1,6 @@
 """Messages of the user's own classes, and JSON: in a bytes feature, and as whole records.
 
-Covers columns/whole_values, columns/listed_values, columns/record_parsers.
+Covers columns/whole_values, columns/stacking, columns/record_parsers.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch_tfrecord import (
     FixedLenFeature,
     Json,
-    Nested,
+    NestedExample,
     PaddedCollate,
     ParseError,
     Proto,
@@ -389,6 +389,6 @@ def test_specs_pickle_compare_and_print():
 
 def test_in_a_nested_example():
     inner = encode_example({"m": SCENARIOS[3].SerializeToString(), "j": b"[1]"})
-    features = {"inner": Nested({"m": Proto(Scenario), "j": Json()})}
+    features = {"inner": NestedExample({"m": Proto(Scenario), "j": Json()})}
     sample = parse_single_example(encode_example({"inner": inner}), features)
     assert sample == {"inner": {"m": SCENARIOS[3], "j": [1]}}

@@ -18,9 +18,9 @@ from torch_tfrecord import (
     Audio,
     CompressionError,
     CorruptRecordError,
-    ExampleListFeatures,
     FixedLenFeature,
-    Nested,
+    ListFeatures,
+    NestedExample,
     PaddedCollate,
     ParseError,
     RaggedFeature,
@@ -290,7 +290,7 @@ def _(folder):
     assert parse_single_example(b"", {"x": ragged})["x"].size(0) == 0
 
 
-JSON = Nested({"x": VarLenFeature(torch.float32)}, format="json")
+JSON = NestedExample({"x": VarLenFeature(torch.float32)}, format="json")
 JSON_ROW = (
     "`decode_json_example`: single quotes, names without quotes, commas at the end, line breaks in text, "
     "`null` among numbers, one number for a list, an object's name twice"
@@ -324,7 +324,7 @@ def _(folder):
 
 @row("TF-Ranking: sizes of lists")
 def _(folder):
-    lists = ExampleListFeatures(
+    lists = ListFeatures(
         None, {"x": VarLenFeature(torch.float32)}, list_size=2, size_feature_name="size"
     )
     _, examples = parse_example([bytes([10, 0])], lists)

@@ -1,7 +1,7 @@
 """TFRecordIterableDataset: its state, alone, in StatefulDataLoader's workers, and on other workers
 and ranks.
 
-Covers loading/stream_iteration, loading/stream_marks, loading/stream_states.
+Covers loading/stream_iteration.
 """
 
 import json

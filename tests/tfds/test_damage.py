@@ -11,8 +11,7 @@ import pytest
 from tfds_values import directory
 
 from torch_tfrecord import TFRecordError, decode_example, encode_example, tfds
-from torch_tfrecord.tfds.leaf_table import Decoding
-from torch_tfrecord.tfds.parser import TFDSParser
+from torch_tfrecord.tfds.parser import Decoding, TFDSParser
 
 JSON_VALUES = [
     None,

@@ -1,6 +1,6 @@
 """tfds.info: dataset_info.json and features.json of every generation, and what is damaged.
 
-Covers tfds/feature_base, tfds/features, tfds/features_json, tfds/json_fields.
+Covers tfds/features, tfds/features_json, tfds/files.
 """
 
 import json

@@ -19,7 +19,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.tfds import leaves
 from torch_tfrecord.tfds.elements import BytesElement, EncodedTensor
-from torch_tfrecord.tfds.step_lists import LeafLists
+from torch_tfrecord.tfds.episode_columns import LeafLists
 
 f = tfds.features
 

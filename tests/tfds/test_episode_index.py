@@ -1,7 +1,4 @@
-"""The episode index: its file, its freshness, what is refused, and where it is kept.
-
-Covers tfds/episode_places.
-"""
+"""The episode index: its file, its freshness, what is refused, and where it is kept."""
 
 import json
 import os
@@ -17,7 +14,6 @@ from rlds_episodes import LENGTHS, write_episodes
 from torch_tfrecord import IndexMismatchError
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, episode_index
-from torch_tfrecord.tfds.episode_places import FRAMES
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +70,10 @@ def test_its_file(own):
 
 def test_long_lists_are_frames(own):
     store = RLDSDataset(own)._store
-    kinds = {key: place.kind == FRAMES for key, place in store.record(2)._places().items()}
-    assert kinds["steps/observation/image"]
-    assert kinds["steps/observation/wrist_image"]
-    assert not kinds["steps/language_instruction"]
+    places = store.record(2).places()
+    assert places["steps/observation/image"].frames is not None
+    assert places["steps/observation/wrist_image"].frames is not None
+    assert places["steps/language_instruction"].frames is None
     assert store._reader.episodes[1].tables is None
 
 

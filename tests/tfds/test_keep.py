@@ -1,7 +1,5 @@
 """Kept ranges of steps: which positions there are, that windows stay, and what is said of wrong
 ranges and keys.
-
-Covers tfds/step_ranges.
 """
 
 import json

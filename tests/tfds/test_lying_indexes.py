@@ -24,10 +24,10 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
-from torch_tfrecord.tfds.episode_places import FRAMES
-from torch_tfrecord.tfds.example_layout import BYTES, UNSET
 
 LENGTHS = (3, 12, 1)
+ROW = 6  # words of a list in a table: key, values, head, size, CRC, is_frames
+UNSET = 2**32 - 1
 FEATURES = {
     "steps": tfds.features.Dataset(
         {
@@ -148,18 +148,16 @@ def test_a_flipped_bit_is_built_again_or_an_error(own):
 
 def tables(arrays):
     ends = arrays["table_ends"].tolist()
-    words = arrays["tables"].view("<u4")
-    return [
-        words[begin // 4 : end // 4].copy() for begin, end in zip([0, *ends], ends, strict=False)
-    ]
+    words = arrays["tables"]
+    return [words[begin:end].copy() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def with_tables(content, changed_tables, **arrays):
-    parts = [table.astype("<u4").tobytes() for table in changed_tables]
+    parts = [table.astype("<u4") for table in changed_tables]
     made = {
         "table_ends": np.cumsum([len(part) for part in parts]),
-        "table_crcs": np.array([crc32c(part) for part in parts], np.int64),
-        "tables": np.frombuffer(b"".join(parts), np.uint8),
+        "table_crcs": np.array([crc32c(part.tobytes()) for part in parts], np.int64),
+        "tables": np.concatenate(parts),
     }
     return changed(content, made | arrays)
 
@@ -193,20 +191,20 @@ def _mutated(content, rng):
     extra = {}
     for _ in range(rng.randrange(1, 4)):
         table = own[rng.randrange(len(own))]
-        num_rows = min(max(int(table[0]), 1), (len(table) - 1) // 5)
-        row = table[1 + 5 * rng.randrange(num_rows) :]
+        num_rows = min(max(int(table[0]), 1), (len(table) - 1) // ROW)
+        row = table[1 + ROW * rng.randrange(num_rows) :]
         match rng.randrange(9):
             case 0:
-                row[1] = rng.randrange(6)
+                row[5] = rng.randrange(2)
             case 1:
-                row[rng.randrange(5)] ^= 1 << rng.randrange(8)
+                row[rng.randrange(ROW)] ^= 1 << rng.randrange(8)
             case 2:
                 row[0] = rng.randrange(12)
             case 3:
                 row[3] += rng.randrange(-3, 4) % (1 << 32)
             case 4:
-                one, two = (1 + 5 * rng.randrange(num_rows) for _ in range(2))
-                for column in rng.choice([(0,), (1,), (2, 3, 4), (0, 1, 2, 3, 4)]):
+                one, two = (1 + ROW * rng.randrange(num_rows) for _ in range(2))
+                for column in rng.choice([(0,), (1,), (2, 3, 4), range(ROW)]):
                     table[one + column], table[two + column] = (
                         table[two + column],
                         table[one + column],
@@ -243,8 +241,9 @@ def keys_of(directory):
 NUMBERS = "steps/numbers/ragged_flat_values"
 LIES = [
     {("steps/reward", 0): "steps/action", ("steps/action", 0): "steps/reward"},
-    {(NUMBERS, 1): BYTES},
-    {(NUMBERS, 1): UNSET, (NUMBERS, 2): 0},
+    {(NUMBERS, 5): 1},
+    {(NUMBERS, 1): UNSET},
+    {(NUMBERS, 1): 0},
     {
         ("episode_metadata/name", 0): "episode_metadata/none",
         ("episode_metadata/none", 0): "episode_metadata/name",
@@ -257,7 +256,7 @@ def test_lies_that_agree_with_themselves(own, changes):
     expected = read(own, index="memory")
     content, keys = sidecar(own).read_bytes(), keys_of(own)
     mine = tables(taken_apart(content)[1])
-    rows = {keys[mine[1][at]]: at for at in range(1, 1 + 5 * int(mine[1][0]), 5)}
+    rows = {keys[mine[1][at]]: at for at in range(1, 1 + ROW * int(mine[1][0]), ROW)}
     for (key, column), value in changes.items():
         mine[1][rows[key] + column] = keys.index(value) if isinstance(value, str) else value
     check_lie(own, with_tables(content, mine), expected)
@@ -298,22 +297,18 @@ def test_a_frame_of_another_length(own):
     content = sidecar(own).read_bytes()
     records, step_lists = loaded(own)
     index = EpisodeIndex.load(str(sidecar(own)), records, step_lists)
-    begin, size = index.table_range(1)
-    table = content[index.tables_offset + begin :][:size]
+    first, stop = index.table_range(1)
+    table = content[index.tables_offset + 4 * first : index.tables_offset + 4 * stop]
     place = index.places(1, table, int(records.lengths[1]))["steps/observation/image"]
-    assert place.kind == FRAMES
     payload = Path(data_file(own)).read_bytes()[int(records.offsets[1]) + 12 :]
     mine = tables(taken_apart(content)[1])
-    begin, count = 1 + 5 * int(mine[1][0]), place.num_values
-    lengths = place.lengths.copy()
-    lengths[2:4] += [5, -5]
-    starts = place.starts.copy()
+    begin, count = 1 + ROW * int(mine[1][0]), place.num_values
+    starts, sizes, _ = place.frames.T.copy()
+    sizes[2:4] += [5, -5]
     starts[3] += 5
-    mine[1][begin : begin + count] = lengths
-    spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-    mine[1][begin + count : begin + 2 * count] = [
-        crc32c(payload[at - 3 : at + n]) for at, n in spans
-    ]
+    mine[1][begin : begin + count] = sizes
+    spans = zip(starts.tolist(), sizes.tolist(), strict=True)
+    mine[1][begin + count : begin + 2 * count] = [crc32c(payload[at : at + n]) for at, n in spans]
     expected = read(own, index="memory")
     check_lie(own, with_tables(content, mine), expected)
     sidecar(own).write_bytes(with_tables(content, mine))

@@ -1,8 +1,7 @@
 """Every structure of features.json that was found in public, with random examples written and read
 by TFDS.
 
-`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/leaf_table,
-tfds/parser.
+`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/parser.
 """
 
 import base64
@@ -21,8 +20,7 @@ from torch_tfrecord import TFRecordWriter, tfds
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
-from torch_tfrecord.tfds.leaf_table import Decoding
-from torch_tfrecord.tfds.parser import TFDSParser
+from torch_tfrecord.tfds.parser import Decoding, TFDSParser
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_structures"
 STRUCTURES = json.loads(gzip.decompress((DATA / "structures.json.gz").read_bytes()))

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.tfds.episode_columns import ListColumn, NumberColumn
-from torch_tfrecord.tfds.windows import (
+from torch_tfrecord.tfds.step_samples import (
     DifferentNamesError,
-    Span,
     StepBatch,
-    Windows,
-    laid_out,
     shared_names,
     together,
     window,
 )
+from torch_tfrecord.tfds.windows import Span, Windows, lay_out
 
 SIZES = st.integers(1, 7)
 
@@ -31,8 +29,9 @@ def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_ste
     past = range(step - window_size + 1, step + 1)
     future = range(step, step + action_horizon)
     for span, places in ((seen, past), (done, future)):
-        assert span.mask().tolist() == [0 <= place < num_steps for place in places]
-        assert span.repeated().tolist() == [min(max(place, 0), num_steps - 1) for place in places]
+        [steps], [is_real] = lay_out([span])
+        assert is_real.tolist() == [0 <= place < num_steps for place in places]
+        assert steps.tolist() == [min(max(place, 0), num_steps - 1) for place in places]
         assert list(range(span.first, span.stop)) == [
             place for place in places if 0 <= place < num_steps
         ]
@@ -45,10 +44,11 @@ def test_many_spans_are_each_of_them(size, chosen):
     seen = [windows.observations(step) for step, _ in places]
     done = [windows.actions(step, num_steps) for step, num_steps in places]
     for spans in (seen, done):
-        repeated, masks = laid_out(spans)
+        repeated, masks = lay_out(spans)
         assert masks.dtype == np.bool_ and repeated.dtype == np.int64
-        assert masks.tolist() == [span.mask().tolist() for span in spans]
-        assert repeated.tolist() == [span.repeated().tolist() for span in spans]
+        each = [lay_out([span]) for span in spans]
+        assert masks.tolist() == [mask[0].tolist() for _, mask in each]
+        assert repeated.tolist() == [steps[0].tolist() for steps, _ in each]
         assert masks.flags.c_contiguous and repeated.flags.c_contiguous
 
 
@@ -64,8 +64,8 @@ def test_without_padding_positions_are_the_steps_that_fit(window_size, action_ho
         ]
         assert [windows.step(number) for number in range(count)] == fitting
         for step in fitting:
-            assert windows.observations(step).mask().all()
-            assert windows.actions(step, length).mask().all()
+            assert lay_out([windows.observations(step)])[1].all()
+            assert lay_out([windows.actions(step, length)])[1].all()
 
 
 def test_with_padding_every_step_is_a_position():
@@ -75,7 +75,7 @@ def test_with_padding_every_step_is_a_position():
 
 def test_span_without_padding():
     assert Span(2, 5) == Span(2, 5, 0, 0)
-    assert Span(2, 5).mask().tolist() == [True] * 3
+    assert lay_out([Span(2, 5)])[1].tolist() == [[True] * 3]
 
 
 @pytest.mark.parametrize(

@@ -7,32 +7,188 @@ Padding is an Example of no bytes, as in TF-Ranking. Source: ``tensorflow_rankin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.example_list import ExampleListFeatures
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.columns.nested import Nested as NestedFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
-from torch_tfrecord.columns.reading import Ints
+from torch_tfrecord.columns.reading import Column, Ints, Reader, Want, labelled, read_each
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.order.random_stream import shuffled
-from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.example import encode_example, parse_message
+from torch_tfrecord.protobuf.json_text import example_of_json
 from torch_tfrecord.protobuf.messages import ExampleListWithContext
 from torch_tfrecord.records.packed_records import PackedRecords
 
-__all__ = ["ExampleListParser"]
+__all__ = ["ExampleListParser", "ListFeatures", "NestedExample"]
+
+
+@dataclass(frozen=True, repr=False)
+class NestedExample(Feature):
+    """A serialized Example in one bytes value of another Example.
+
+    A sample is a dict of the inner features' values, a batch a dict of their columns. Records that
+    are JSON themselves: give the spec alone, ``TFRecordDataset(path, NestedExample(features,
+    format="json"))``.
+
+    Args:
+        features: Output name -> spec, for the inner Example; a spec may be a NestedExample again.
+        format: ``"proto"`` for the usual bytes, ``"json"`` for protobuf's JSON form of an Example,
+            as ``tf.io.decode_json_example`` reads it.
+        key: Name of the feature in the record, if it differs from the output's name.
+
+    Raises:
+        TypeError: ``features`` is not a mapping of str to specs.
+        ValueError: ``features`` is empty, or ``format`` is unknown.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> NestedExample({"age": FixedLenFeature((), torch.int64)}, key="user")
+        NestedExample({'age': FixedLenFeature((), torch.int64)}, key='user')
+    """
+
+    decodes = True  # pictures among its features
+
+    features: Mapping[str, Feature]
+    format: Literal["proto", "json"] = field(default="proto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields, and copy the mapping."""
+        super().__post_init__()
+        one_of("format", self.format, "proto", "json")
+        object.__setattr__(self, "features", InnerParser(self.features).features)
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.features.items()), self.format, self.key))
+
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
+        """Build the reader for Examples."""
+        return _NestedReader(name, self, pads=pads)
+
+    def stored(self, value: object) -> object:
+        """A row of the inner features as a serialized Example; bytes are one already."""
+        if isinstance(value, Mapping) and self.format == "proto":
+            return encode_example(value, self.features)
+        return value
+
+    def context_reader(self, name: str) -> Reader:
+        """Build the reader for a context; random crops are not supported."""
+        reader = _NestedReader(name, self, pads=False)
+        if reader.keyed:
+            raise ValueError(
+                f"crop in {name!r}: a SequenceExample has no random crops; crop in the transform"
+            )
+        return reader
+
+
+class _NestedReader:
+    """Reads a NestedExample: a dict of columns. With a random crop among them, it takes the records'
+    random keys.
+    """
+
+    def __init__(self, name: str, spec: NestedExample, *, pads: bool) -> None:
+        self._want = Want(
+            name, spec.key_of(name), BYTES_LIST, "NestedExample", num_values=1, is_required=True
+        )
+        self._parser, self._is_json = InnerParser(spec.features, pads=pads), spec.format == "json"
+        self.wants, self.keyed = (self._want,), self._parser.needs_keys
+
+    def read(self, columns: Sequence[Column], keys: Any = None) -> dict[str, Any]:
+        """The batch's columns, by name."""
+        return labelled(self._want, self._read, columns[0], keys)
+
+    def _read(self, column: Column, keys: Any) -> dict[str, Any]:
+        records = PackedRecords(column.buffer, column.values[:, 0], column.values[:, 1])
+        if self._is_json:
+            records = packed(read_each(example_of_json, records))
+        return self._parser.batch(records, keys)
+
+
+@dataclass(frozen=True)
+class ListFeatures:
+    """What to read from an ExampleListWithContext (TF-Ranking's ELWC); pass it to a dataset as
+    ``features``.
+
+    Each sample is ``(context, examples)``, two dicts of values. A feature of the examples has one
+    more dimension than its spec says, the list's: [n, ...], in a batch [B, *, ...], jagged. Give
+    ``list_size`` for lists of one length: [list_size, ...], in a batch [B, list_size, ...]. Padding
+    is what an empty Example gives: ``default_value``, or no values. The values are those of
+    ``tfr.data.parse_from_example_list``.
+
+    Args:
+        context_features: Output name -> spec, for the context; a record without a context has an
+            empty one.
+        example_features: Output name -> spec, for each Example of the list: any spec but
+            SparseFeature.
+        list_size: Number of Examples of every list: longer ones are cut, shorter ones padded. None
+            keeps all.
+        size_feature_name: Name, among the examples' features, of the number of Examples in the
+            record: int64, also if the list was cut.
+        mask_feature_name: Name, among the examples' features, of a mask: bool, True for Examples of
+            the record, False for padding.
+        shuffle_examples: Shuffle each list before it is cut, in another order in each epoch;
+            ``parse_example`` always gives the same order.
+        format: ``"elwc"``, or ``"eie"`` for Examples whose features ``serialized_context`` and
+            ``serialized_examples`` hold serialized Examples.
+
+    Raises:
+        TypeError: A mapping or an option has another type.
+        ValueError: ``example_features`` is empty, an option is out of range, or a name is there
+            twice.
+
+    Example:
+        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> spec = ListFeatures({}, {"label": FixedLenFeature((), torch.float32, -1.0)}, list_size=10)
+    """
+
+    context_features: Mapping[str, Feature] | None
+    example_features: Mapping[str, Feature]
+    list_size: int | None = field(default=None, kw_only=True)
+    size_feature_name: str | None = field(default=None, kw_only=True)
+    mask_feature_name: str | None = field(default=None, kw_only=True)
+    shuffle_examples: bool = field(default=False, kw_only=True)
+    format: Literal["elwc", "eie"] = field(default="elwc", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields, and copy the mappings."""
+        copy_mappings(self, "context_features", "example_features")
+        if not self.example_features:
+            raise ValueError("example_features must name at least one feature")
+        if self.list_size is not None:
+            at_least(1, "list_size", self.list_size)
+        true_or_false("shuffle_examples", self.shuffle_examples)
+        one_of("format", self.format, "elwc", "eie")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        taken: set[str | None] = set(self.example_features)
+        for argument in ("size_feature_name", "mask_feature_name"):
+            name = getattr(self, argument)
+            if name is not None and not isinstance(name, str):
+                raise TypeError(f"{argument} must be str or None, got {type(name).__name__}")
+            if name is not None and name in taken:
+                raise ValueError(
+                    f"{argument} must be a name of its own, got {name!r}, which is there already"
+                )
+            taken.add(name)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 
@@ -78,7 +234,7 @@ class ExampleListParser(PartParser):
 
     def __init__(
         self,
-        features: ExampleListFeatures,
+        features: ListFeatures,
         *,
         pads: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -182,7 +338,7 @@ def _check(features: Any) -> None:
             raise ValueError(
                 f"Unsupported SparseFeature for key {name!r} of a list of Examples: read it as VarLenFeature"
             )
-        if isinstance(spec, NestedFeature):
+        if isinstance(spec, NestedExample):
             _check(spec.features)
 
 
@@ -224,7 +380,7 @@ def _in_lists(features: Any, columns: dict[str, Any], lists: _Lists) -> dict[str
 
 
 def _column(spec: Feature, column: Any, lists: _Lists) -> Any:
-    if isinstance(spec, NestedFeature):
+    if isinstance(spec, NestedExample):
         return _in_lists(spec.features, column, lists)
     if isinstance(column, Nested):
         return Nested(column.values, (lists.offsets, *column.row_splits))

@@ -12,11 +12,10 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns.dtypes import dtype_name
+from torch_tfrecord.columns.dtypes import dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column, labelled
-from torch_tfrecord.columns.spec_checks import shape_with_names
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image

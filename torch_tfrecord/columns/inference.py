@@ -275,7 +275,7 @@ def looks_like(record: bytes) -> tuple[str, str]:
             )
         message = guess_message(record)
         if message is not None:
-            return message, "ExampleListFeatures(...)" if "ELWC" in message else "Proto(...)"
+            return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
     return content, "None"
 
 

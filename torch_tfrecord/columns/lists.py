@@ -14,18 +14,26 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import DType, cast, nest, torch_dtype
+from torch_tfrecord.columns.dtypes import (
+    DType,
+    cast,
+    check_list_dtype,
+    default_values,
+    fixed_shape,
+    nest,
+    torch_dtype,
+)
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     Column,
     Reader,
+    StepColumn,
+    StepReader,
     Want,
     labelled,
     list_want,
     reserve_for_values,
 )
-from torch_tfrecord.columns.spec_checks import check_list_dtype, default_values, fixed_shape
-from torch_tfrecord.columns.steps import StepColumn, StepReader
 
 __all__ = ["FixedLenFeature", "VarLenFeature", "VarLenSteps"]
 

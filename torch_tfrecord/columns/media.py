@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.media_decoders import decode_frames, decode_sound, read_wav
 from torch_tfrecord.columns.one_value import OneValueSpec
-from torch_tfrecord.columns.reading import Column, Want, labelled, read_each
+from torch_tfrecord.columns.reading import Column, StepReader, Want, labelled, read_each
 from torch_tfrecord.columns.stacking import mark_listed, stack
-from torch_tfrecord.columns.steps import StepReader
+from torch_tfrecord.errors import ParseError
 from torch_tfrecord.order.random_stream import RandomStream
 
-__all__ = ["MediaReader", "MediaSpec", "window_start"]
+__all__ = ["Audio", "MediaReader", "MediaSpec", "Video", "window_start"]
 
 
 class MediaSpec(OneValueSpec):
@@ -109,3 +116,209 @@ class MediaReader:
         if self._has_length or not values[0].dim():
             return stack(values)
         return [*map(mark_listed, values)]
+
+
+@dataclass(frozen=True, repr=False)
+class Audio(MediaSpec, Feature):
+    """The bytes of a sound file (WAV, FLAC, MP3, Ogg, ...), decoded to float32 [channels, samples]
+    from -1 to 1.
+
+    WAV files of PCM (8, 16, 24 and 32 bits) or float samples need no other library, and have the
+    values of ``tf.audio.decode_wav``, which reads those of 16 bits to [samples, channels]. Other
+    files, and resampling, need torchcodec and FFmpeg. A batch is a list of B tensors, as lengths
+    vary; with ``num_samples``, it is one tensor [B, channels, num_samples] if the numbers of
+    channels are equal.
+
+    Args:
+        sample_rate: Samples per second to resample to; None keeps the file's.
+        num_channels: As TensorFlow's ``desired_channels``: takes the first channels, or repeats the
+            last one. It mixes nothing: for the mean, take all channels and call ``mean(0,
+            keepdim=True)`` in the transform.
+        num_samples: As TensorFlow's ``desired_samples``: cut at the end, or filled up with zeros;
+            counted after resampling.
+        random_start: Draw where the ``num_samples`` begin in a longer sound; a pure function of
+            (seed, key), where the loader gives each sample in each epoch a different key.
+        seed: Determines the draws, together with the key of each sample.
+        return_rate: Return a dict of "samples", and "sample_rate", an int32 scalar ([B] in a
+            batch).
+        key: Name of the feature in the record, if it differs from the output's name.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A number is below 1, or ``random_start`` is used without ``num_samples``.
+
+    Example:
+        >>> Audio(sample_rate=16000, num_channels=1)
+        Audio(sample_rate=16000, num_channels=1)
+    """
+
+    sample_rate: int | None = field(default=None, kw_only=True)
+    num_channels: int | None = field(default=None, kw_only=True)
+    num_samples: int | None = field(default=None, kw_only=True)
+    random_start: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    return_rate: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        self._check_common(
+            sample_rate=self.sample_rate,
+            num_channels=self.num_channels,
+            num_samples=self.num_samples,
+        )
+        true_or_false("return_rate", self.return_rate)
+        if self.random_start and self.num_samples is None:
+            raise ValueError("random_start needs num_samples: how long the window is that is drawn")
+
+    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+        """Build the reader for Examples."""
+        return MediaReader(
+            name, self, has_length=self.num_samples is not None, returns_parts=self.return_rate
+        )
+
+    def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
+        """The samples of a file, and their rate."""
+        sound = read_wav(data)
+        if sound is None or self.sample_rate not in (None, sound.sample_rate):
+            needed = None if self.random_start else self.num_samples
+            sound = decode_sound(data, self.sample_rate, needed)
+        samples = self._cut(sound.samples, sound.full_scale, key)
+        return {
+            "samples": samples,
+            "sample_rate": torch.tensor(sound.sample_rate, dtype=torch.int32),
+        }
+
+    def _cut(self, stored: npt.NDArray[Any], full_scale: int, key: int) -> torch.Tensor:
+        """The wanted window and channels of samples [N, channels]."""
+        total, found = stored.shape
+        length, channels = self.num_samples or total, self.num_channels or found
+        begin = window_start(self, key, total, length)
+        kept = slice(channels) if channels <= found else np.minimum(np.arange(channels), found - 1)
+        stored = stored[begin : begin + length, kept]
+        out = empty_tensor((channels, length), torch.float32)
+        array = out.numpy()
+        array[:, len(stored) :] = 0
+        # doubles that float32 cannot hold become infinite
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(
+                stored.T,
+                1 / full_scale,
+                out=array[:, : len(stored)],
+                dtype=np.float32,
+                casting="unsafe",
+            )
+        return out
+
+
+@dataclass(frozen=True, repr=False)
+class Video(MediaSpec, Feature):
+    """The bytes of a video file (MP4, WebM, GIF, ...), decoded to a
+    ``torchvision.tv_tensors.Video`` by torchcodec.
+
+    A sample is uint8 RGB [T, 3, H, W], values 0 to 255; only the chosen frames become tensors. A
+    batch is a list of B tensors, as lengths vary; with ``num_frames``, or ``frames`` as numbers, it
+    is one tensor [B, T, 3, H, W] if all sizes are equal. Needs torchcodec and FFmpeg. The memory of
+    the frames is checked against ``max_batch_bytes`` before any is decoded.
+
+    Args:
+        frames: Which frames: a slice, or their numbers, negative ones from the end. None means all.
+        num_frames: How many frames instead. Without ``step``, they are spread evenly from the first
+            to the last; frames of a shorter video are repeated.
+        step: Take frames that are this far apart, from the first on; if the video ends, its last
+            frame is repeated.
+        random_start: Draw where the frames that are ``step`` apart begin in a longer video; a pure
+            function of (seed, key), where the loader gives each sample in each epoch a different
+            key.
+        seed: Determines the draws, together with the key of each sample.
+        return_times: Return a dict of "frames"; "pts_seconds", when each frame is shown, float64
+            [T]; and "average_fps", a float64 scalar ([B] in a batch), NaN if unknown.
+        key: Name of the feature in the record, if it differs from the output's name.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A number is below 1, both ``frames`` and ``num_frames`` are given, ``step`` is
+            used without ``num_frames``, or ``random_start`` without ``step``.
+
+    Example:
+        >>> Video(num_frames=16, step=2, random_start=True)
+        Video(num_frames=16, step=2, random_start=True)
+    """
+
+    # Before Python 3.12 a slice has no hash.
+    frames: slice | Sequence[int] | None = field(default=None, kw_only=True, hash=False)
+    num_frames: int | None = field(default=None, kw_only=True)
+    step: int | None = field(default=None, kw_only=True)
+    random_start: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    return_times: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        self._check_common(num_frames=self.num_frames, step=self.step)
+        true_or_false("return_times", self.return_times)
+        if self.frames is not None and not isinstance(self.frames, slice):
+            object.__setattr__(self, "frames", _numbers(self.frames))
+        if self.frames is not None and self.num_frames is not None:
+            raise ValueError(
+                "frames and num_frames must not both be given: each says which frames to take"
+            )
+        if self.step is not None and self.num_frames is None:
+            raise ValueError(
+                "step needs num_frames; for every second frame of a whole video: frames=slice(None, None, 2)"
+            )
+        if self.random_start and self.step is None:
+            raise ValueError(
+                "random_start needs num_frames and step: frames spread over the whole video have no start"
+            )
+
+    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+        """Build the reader for Examples."""
+        return MediaReader(
+            name,
+            self,
+            has_length=self.num_frames is not None or isinstance(self.frames, tuple),
+            returns_parts=self.return_times,
+        )
+
+    def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
+        """The chosen frames of a file, and their times."""
+        found = decode_frames(data, lambda total: self._chosen(total, key))
+        return {
+            "frames": tv_tensors.Video(found.pixels),
+            "pts_seconds": found.pts_seconds,
+            "average_fps": torch.tensor(found.average_fps, dtype=torch.float64),
+        }
+
+    def _chosen(self, total: int, key: int) -> list[int]:
+        """The numbers of the frames, of so many."""
+        if self.num_frames is None:
+            return self._listed(total)
+        if self.step is None:
+            gaps = max(self.num_frames - 1, 1)
+            return [number * (total - 1) // gaps for number in range(self.num_frames)]
+        begin = window_start(self, key, total, (self.num_frames - 1) * self.step + 1)
+        return [min(begin + number * self.step, total - 1) for number in range(self.num_frames)]
+
+    def _listed(self, total: int) -> list[int]:
+        if self.frames is None or isinstance(self.frames, slice):
+            chosen = list(range(total))[self.frames or slice(None)]
+        elif all(-total <= number < total for number in self.frames):
+            chosen = [number % total for number in self.frames]
+        else:
+            chosen = []
+        if not chosen:
+            raise ParseError(
+                f"expected a video with the frames {self.frames}, got one of {total} frames"
+            )
+        return chosen
+
+
+def _numbers(frames: object) -> tuple[int, ...]:
+    if isinstance(frames, (str, bytes)) or not hasattr(frames, "__iter__"):
+        raise TypeError(f"frames must be a slice or the numbers of frames, got {frames!r}")
+    numbers = tuple(integer("frames", number, "a slice or integers") for number in frames)
+    if not numbers:
+        raise ValueError("frames must be a slice or at least one number, got none")
+    return numbers

@@ -17,12 +17,13 @@ from torch_tfrecord.columns.reading import (
     Ints,
     LackingError,
     Reader,
+    StepColumn,
+    StepReader,
     Want,
     at_step,
     read_columns,
 )
 from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.columns.steps import StepColumn, StepReader
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.protobuf.example import join_arrays
 

@@ -19,20 +19,18 @@ from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
     Ints,
-    Reader,
-    Want,
-    labelled,
-    read_each,
-)
-from torch_tfrecord.columns.stacking import stack
-from torch_tfrecord.columns.steps import (
     ReadContext,
+    Reader,
     StepColumn,
     StepReader,
+    Want,
     check_steps,
+    labelled,
     part_of,
+    read_each,
     read_record,
 )
+from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError
 

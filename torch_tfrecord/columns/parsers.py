@@ -27,12 +27,11 @@ from torch_tfrecord.columns.feature import (
     make_step_reader,
 )
 from torch_tfrecord.columns.message_columns import read_one, read_steps
-from torch_tfrecord.columns.reading import Column, Reader, read_columns, reserve_for
+from torch_tfrecord.columns.reading import Column, Reader, StepReader, read_columns, reserve_for
 from torch_tfrecord.columns.row_plan import RowPlan
 from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.columns.steps import StepReader
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample

@@ -11,9 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import INT64_LIST
+from torch_tfrecord.columns.dtypes import INT64_LIST, check_dimension, check_key
 from torch_tfrecord.columns.reading import Column, Ints, Want, labelled, read_each
-from torch_tfrecord.columns.spec_checks import check_dimension, check_key
 from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
 from torch_tfrecord.errors import LimitExceededError, ParseError
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns.containers import Nested, join_nested, split_lists
-from torch_tfrecord.columns.dtypes import DType, cast
+from torch_tfrecord.columns.dtypes import DType, cast, check_key, check_list_dtype
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.lists import VarLenSteps
 from torch_tfrecord.columns.partitions import (
@@ -29,13 +29,15 @@ from torch_tfrecord.columns.reading import (
     Column,
     Ints,
     Reader,
+    StepColumn,
+    StepReader,
     labelled,
     list_want,
     read_each,
+    read_record,
+    read_records,
     reserve_for,
 )
-from torch_tfrecord.columns.spec_checks import check_key, check_list_dtype
-from torch_tfrecord.columns.steps import StepColumn, StepReader, read_record, read_records
 
 __all__ = ["RaggedFeature"]
 

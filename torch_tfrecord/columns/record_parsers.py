@@ -4,15 +4,17 @@ kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections import deque
+from collections.abc import Iterable, Mapping
+from operator import is_
+from typing import Any, TypeAlias, overload
 
 import numpy as np
+import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns.dtypes import BYTES_LIST
-from torch_tfrecord.columns.example_list import ExampleListFeatures
-from torch_tfrecord.columns.example_lists import ExampleListParser
+from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures, make_reader
 from torch_tfrecord.columns.parsers import (
     ExampleParser,
@@ -25,15 +27,24 @@ from torch_tfrecord.columns.reading import NO_OFFSETS, Column, read_columns
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.records.packed_records import PackedRecords
 
-__all__ = ["RecordFeatures", "ValueParser", "is_record_features", "make_parser"]
+__all__ = [
+    "RecordFeatures",
+    "ValueParser",
+    "is_record_features",
+    "make_parser",
+    "parse_example",
+    "parse_sequence_example",
+    "parse_single_example",
+    "parse_single_sequence_example",
+]
 
-RecordFeatures: TypeAlias = Mapping[str, Any] | SequenceFeatures | ExampleListFeatures | Feature
+RecordFeatures: TypeAlias = Mapping[str, Any] | SequenceFeatures | ListFeatures | Feature
 """What to read from records: features of Examples by name, or the spec of another kind of record."""
 
 
 def is_record_features(value: object) -> bool:
     """Whether it is one of `RecordFeatures`."""
-    return isinstance(value, (Mapping, SequenceFeatures, ExampleListFeatures, Feature))
+    return isinstance(value, (Mapping, SequenceFeatures, ListFeatures, Feature))
 
 
 def make_parser(
@@ -47,7 +58,7 @@ def make_parser(
     if isinstance(features, SequenceFeatures):
         own = features.context_features, features.sequence_features
         return SequenceExampleParser(*own, pads=pads, max_batch_bytes=max_batch_bytes)
-    if isinstance(features, ExampleListFeatures):
+    if isinstance(features, ListFeatures):
         return ExampleListParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
     if isinstance(features, Feature):
         return ValueParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
@@ -92,3 +103,213 @@ class ValueParser(PartParser):
         spans = np.stack([records.starts, records.lengths], axis=1)
         offsets = NO_OFFSETS if self._reader.wants[0].num_values == 1 else np.arange(len(spans) + 1)
         return read_columns(self._reader, [Column(spans, offsets, None, records.buffer)], keys)
+
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+_Specs: TypeAlias = tuple[RecordFeatures | None, ...]
+
+# The most recently built parsers, as these functions are usually called for each record with the
+# same specs.
+_kept: deque[tuple[Any, _Specs, int, Any]] = deque(maxlen=8)
+
+
+def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
+    """The parser for some specs, cached by identity, as specs are immutable."""
+    for known, others, limit, parser in tuple(_kept):
+        is_same = (
+            known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
+        )
+        if is_same and all(map(_are_same, specs, others)):
+            return parser
+    parser = kind(*specs, max_batch_bytes=max_batch_bytes)
+    copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
+    _kept.append((kind, copies, max_batch_bytes, parser))
+    return parser
+
+
+def _are_same(specs: RecordFeatures | None, others: RecordFeatures | None) -> bool:
+    """Whether both mappings have the same objects under the same names, in the same order; or are
+    one spec.
+    """
+    if not isinstance(specs, Mapping) or not isinstance(others, Mapping):
+        return specs is others
+    return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
+
+
+@overload
+def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]: ...
+@overload
+def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any: ...
+def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any:
+    """Parse one serialized tf.train.Example with a mapping of feature specs, like
+    ``tf.io.parse_single_example``.
+
+    The specs are prepared on first use: pass the same spec objects for each record.
+
+    Args:
+        serialized: The bytes of the record.
+        features: Output name -> feature spec; for other records than Examples, what a dataset takes
+            as ``features``.
+
+    Returns:
+        Name -> value, in the order of ``features``. The spec decides the type: a tensor, str, bytes
+        or list.
+
+    Raises:
+        ImageDecodeError: An image cannot be decoded.
+        LimitExceededError: A serialized tensor would expand to far more bytes than it has.
+        ParseError: The bytes are not an Example, or do not fit the specs.
+        TypeError: ``serialized`` is not bytes-like, or a value of ``features`` is not a feature
+            spec.
+        ValueError: ``features`` is empty or None.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.lists import VarLenFeature
+        >>> parse_single_example(bytes.fromhex("0a0c0a0a0a016112051a030a0105"), {"a": VarLenFeature(torch.int64)})
+        {'a': tensor([5])}
+    """
+    parser = _parser(make_parser, (features,), MAX_BATCH_BYTES)
+    return parser.single(serialized)
+
+
+@overload
+def parse_example(
+    serialized_list: Iterable[_Bytes] | _Bytes,
+    features: Mapping[str, Feature],
+    *,
+    max_batch_bytes: int = ...,
+) -> dict[str, Any]: ...
+@overload
+def parse_example(
+    serialized_list: Iterable[_Bytes] | _Bytes,
+    features: RecordFeatures,
+    *,
+    max_batch_bytes: int = ...,
+) -> Any: ...
+def parse_example(
+    serialized_list: Iterable[_Bytes] | _Bytes,
+    features: RecordFeatures,
+    *,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
+) -> Any:
+    """Parse several serialized tf.train.Examples into a batch, like ``tf.io.parse_example``.
+
+    Args:
+        serialized_list: A list of the records' bytes. The bytes of a single record are parsed as in
+            :func:`parse_single_example`.
+        features: Output name -> feature spec; for other records than Examples, what a dataset takes
+            as ``features``.
+        max_batch_bytes: Memory limit in bytes for the batch: its columns and the parts they are
+            built from. For strings, only their list slots count, as their bytes are in the records.
+
+    Returns:
+        Name -> column of B values. Fixed-size numbers are one tensor [B, ...]; rows of equal shape
+        are padded to the longest; numbers of varying length are a jagged nested tensor, with more
+        ragged dimensions a RaggedTensor; sparse features ``torch.sparse_coo``; images and arrays
+        one stacked tensor if all shapes are equal, else a list; bytes and str a list.
+
+    Raises:
+        LimitExceededError: The batch needs more than ``max_batch_bytes``; raised before the memory
+            is allocated.
+        TFRecordError: See :func:`parse_single_example`; ``position`` is that of the first bad
+            record.
+        TypeError: See :func:`parse_single_example`; also if ``serialized_list`` is not a list of
+            bytes.
+        ValueError: ``features`` is empty or None.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> parse_example([bytes.fromhex("0a0c0a0a0a016112051a030a0105")] * 2, {"a": FixedLenFeature((), torch.int64)})
+        {'a': tensor([5, 5])}
+    """
+    parser = _parser(make_parser, (features,), max_batch_bytes)
+    if isinstance(serialized_list, (bytes, bytearray, memoryview)):
+        return parser.single(serialized_list)
+    return parser.batch(serialized_list)
+
+
+def parse_single_sequence_example(
+    serialized: _Bytes,
+    context_features: Mapping[str, Feature] | None = None,
+    sequence_features: Mapping[str, Feature] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parse one serialized tf.train.SequenceExample, like ``tf.io.parse_single_sequence_example``.
+
+    The specs are prepared on first use: pass the same spec objects for each record.
+
+    Args:
+        serialized: The bytes of the record.
+        context_features: Output name -> FixedLenFeature, VarLenFeature, RaggedFeature, Image,
+            RawTensor, SerializedTensor or Text.
+        sequence_features: Output name -> FixedLenSequenceFeature, VarLenFeature, RaggedFeature,
+            Image, RawTensor (an entry of its shape may name a feature list or a feature of the
+            context), SerializedTensor or Text.
+
+    Returns:
+        ``(context, sequences)``, in the order of the specs. For T steps, a FixedLenSequenceFeature
+        is a tensor [T, *shape]; a VarLenFeature a jagged nested tensor [T, *], or a list of T lists
+        for strings; images are one ``tv_tensors.Video`` [T, C, H, W] and arrays one tensor [T, ...]
+        if all steps have the same shape, else a list; text is a list of str.
+
+    Raises:
+        ImageDecodeError: An image cannot be decoded.
+        LimitExceededError: A serialized tensor would expand to far more bytes than it has.
+        ParseError: The bytes are not a SequenceExample, or do not fit the specs.
+        TypeError: ``serialized`` is not bytes-like, or a value of a mapping is not a feature spec.
+        ValueError: Both mappings are None or empty, or a spec cannot be read from a context or a
+            feature list.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
+        >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
+        ({}, {'x': tensor([5])})
+    """
+    specs = context_features, sequence_features
+    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, MAX_BATCH_BYTES)
+    return parser.single(serialized)
+
+
+def parse_sequence_example(
+    serialized_list: Iterable[_Bytes] | _Bytes,
+    context_features: Mapping[str, Feature] | None = None,
+    sequence_features: Mapping[str, Feature] | None = None,
+    *,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+    """Parse several serialized tf.train.SequenceExamples into a batch, like
+    ``tf.io.parse_sequence_example``.
+
+    Args:
+        serialized_list: A list of the records' bytes. The bytes of a single record give values
+            without the batch dimension.
+        context_features: See :func:`parse_single_sequence_example`.
+        sequence_features: See :func:`parse_single_sequence_example`.
+        max_batch_bytes: See :func:`parse_example`.
+
+    Returns:
+        ``(context, sequences, lengths)``. The context is as from :func:`parse_example`. Among the
+        sequences, a FixedLenSequenceFeature is a tensor [B, longest T, *shape], padded at the end
+        with 0, ``b""`` or ``""``, and ``lengths`` has its numbers of steps, int64 [B]; a
+        VarLenFeature is a :class:`RaggedTensor` [B, *, *]; others are stacked if all samples have
+        the same shape, else a list.
+
+    Raises:
+        LimitExceededError: See :func:`parse_example`.
+        TFRecordError: See :func:`parse_single_sequence_example`; ``position`` is that of the first
+            bad record.
+        TypeError: See :func:`parse_single_sequence_example`; also if ``serialized_list`` is not a
+            list of bytes.
+        ValueError: See :func:`parse_single_sequence_example`.
+    """
+    specs = context_features, sequence_features
+    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, max_batch_bytes)
+    if isinstance(serialized_list, (bytes, bytearray, memoryview)):
+        return parser.scalar(serialized_list)
+    batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(
+        serialized_list
+    )
+    return batch

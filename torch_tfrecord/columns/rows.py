@@ -13,21 +13,29 @@ import numpy as np
 import torch
 
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import DType, cast, nest
+from torch_tfrecord.columns.dtypes import (
+    DType,
+    cast,
+    check_list_dtype,
+    default_values,
+    fixed_shape,
+    nest,
+)
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     Column,
     Ints,
     Reader,
+    StepColumn,
+    StepReader,
     Want,
+    check_steps,
     labelled,
     list_want,
     reserve_for,
     reserve_for_values,
 )
-from torch_tfrecord.columns.spec_checks import check_list_dtype, default_values, fixed_shape
 from torch_tfrecord.columns.stacking import pad_rows
-from torch_tfrecord.columns.steps import StepColumn, StepReader, check_steps
 
 __all__ = ["FixedLenSequenceFeature"]
 

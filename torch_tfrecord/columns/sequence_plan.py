@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.columns.column_plan import ColumnPlan, Slot, plain_form_of, ways
 from torch_tfrecord.columns.message_columns import columns_of, steps_of
-from torch_tfrecord.columns.reading import Column, Ints, Reader, Want
-from torch_tfrecord.columns.steps import StepColumn, StepReader
+from torch_tfrecord.columns.reading import Column, Ints, Reader, StepColumn, StepReader, Want
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.example import parse_message

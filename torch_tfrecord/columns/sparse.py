@@ -11,10 +11,16 @@ import numpy as np
 import torch
 
 from torch_tfrecord.columns.containers import SparseList, make_sparse
-from torch_tfrecord.columns.dtypes import INT64_LIST, DType, cast
+from torch_tfrecord.columns.dtypes import (
+    INT64_LIST,
+    DType,
+    cast,
+    check_key,
+    check_list_dtype,
+    fixed_shape,
+)
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import Column, Ints, Reader, Want, labelled, list_want
-from torch_tfrecord.columns.spec_checks import check_key, check_list_dtype, fixed_shape
 from torch_tfrecord.columns.stacking import is_ascending
 from torch_tfrecord.errors import LimitExceededError
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from google.protobuf.message import Message
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_bytes, reserve
@@ -25,6 +26,9 @@ from torch_tfrecord.native import optional_module
 from torch_tfrecord.torch_internals import sparse_parts
 
 __all__ = [
+    "WHOLE_KINDS",
+    "JsonList",
+    "JsonObject",
     "as_kind_of",
     "is_ascending",
     "is_listed",
@@ -264,3 +268,14 @@ def _fill(values: Any, offsets: Any, itemsize: int, fill: Any, out: Any) -> None
     out.reshape(-1, len(fill))[:] = fill
     out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
     return None
+
+
+class JsonObject(dict[str, Any]):
+    """An object from JSON: a dict that a batch does not take apart."""
+
+
+class JsonList(list[Any]):
+    """A list from JSON, which a batch does not take apart."""
+
+
+WHOLE_KINDS = (Message, JsonObject, JsonList)

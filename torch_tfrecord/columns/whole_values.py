@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from torch.utils.data import get_worker_info
 
 from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.listed_values import JsonList, JsonObject
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec
+from torch_tfrecord.columns.stacking import JsonList, JsonObject
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.json_text import parse_json
 
@@ -91,7 +91,7 @@ class Json(OneValueSpec, Feature):
     float64's 53 bits. `parse_example` gives a list.
 
     Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For
-    the JSON form of Examples: ``Nested(features, format="json")``.
+    the JSON form of Examples: ``NestedExample(features, format="json")``.
 
     The text must be JSON in UTF-8, of 200 levels at most: NaN and Infinity, which Python writes,
     raise ParseError.

@@ -11,8 +11,13 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList
-from torch_tfrecord.columns.listed_values import WHOLE_KINDS
-from torch_tfrecord.columns.stacking import as_kind_of, is_listed, is_ragged, stack_samples
+from torch_tfrecord.columns.stacking import (
+    WHOLE_KINDS,
+    as_kind_of,
+    is_listed,
+    is_ragged,
+    stack_samples,
+)
 from torch_tfrecord.loading.sample import Sample
 from torch_tfrecord.loading.sample_block import join_samples
 from torch_tfrecord.loading.transport import for_transport, register_in_worker

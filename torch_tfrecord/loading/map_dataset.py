@@ -63,7 +63,7 @@ class TFRecordDataset(Dataset[Any]):
             memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes.
             `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
-            `ExampleListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
             `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
             crop) see `set_epoch`.
         transform: Called with each sample.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.columns.listed_values import WHOLE_KINDS
+from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import take_columns
 from torch_tfrecord.loading.column_batch import ColumnBatch

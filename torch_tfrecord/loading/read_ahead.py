@@ -195,7 +195,7 @@ class _ReadAheadIterator(Iterator[Any]):
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
-        self._dataset = cast(LoadsAhead, loader.dataset)
+        self._dataset = cast("LoadsAhead", loader.dataset)
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -17,8 +17,7 @@ import torch
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.columns.listed_values import WHOLE_KINDS
-from torch_tfrecord.columns.stacking import as_kind_of, is_listed, mark_listed, rows_of
+from torch_tfrecord.columns.stacking import WHOLE_KINDS, as_kind_of, is_listed, mark_listed, rows_of
 from torch_tfrecord.loading.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.torch_internals import jagged_parts
 
@@ -51,8 +50,6 @@ class SampleBlock:
     Attributes:
         again: Parses the columns once more, into new memory; if it is known, a batch may `take` the
             columns.
-        joined: Called for each batch that ends in this block, with its number of samples and the
-            row after its end.
     """
 
     __slots__ = (
@@ -63,7 +60,6 @@ class SampleBlock:
         "_looked",
         "_rows",
         "again",
-        "joined",
         "lock",
         "num_rows",
         "template",
@@ -73,7 +69,6 @@ class SampleBlock:
         self._columns = columns
         self.num_rows = num_rows
         self.again: Callable[[], Any] | None = None
-        self.joined: Callable[[int, int], None] | None = None
         self._is_read = False
         self.lock = threading.Lock()
         self.template: dict[Any, object] = dict.fromkeys(
@@ -180,8 +175,6 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
         return None
     rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
     taken = _taken(blocks[-1], rows) if len(distinct) == 1 else None
-    if blocks[-1].joined is not None:
-        blocks[-1].joined(len(rows), max(int(rows[-1]), ~int(rows[-1])) + 1)
     if taken is not None:
         return taken
     looked = _looked(samples, names, rows)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from torch_tfrecord.protobuf.messages import Example, SequenceExample
 
-__all__ = ["guess_message", "is_bare"]
+__all__ = ["find_fields", "guess_message", "is_bare"]
 
 _INTEGER, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _KINDS = {_INTEGER: "integer", _FIXED64: "8 bytes", _BYTES: "bytes or message", _FIXED32: "4 bytes"}
@@ -60,7 +60,8 @@ def guess_message(record: bytes) -> str | None:
         'a TensorFlow event, as in tfevents files'
     """
     try:
-        fields = [*itertools.islice(_fields(record), _MOST_FIELDS)]
+        found = itertools.islice(find_fields(record), _MOST_FIELDS)
+        fields = [(number, kind, record[begin:end]) for number, kind, begin, end in found]
     except (IndexError, ValueError):
         return None
     if _is_example_list(fields):
@@ -92,14 +93,21 @@ def _has_values(example: Any) -> bool:
     return any(feature.WhichOneof("kind") for feature in example.features.feature.values())
 
 
-def _fields(record: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, kind and content of each field of a message.
+def find_fields(
+    record: bytes, at: int = 0, end: int | None = None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the number and kind of each field of a message, and where its content begins and ends.
+
+    Args:
+        record: Holds the message.
+        at: First byte of the message.
+        end: The byte behind it; None for the end of the record.
 
     Raises:
         IndexError, ValueError: The bytes are no message.
     """
-    at = 0
-    while at < len(record):
+    end = len(record) if end is None else end
+    while at < end:
         tag, at = _varint(record, at)
         number, kind = tag >> 3, tag & 7
         if kind not in _KINDS or not 0 < number < 1 << 29:
@@ -112,9 +120,9 @@ def _fields(record: bytes) -> Iterator[tuple[int, int, bytes]]:
             if length is None:
                 length, begin = _varint(record, at)
             at = begin + length
-        if at > len(record):
+        if at > end:
             raise IndexError
-        yield number, kind, record[begin:at]
+        yield number, kind, begin, at
 
 
 def _varint(record: bytes, at: int) -> tuple[int, int]:

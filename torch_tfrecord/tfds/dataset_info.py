@@ -22,12 +22,14 @@ from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
     FEATURES_FILE,
     INFO_FILE,
+    JsonFields,
     label_file,
     list_folder,
+    read_json,
+    read_text,
     shard_paths,
     version_folder,
 )
-from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
 __all__ = [
     "SPLIT_NAME",

@@ -7,13 +7,17 @@ each class of ``tensorflow_datasets.core.features``, 4.9.10.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
+from torchvision import tv_tensors
 
+import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.columns.dtypes import (
     BYTES_LIST,
@@ -25,19 +29,24 @@ from torch_tfrecord.columns.dtypes import (
     from_bytes,
     nest,
 )
-from torch_tfrecord.columns.inflate import inflate
+from torch_tfrecord.columns.media_decoders import decode_sound, read_wav
+from torch_tfrecord.columns.raw_tensor import inflate
 from torch_tfrecord.columns.reading import read_each
 from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.tfds.feature_base import Shape, fits
+from torch_tfrecord.images.codec import decode_image
+from torch_tfrecord.tfds.features import Shape, fits
 
 __all__ = [
+    "PIXEL_MODES",
     "BytesElement",
     "Element",
     "EncodedTensor",
     "NumberElement",
+    "PictureElement",
     "StringElement",
     "TextElement",
+    "sound_element",
 ]
 
 
@@ -270,3 +279,97 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
             f"expected {'a multiple of ' if unknown else ''}{fixed} values for {shape}, got {num_values}"
         )
     return tuple((num_values // fixed if fixed else 0) if size is None else size for size in shape)
+
+
+PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Number of channels -> mode of `decode_image`, for uint8 images."""
+
+
+class PictureElement(BytesElement):
+    """An image: uint8, uint16, or float32 stored in the four bytes of RGBA pixels.
+
+    Args:
+        feature: Gives shape and dtype; a `LabeledImage` has class numbers as pixels.
+        as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C,
+            H, W].
+        is_video: Join several images to a `tv_tensors.Video`.
+    """
+
+    def __init__(
+        self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False
+    ) -> None:
+        super().__init__(what="Image")
+        self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
+        self._is_numpy_layout = as_numpy_layout
+        self._one = tv_tensors.Mask if isinstance(feature, f.LabeledImage) else tv_tensors.Image
+        self._many = tv_tensors.Video if is_video else self._one
+
+    def decode(self, data: bytes) -> torch.Tensor:
+        """Decode one image."""
+        pixels = self._pixels(data)
+        channels, height, width = pixels.shape
+        stored = (height, width, channels)
+        if not fits(stored, self.shape):
+            raise ParseError(
+                f"expected an image of (height, width, channels) {self.shape}, got {stored}"
+            )
+        return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
+
+    def _pixels(self, data: bytes) -> torch.Tensor:
+        channels = self.shape[-1]
+        if self.dtype == torch.float32:
+            rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
+            return rgba.view(torch.float32).permute(2, 0, 1)
+        if self.dtype == torch.uint8 and channels in PIXEL_MODES:
+            return decode_image(data, PIXEL_MODES[channels])
+        pixels = decode_image(data, "unchanged").numpy()
+        if self.dtype == torch.uint16:
+            # as libpng expands 8 bits to 16
+            pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
+        else:
+            pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
+        return torch.from_numpy(_with_channels(pixels, channels))
+
+    def join(self, items: list[Any]) -> Any:
+        """Stack images of equal size; return an empty tensor if there are none."""
+        stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
+        if not isinstance(stacked, torch.Tensor):
+            return items
+        return stacked if self._is_numpy_layout else self._many(stacked)
+
+    def none(self) -> torch.Tensor:
+        """Return an empty tensor in the layout of the images."""
+        pixels = torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
+
+
+def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
+    """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque
+    alpha.
+    """
+    found = len(pixels)
+    if channels is None or channels == found:
+        return pixels
+    color = pixels[:1] if found in (1, 2) else pixels[:3]
+    opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    if channels in (1, 2) and len(color) == 3:
+        raise ParseError(f"expected {channels} channels, got a colour image")
+    color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
+    return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
+
+
+def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
+    """The element of an audio file: decoded to integers [T] or [T, channels], as stored, or of 16
+    bits.
+    """
+    return BytesElement(functools.partial(_decode_sound, shape=feature.shape, dtype=dtype), "Audio")
+
+
+def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    view = memoryview(data)
+    numbers = (read_wav(view) or decode_sound(view)).integers()
+    channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
+    if channels != wanted:
+        raise ParseError(f"expected audio of {wanted} channels, got {channels}")
+    tensor = torch.from_numpy(np.array(numbers))
+    return (tensor if len(shape) > 1 else tensor[:, 0]).to(dtype)

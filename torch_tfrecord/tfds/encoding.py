@@ -23,8 +23,8 @@ from torch_tfrecord.columns.containers import RaggedTensor
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.tfds.feature_base import fits
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
+from torch_tfrecord.tfds.features import fits
+from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
 
 __all__ = ["SampleEncoder"]
 

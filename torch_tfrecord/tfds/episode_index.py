@@ -1,11 +1,15 @@
-"""The episode index of a data file: the number of steps of each episode, and the location and
-checksum of its lists.
+"""The episode index of a data file: the number of steps of each episode, and where its lists lie.
 
 It is stored next to the record index, under the name that the index of ``<data file>.steps`` would
 have. Building it takes one pass that checks every record's CRC. With it, the number of steps of a
 dataset is known at once, and a sample reads only its own frames, each checked against its own
-checksum, instead of whole records of many megabytes. The location tables stay in the file and are
-read one by one.
+checksum, instead of whole records of many megabytes.
+
+The lists of a record fill it: their entries in the Example's map of features follow one another.
+So the table of an episode needs no places, only sizes. It is uint32 words: the number of lists; for
+each list, in record order, ``key, values, head, size, CRC, is_frames``; then the sizes and the CRCs
+of the frames. The table is empty for a record that must be read as a whole: in a compressed file,
+or in a form that no writer uses. Tables stay in the file and are read one by one.
 """
 
 from __future__ import annotations
@@ -15,16 +19,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.columns.column_plan import ColumnPlan, plain_form_of
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
+from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.protobuf.guess import find_fields
+from torch_tfrecord.protobuf.messages import BytesList
 from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
@@ -34,19 +43,18 @@ from torch_tfrecord.records.array_record import (
 )
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
-from torch_tfrecord.tfds.episode_places import (
-    ROW_WORDS,
-    ListPlace,
-    count_steps,
-    find_places,
-    is_usual,
-    read_table,
-    write_table,
-)
-from torch_tfrecord.tfds.example_layout import UNSET, key_head
 
-__all__ = ["EpisodeIndex", "EpisodeIndexKeeper", "build_episode_index"]
+__all__ = [
+    "EpisodeIndex",
+    "EpisodeIndexKeeper",
+    "ListPlace",
+    "build_episode_index",
+    "is_large",
+    "parse_lists",
+    "wrap",
+]
 
 _NAME = ".steps"
 _FORMAT = SidecarFormat(
@@ -54,14 +62,47 @@ _FORMAT = SidecarFormat(
     "3",
     "an episode index",
     ("file_size", "mtime_ns", "fingerprint", "records", "step_lists", "keys"),
-    {"num_steps": "int64", "table_ends": "int64", "table_crcs": "int64", "tables": "uint8"},
+    {"num_steps": "int64", "table_ends": "int64", "table_crcs": "int64", "tables": "uint32"},
     max_header_bytes=4 << 20,
 )
-_EPISODE_BYTES = 24  # per episode, without the tables
+_ROW_WORDS = 6
+_UNSET = 0xFFFFFFFF  # number of values of a feature whose kind is not set
+_EPISODE_BYTES = 28  # per episode, without the tables
 # The smallest list takes 8 bytes in the record and 24 in the table; a frame takes at least 128 and
 # 8.
 _MOST_TABLE_BYTES = 4
 _MOST_STEPS = 1 << 30  # of an episode whose size in bytes is not known
+
+# A list smaller than the first, or with a mean value size below the second, is read whole: another
+# read costs more.
+_MIN_FRAMES_BYTES = 1 << 14
+_MIN_FRAME_BYTES = 1 << 7
+# The tag and length before a value take two bytes, and one more from each of these lengths on.
+_HEAD_BORDERS = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
+
+_Ints = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint32]
+
+
+class ListPlace(NamedTuple):
+    """Where a list lies in its record's payload, and the checksums of its parts.
+
+    Attributes:
+        num_values: Number of values; None if the kind of the list is not set.
+        start: First byte of its entry.
+        head: Bytes before the first value.
+        num_bytes: Size of the entry.
+        crc: CRC-32C of the entry; of the head alone if it has frames.
+        frames: int64 [values, 3] of a long list of bytes: first byte of each value, its size and
+            its CRC-32C, with the tag and length before the value; None for another list.
+    """
+
+    num_values: int | None
+    start: int
+    head: int
+    num_bytes: int
+    crc: int
+    frames: _Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,37 +112,36 @@ class EpisodeIndex:
     Attributes:
         num_steps: int64 [N]: steps of each episode.
         keys: The keys of the file's records, sorted: the rows of a table.
-        table_ends: int64 [N]: end of each episode's table within the concatenated tables.
+        table_ends: int64 [N]: number of words up to the end of each episode's table.
         table_crcs: int64 [N]: CRC-32C of each table.
         step_lists: See `build_episode_index`.
-        tables: The concatenated tables; None if they stay in the file `tables_path`, starting at
-            `tables_offset`.
+        tables: uint32, the concatenated tables; None if they stay in the file `tables_path`,
+            starting at the byte `tables_offset`.
     """
 
-    num_steps: npt.NDArray[np.int64]
+    num_steps: _Ints
     keys: tuple[str, ...]
-    table_ends: npt.NDArray[np.int64]
-    table_crcs: npt.NDArray[np.int64]
+    table_ends: _Ints
+    table_crcs: _Ints
     step_lists: Mapping[str, int]
-    tables: bytes | None
+    tables: _Words | None
     tables_path: str = ""
     tables_offset: int = 0
-    _key_heads: list[bytes] = field(init=False, repr=False)
+    key_fields: Mapping[str, bytes] = field(init=False, repr=False)
+    """The bytes of each key in its entry."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_key_heads", [key_head(key.encode()) for key in self.keys])
+        object.__setattr__(self, "key_fields", {key: wrap(key.encode()) for key in self.keys})
 
     def __len__(self) -> int:
         return len(self.num_steps)
 
     def table_range(self, number: int) -> tuple[int, int]:
-        """First byte and size in bytes of an episode's table within the concatenated tables."""
-        start = int(self.table_ends[number - 1]) if number else 0
-        return start, int(self.table_ends[number]) - start
+        """First and last word (exclusive) of an episode's table."""
+        return int(self.table_ends[number - 1]) if number else 0, int(self.table_ends[number])
 
     def places(self, number: int, table: bytes, payload_bytes: int) -> dict[str, ListPlace] | None:
-        """The list locations in an episode's table, by key, in record order, including those of
-        kind `UNSET`.
+        """The list locations in an episode's table, by key, in record order.
 
         None for a record that must be read as a whole.
 
@@ -117,21 +157,44 @@ class EpisodeIndex:
             )
         if not table:
             return None
-        places = read_table(table, self.keys, self._key_heads, payload_bytes, number)
+        words = np.frombuffer(table, "<u4").astype(np.int64)
+        end = 1 + _ROW_WORDS * int(words[0])
+        rows, frames = words[1:end].reshape(-1, _ROW_WORDS), words[end:]
+        counts = np.where(rows[:, 5] != 0, rows[:, 1], 0)
+        start = payload_bytes - int(rows[:, 3].sum())
+        is_valid = 2 <= start <= 6 and 2 * counts.sum() == len(frames)
+        places: dict[str, ListPlace] = {}
+        for key, count, head, size, crc, is_frames in rows.tolist() if is_valid else ():
+            place = ListPlace(None if count == _UNSET else count, start, head, size, crc)
+            if is_frames:
+                sizes, crcs, frames = np.split(frames, [count, 2 * count])
+                ends = start + head + np.cumsum(sizes)
+                is_valid &= count > 0 and int(ends[-1]) == start + size
+                place = place._replace(frames=np.stack([ends - sizes, sizes, crcs], axis=1))
+            is_valid &= key < len(self.keys) and self.keys[key] not in places and head <= size
+            if not is_valid:
+                break
+            places[self.keys[key]] = place
+            start += size
+        if not is_valid:
+            raise IndexMismatchError(
+                f"the episode index: expected lists that fill {payload_bytes} bytes, got others",
+                position=number,
+            )
+        self.check_steps(number, _counts_of(places))
+        return places
+
+    def check_steps(self, number: int, counts: Mapping[str, int]) -> None:
+        """Raise IndexMismatchError unless lists with these numbers of values have the number of
+        steps given in the index.
+        """
         try:
-            self.check_steps(number, places)
+            steps = _count_steps(counts, self.step_lists)
         except ParseError as error:
             raise IndexMismatchError(
                 f"the episode index: {error.args[0]}", position=number
             ) from error
-        return places
-
-    def check_steps(self, number: int, places: Mapping[str, ListPlace]) -> None:
-        """Raise IndexMismatchError unless these lists have the number of steps given in the
-        index.
-        """
-        steps = count_steps(places, self.step_lists)
-        if steps != self.num_steps[number]:
+        if steps not in (None, self.num_steps[number]):
             raise IndexMismatchError(
                 f"the episode index: expected {int(self.num_steps[number])} steps, got lists of {steps}",
                 position=number,
@@ -144,14 +207,13 @@ class EpisodeIndex:
             OSError: There are more keys than `load` accepts.
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
-        arrays = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             "num_steps": self.num_steps,
             "table_ends": self.table_ends,
             "table_crcs": self.table_crcs,
+            "tables": np.zeros(0, np.uint32) if self.tables is None else self.tables,
         }
-        return pack(
-            _FORMAT, metadata, {**arrays, "tables": np.frombuffer(self.tables or b"", np.uint8)}
-        )
+        return pack(_FORMAT, metadata, arrays)
 
     @classmethod
     def load(
@@ -193,29 +255,56 @@ def build_episode_index(
         CorruptRecordError, ParseError: A record is damaged, is not an Example, or its features have
             different numbers of steps; names the file, the record and the features.
     """
-    found: list[tuple[int, dict[str, ListPlace] | None]] = []
+    num_steps: list[int] = []
+    found: list[dict[str, ListPlace]] = []
     for number in range(len(records)):
         try:
             payload = read_record(stream, records, number)
-            places, placed = find_places(payload)
-            has_table = placed is payload and has_ranges(records) and is_usual(places, len(payload))
-            found.append((count_steps(places, step_lists), places if has_table else None))
+            places = _find_places(payload)
+            is_placed = places is not None and has_ranges(records)
+            if places is None:
+                places = _find_places(plain_form_of(payload)) or {}
+            steps = _count_steps(_counts_of(places), step_lists)
+            if steps is None:
+                raise ParseError(
+                    "expected a feature that determines the number of steps, got none of "
+                    + ", ".join(map(repr, step_lists))
+                )
         except TFRecordError as error:
             offset = record_offset(records, number)
             raise error.locate(
                 path=stream.path, offset=offset, position=number
             ) from error.__cause__
-    keys = tuple(sorted({key for _, places in found for key in places or ()}))
+        num_steps.append(steps)
+        found.append(places if is_placed else {})
+    keys = tuple(sorted({key for places in found for key in places}))
     numbers = {key: number for number, key in enumerate(keys)}
-    tables = [b"" if places is None else write_table(places, numbers) for _, places in found]
+    tables = [_table_of(places, numbers) for places in found]
     return EpisodeIndex(
-        np.array([steps for steps, _ in found], np.int64),
+        np.array(num_steps, np.int64),
         keys,
         np.cumsum([len(table) for table in tables], dtype=np.int64),
-        np.array([crc32c(table) for table in tables], np.int64),
+        np.array([crc32c(table.data) for table in tables], np.int64),
         step_lists,
-        b"".join(tables),
+        np.concatenate([np.zeros(0, "<u4"), *tables]),
     )
+
+
+def _table_of(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> _Words:
+    """The table of a record's lists; `numbers` maps each key to its number."""
+    if not places:
+        return np.zeros(0, "<u4")
+    rows = [
+        (
+            numbers[key],
+            _UNSET if each.num_values is None else each.num_values,
+            *each[2:5],
+            each.frames is not None,
+        )
+        for key, each in places.items()
+    ]
+    frames = [each.frames[:, 1:].T.ravel() for each in places.values() if each.frames is not None]
+    return np.concatenate([[len(rows)], np.ravel(rows), *frames]).astype("<u4")
 
 
 class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
@@ -271,27 +360,155 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
         )
 
 
+# The lists of a record.
+
+
+class _Wants(NamedTuple):
+    wants: tuple[Want, ...]
+
+
+@functools.lru_cache(maxsize=256)  # the records of a dataset mostly have the same lists
+def _plan_of(lists: tuple[tuple[str, ListKind], ...]) -> ColumnPlan:
+    return ColumnPlan([_Wants(tuple(Want(key, key, kind, "") for key, kind in lists))])
+
+
+def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequence[Column]:
+    """The columns of these keys of one Example.
+
+    Raises:
+        ParseError: The bytes are not an Example, or a list has another kind; in general words.
+    """
+    if not lists:
+        return ()
+    record = PackedRecords(payload, np.zeros(1, np.int64), np.array([len(payload)], np.int64))
+    [[columns]] = _plan_of(tuple(lists)).read(record, [0, 1])
+    return columns
+
+
+def wrap(content: bytes) -> bytes:
+    """The field 1 of a message, which has this content."""
+    wrapped: bytes = BytesList(value=[content]).SerializeToString()
+    return wrapped
+
+
+def is_large(num_bytes: int, num_values: int) -> bool:
+    """Whether the values of a list of bytes are worth to be read one by one."""
+    return num_bytes >= _MIN_FRAMES_BYTES and num_bytes >= _MIN_FRAME_BYTES * num_values
+
+
+_KINDS = {0: None, 1: BYTES_LIST, 2: FLOAT_LIST, 3: INT64_LIST}  # by the field of the list
+
+
+def _find_places(payload: bytes) -> dict[str, ListPlace] | None:
+    """The place of each list by its key, in record order; None if they cannot be read on their own.
+
+    Raises:
+        ParseError: The bytes are not an Example.
+    """
+    try:
+        entries = _find_entries(payload)
+    except (IndexError, KeyError, ValueError):
+        return None
+    lists = [(key, kind) for key, (kind, *_) in entries.items() if kind is not None]
+    columns = dict(zip([key for key, _ in lists], parse_lists(payload, lists), strict=True))
+    view, places = memoryview(payload), {}
+    for key, (kind, start, first, end) in entries.items():
+        count = len(columns[key].values) if key in columns else None
+        place = ListPlace(count, start, first - start, end - start, 0)
+        if kind is BYTES_LIST and is_large(end - first, count or 0):
+            lengths = columns[key].values[:, 1]
+            sizes = lengths + 2 + _HEAD_BORDERS.searchsorted(lengths, "right")
+            ends = first + np.cumsum(sizes)
+            if ends[-1] != end:  # a length in more bytes than it needs
+                return None
+            spans = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+            crcs = np.array([crc32c(view[begin:stop]) for begin, stop in spans], np.int64)
+            place = place._replace(frames=np.stack([ends - sizes, sizes, crcs], axis=1))
+        checked = view[start : end if place.frames is None else first]
+        places[key] = place._replace(crc=crc32c(checked))
+    return places
+
+
+def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, int]]:
+    """Key -> the kind of its list, the first byte of its entry, of its values, and the end.
+
+    Raises:
+        IndexError, KeyError, ValueError: The features are not one message of entries, each of a key
+            and then a list.
+    """
+    found: dict[str, tuple[ListKind | None, int, int, int]] = {}
+    [(field, _, start, stop)] = find_fields(payload)
+    if field != 1:
+        raise ValueError
+    for field, _, begin, end in find_fields(payload, start, stop):
+        (first, _, *key_span), (second, _, *feature) = find_fields(payload, begin, end)
+        [(kind, _, values, _)] = [*find_fields(payload, *feature)] or [(0, 0, end, end)]
+        name = payload[slice(*key_span)]
+        key, is_usual = name.decode(), wrap(name) in payload[start:values]
+        if (field, first, second) != (1, 1, 2) or key in found or not is_usual:
+            raise ValueError
+        found[key] = _KINDS[kind], start, values, end
+        start = end
+    return found
+
+
+def _counts_of(places: Mapping[str, ListPlace]) -> dict[str, int]:
+    return {key: place.num_values for key, place in places.items() if place.num_values is not None}
+
+
+def _count_steps(counts: Mapping[str, int], step_lists: Mapping[str, int]) -> int | None:
+    """Infer the number of steps of an episode, which no field stores, from the number of values of
+    its lists; they must all agree. None if no list determines it.
+
+    A plain list gives it by its number of values, a ragged list by its number of row lengths, and a
+    list of arrays with different shapes by its number of arrays.
+
+    Raises:
+        ParseError: Two lists disagree, or a list ends inside a step.
+    """
+    first: tuple[str, int] | None = None
+    for key, per_step in step_lists.items():
+        steps = _steps_of(counts, key, per_step)
+        if steps is None:
+            continue
+        if first is not None and first[1] != steps:
+            raise ParseError(
+                f"expected the same number of steps in each feature of an episode, got {first[1]} in {first[0]!r} and "
+                f"{steps} in {key!r}"
+            )
+        first = first or (key, steps)
+    return None if first is None else first[1]
+
+
+def _steps_of(counts: Mapping[str, int], key: str, per_step: int) -> int | None:
+    if key not in counts:
+        rows = (counts.get(key + suffix) for suffix in ("/ragged_row_lengths_0", "/value"))
+        return next((count for count in rows if count is not None), None)
+    if not per_step:
+        return None
+    steps, rest = divmod(counts[key], per_step)
+    if rest:
+        raise ParseError(
+            f"feature {key!r}: expected a multiple of {per_step} values, got {counts[key]}"
+        )
+    return steps
+
+
 # The file.
 
 
 def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
     """What the index was built from: it must match for the index to be used."""
+    number = len(records)
+    if isinstance(records, RecordIndex):
+        number = crc32c(records.lengths.astype("<i8").data)
     return {
         "file_size": str(records.file_size),
         "mtime_ns": str(records.mtime_ns),
         "fingerprint": "" if records.fingerprint is None else str(records.fingerprint),
-        "records": str(_records_number(records)),
+        "records": str(number),  # another one if the records are
         "step_lists": json.dumps(dict(sorted(step_lists.items()))),
     }
-
-
-def _records_number(records: FileIndex) -> int:
-    """A number that differs if the records do."""
-    return (
-        crc32c(records.lengths.astype("<i8").data)
-        if isinstance(records, RecordIndex)
-        else len(records)
-    )
 
 
 def _load(
@@ -305,7 +522,7 @@ def _load(
                     f"{_short(expected)}, got {_short(metadata[name])}"
                 )
         table_bytes = _MOST_TABLE_BYTES * int(records.lengths.sum()) if has_ranges(records) else 0
-        return _EPISODE_BYTES * len(records) + table_bytes + 4 * len(records)
+        return _EPISODE_BYTES * len(records) + table_bytes
 
     found = read_sidecar(path, _FORMAT, most_bytes, access=access)
     num_steps, ends, crcs, tables = (found.arrays[name] for name in _FORMAT.arrays)
@@ -316,8 +533,6 @@ def _load(
         or len(set(keys)) != len(keys)
     ):
         raise IndexMismatchError("expected distinct text keys in the episode index, got others")
-    for key in keys:
-        key.encode()  # rejects lone surrogates
     if not len(num_steps) == len(ends) == len(crcs) == len(records):
         raise IndexMismatchError(
             f"expected an episode index of {len(records)} episodes, got {len(num_steps)}"
@@ -332,7 +547,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
-def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> npt.NDArray[np.int64]:
+def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> _Ints:
     """The number of list values per step for each key; 0 if the list does not determine it."""
     own = set(keys)
     per_step = {key: per_step for key, per_step in step_lists.items() if 0 < per_step < 1 << 62}
@@ -344,40 +559,32 @@ def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> npt.ND
 
 
 def _check_tables(
-    num_steps: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    tables: npt.NDArray[np.uint8],
-    records: FileIndex,
-    per_step: npt.NDArray[np.int64],
+    num_steps: _Ints, ends: _Ints, tables: _Words, records: FileIndex, per_step: _Ints
 ) -> None:
     """Check the step counts of all episodes against their lists: positions depend on these counts
     alone.
     """
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-    if ((begins > ends) | (begins < 0) | (ends % 4 != 0)).any() or (
-        ends[-1] if len(ends) else 0
-    ) != len(tables):
+    total = ends[-1] if len(ends) else 0
+    if ((begins > ends) | (begins < 0)).any() or total != len(tables):
         raise IndexMismatchError("expected contiguous tables in the episode index, got others")
     most = records.lengths if isinstance(records, RecordIndex) else _MOST_STEPS
     if ((num_steps < 0) | (num_steps > most)).any():
         raise IndexMismatchError(
             "expected at most one step per byte in the episode index, got more"
         )
-    words = tables.view("<u4")
     there = np.flatnonzero(ends > begins)
-    counts = words[begins[there] // 4].astype(np.int64)
-    if (1 + ROW_WORDS * counts > (ends - begins)[there] // 4).any():
+    counts = tables[begins[there]].astype(np.int64)
+    if (1 + _ROW_WORDS * counts > (ends - begins)[there]).any():
         raise IndexMismatchError("expected complete tables in the episode index, got others")
-    firsts = begins[there] // 4 + 1 - ROW_WORDS * (np.cumsum(counts) - counts)
-    rows = np.repeat(firsts, counts) + ROW_WORDS * np.arange(int(counts.sum()))
-    keys, kinds, values = (words[rows + number].astype(np.int64) for number in range(3))
+    firsts = begins[there] + 1 - _ROW_WORDS * (np.cumsum(counts) - counts)
+    rows = np.repeat(firsts, counts) + _ROW_WORDS * np.arange(int(counts.sum()))
+    keys, values = (tables[rows + number].astype(np.int64) for number in range(2))
     if (keys >= len(per_step)).any():
         raise IndexMismatchError("expected tables with known keys in the episode index, got others")
     steps, expected = per_step[keys], num_steps[np.repeat(there, counts)]
-    tells = (steps > 0) & (kinds != UNSET)
-    wrong = tells & (
-        (values % np.maximum(steps, 1) != 0) | (values // np.maximum(steps, 1) != expected)
-    )
+    whole, rest = np.divmod(values, np.maximum(steps, 1))
+    wrong = (steps > 0) & (values != _UNSET) & ((rest != 0) | (whole != expected))
     if wrong.any():
         episode = int(np.repeat(there, counts)[np.flatnonzero(wrong)[0]])
         raise IndexMismatchError(

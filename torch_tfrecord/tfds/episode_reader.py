@@ -2,20 +2,23 @@
 for.
 
 Each part is checked against its checksum in the episode index. The index is not trusted for what a
-list is: the key, kind and length before each list in the record are checked against it, too. If
-they differ, the whole record is read and its own CRC shows whether the record or the index is
-damaged. A record in a non-canonical encoding, or in a compressed file, is read whole and checked
-with its own CRC.
+list is: the key in each entry is checked against it, and entries are parsed as the Example that
+they are part of. If they differ, the whole record is read and its own CRC shows whether the record
+or the index is damaged. A record without a table in the index is read whole and checked with its
+own CRC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.message_columns import columns_of
+from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
@@ -23,6 +26,8 @@ from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.guess import find_fields
 from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
@@ -33,24 +38,15 @@ from torch_tfrecord.records.array_record import (
 from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tfds.episode_index import EpisodeIndex
-from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
-from torch_tfrecord.tfds.example_layout import (
-    FLOATS,
-    INTEGERS,
-    UNSET,
-    decode_integers,
-    split_values,
-    value_head,
-)
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, is_large, parse_lists, wrap
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
 _MOST_OPEN = 256
-# Short lists this close to each other are one range: for so few of them, arrays would cost more.
-_MAX_GAP_BYTES = 1 << 12
+_WORD_BYTES = 4  # of a table
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
 Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
 """`Span`s of windows; only their first step and end (exclusive) are used here."""
 
@@ -102,110 +98,117 @@ class EpisodeRecord:
     """The record of one episode, and where its bytes come from.
 
     Attributes:
+        reader: Reads the files.
         file: Number of the file.
         number: Number of the record in the file.
-        payload: The whole payload, if it was read whole.
         begin: First byte of the payload in the file; 0 if only the whole record can be read.
     """
 
-    __slots__ = ("_offset", "begin", "file", "number", "payload", "reader")
+    __slots__ = ("_offset", "begin", "file", "number", "reader")
 
     def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
         self.reader = reader
         self.file = file
-        self.payload: bytes | None = None
         self.number = number
         self._offset = record_offset(reader.records[file], number)
         self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
 
-    def lists(self, wanted: Callable[[str], bool]) -> dict[str, Values]:
-        """The lists whose key is wanted: int64 or float32 [N], a list of bytes, or `Frames` that
-        are not read yet.
+    def lists(self, wants: Sequence[Want]) -> dict[str, Values]:
+        """The lists that are wanted and there, by key: int64 or float32 [N], a list of bytes, or
+        `Frames` that are not read yet.
 
         Raises:
             TFRecordError: A part is damaged or does not match; names the file and the record.
         """
         try:
-            places = self._places()
-            values: dict[str, Values] = dict(self._short(places, wanted))
-            for key, place in places.items():
-                if place.kind == FRAMES and wanted(key):
-                    values[key] = Frames(self, key, place)
-            return values
+            places = self.places()
+            if places is not None:
+                return self._placed(places, wants)
+            lists = _parse(self._whole(), wants)
+            counts = {key: len(values) for key, values in lists.items()}
+            self.reader.episodes[self.file].check_steps(self.number, counts)
+            return lists
         except TFRecordError as error:
             raise self.locate(error) from error.__cause__
 
-    def _places(self) -> dict[str, ListPlace]:
+    def places(self) -> dict[str, ListPlace] | None:
+        """Where the lists are; None if the record must be read whole."""
         index, records = self.reader.episodes[self.file], self.reader.records[self.file]
-        if has_ranges(records):
-            places = index.places(
-                self.number, self._table(index), int(records.lengths[self.number])
-            )
-            if places is not None:
-                return places
-        places, self.payload = find_places(self._whole())
-        index.check_steps(self.number, places)
-        return places
-
-    def _table(self, index: EpisodeIndex) -> bytes:
-        start, num_bytes = index.table_range(self.number)
+        if not has_ranges(records):
+            return None
+        first, stop = index.table_range(self.number)
         if index.tables is not None:
-            return index.tables[start : start + num_bytes]
-        return self.reader.tables(self.file).read(num_bytes, index.tables_offset + start)
+            table = index.tables[first:stop].tobytes()
+        else:
+            begin = index.tables_offset + _WORD_BYTES * first
+            table = self.reader.tables(self.file).read(_WORD_BYTES * (stop - first), begin)
+        return index.places(self.number, table, int(records.lengths[self.number]))
 
     def _whole(self) -> bytes:
         return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
 
-    def _short(
-        self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]
-    ) -> Iterator[tuple[str, Values]]:
-        """The wanted short lists; the bytes before every list are checked against the index."""
-        pieces = []
+    def _placed(self, places: Mapping[str, ListPlace], wants: Sequence[Want]) -> dict[str, Values]:
+        """The wanted lists; the keys of all lists are checked against the index."""
+        wanted = {want.key: want for want in wants}
+        entries: list[bytes] = []
+        frames: dict[str, Values] = {}
         for key, place in places.items():
-            is_read = place.kind not in (FRAMES, UNSET) and wanted(key)
-            end = place.start + (place.num_bytes if is_read else 0)
-            pieces.append(_Piece(place.start - len(place.head), end, key, place, is_read))
-        at = 0
-        while at < len(pieces):
-            begin = end = pieces[at].begin
-            group = []
-            while at < len(pieces) and pieces[at].begin - end <= _MAX_GAP_BYTES:
-                group.append(pieces[at])
-                end = max(end, pieces[at].end)
-                at += 1
-            data = memoryview(self.read(end - begin, begin))
-            for piece in group:
-                try:
-                    content = piece.content(data[piece.begin - begin : piece.end - begin])
-                except CorruptRecordError as error:
-                    raise self.blame(error) from error.__cause__
-                if content is not None:
-                    yield piece.key, content
+            if place.frames is not None and key in wanted:
+                if wanted[key].kind is not BYTES_LIST:
+                    raise wanted[key].wrong_kind(BYTES_LIST)
+                frames[key] = Frames(self, key, place.frames)
+        try:
+            for (key, place), data in zip(
+                places.items(), self._read_short(places, wanted), strict=True
+            ):
+                self._check_entry(key, place, data, key in wanted)
+                if key in wanted and place.frames is None:
+                    entries.append(data)
+            # The entries of an Example are again those of an Example.
+            lists = _parse(wrap(b"".join(entries)), wants)
+            for key, values in lists.items():
+                if len(values) != places[key].num_values:
+                    raise CorruptRecordError(
+                        f"feature {key!r}: expected {places[key].num_values} values (from the episode index), "
+                        f"got {len(values)}"
+                    )
+        except CorruptRecordError as error:
+            raise self.blame(error) from error.__cause__
+        return lists | frames
 
-    def read(self, num_bytes: int, start: int) -> bytes:
-        """Read `num_bytes` bytes of the payload, from `start`."""
-        if self.payload is not None:
-            return self.payload[start : start + num_bytes]
-        data: bytes = self.reader.data(self.file).read(num_bytes, self.begin + start)
-        if len(data) < num_bytes:
+    def _read_short(
+        self, places: Mapping[str, ListPlace], wanted: Mapping[str, Want]
+    ) -> list[bytes]:
+        """The entry of each wanted short list, and the head of each other one."""
+        starts = [place.start for place in places.values()]
+        sizes = [
+            place.num_bytes if key in wanted and place.frames is None else place.head
+            for key, place in places.items()
+        ]
+        files = np.full(len(places), self.file)
+        begins = np.array(starts, np.int64) + self.begin
+        return _read_parts(self.reader, files, begins, np.array(sizes, np.int64))
+
+    def _check_entry(self, key: str, place: ListPlace, data: bytes, is_wanted: bool) -> None:
+        if self.reader.episodes[self.file].key_fields[key] not in data[: place.head]:
             raise CorruptRecordError(
-                f"truncated record: expected {num_bytes} bytes, got {len(data)}"
+                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
+                f"index) at byte {place.start} of the payload, got another"
             )
-        return data
+        if is_wanted and crc32c(data) != place.crc:
+            raise _wrong_checksum(f"feature {key!r}", data, place.crc)
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
         """The error for a part that does not match the index: the record's own CRC shows which of
         them is damaged.
         """
-        if self.payload is None:
-            try:
-                self._whole()
-            except TFRecordError:
-                return error
-            return IndexMismatchError(
-                f"the episode index does not match this record, whose own checksum is right: {error.args[0]}"
-            )
-        return error
+        try:
+            self._whole()
+        except TFRecordError:
+            return error
+        return IndexMismatchError(
+            f"the episode index does not match this record, whose own checksum is right: {error.args[0]}"
+        )
 
     def locate(self, error: TFRecordError) -> TFRecordError:
         """Add the file, record and byte offset to an error."""
@@ -218,31 +221,50 @@ class EpisodeRecord:
         return str(RecordPlace(self.reader.files[self.file], self._offset, self.number))
 
 
+def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
+    """The lists of an Example that are wanted and there."""
+    try:
+        columns = parse_lists(payload, [(want.key, want.kind) for want in wants])
+    except ParseError:
+        columns_of(wants, [parse_message(payload).features.feature])  # raises the exact error
+        raise
+    pairs = zip(wants, columns, strict=True)
+    return {want.key: _values_of(want, column) for want, column in pairs if column.missing is None}
+
+
+def _values_of(want: Want, column: Column) -> Values:
+    if want.kind is not BYTES_LIST:
+        numbers: Values = column.values
+        return numbers
+    values: list[bytes] = column.strings(bytes)
+    if is_large(int(column.values[:, 1].sum()), len(values)):
+        return values
+    seen: dict[bytes, bytes] = {}  # an instruction repeated in every step becomes one object
+    return [*map(seen.setdefault, values, values)]
+
+
 class Frames:
     """The values of a long bytes_list, such as encoded images, read on demand.
 
     Args:
         record: The record.
         key: Key of the list.
-        place: Location of its values.
+        places: See `ListPlace`.
 
     Attributes:
         num_bytes: Memory it holds.
         record: The record.
-        places: int64 [N, 3]: first byte of each value in the file (in the payload if that was read
-            whole), its size, and its CRC-32C; all include the tag and length before the value.
+        places: int64 [N, 3]: first byte of each value in the file, its size, and its CRC-32C; all
+            include the tag and length before the value.
     """
 
-    __slots__ = ("_begin", "_heads", "key", "num_bytes", "places", "record")
+    __slots__ = ("key", "num_bytes", "places", "record")
 
-    def __init__(self, record: EpisodeRecord, key: str, place: ListPlace) -> None:
+    def __init__(self, record: EpisodeRecord, key: str, places: npt.NDArray[np.int64]) -> None:
         self.key = key
         self.record = record
-        self._begin = record.begin if record.payload is None else 0
-        self._heads = place.heads
-        starts, lengths = place.starts - self._heads + self._begin, place.lengths + self._heads
-        self.places = np.stack([starts, lengths, place.crcs], axis=1)
-        self.num_bytes = self.places.nbytes + (0 if record.payload is None else len(record.payload))
+        self.places = places + np.array([record.begin, 0, 0], np.int64)
+        self.num_bytes = self.places.nbytes
 
     def __len__(self) -> int:
         return len(self.places)
@@ -255,19 +277,16 @@ class Frames:
                 key and the step.
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
-        starts, lengths, crcs = self.places[first:stop].T.tolist()
-        if not starts:
-            return []
+        starts, sizes, crcs = np.ascontiguousarray(self.places[first:stop].T)
+        files = np.full(len(starts), self.record.file)
         try:
-            data = self.record.read(starts[-1] + lengths[-1] - starts[0], starts[0] - self._begin)
-            values = [
-                data[start - starts[0] : start - starts[0] + n]
-                for start, n in zip(starts, lengths, strict=True)
-            ]
-            for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
+            values = _read_parts(self.record.reader, files, starts, sizes)
+            for step, (value, expected) in enumerate(
+                zip(values, crcs.tolist(), strict=True), first
+            ):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
-            contents = self.contents(first, values)
+            contents = _contents(values)
             if contents is None:
                 raise CorruptRecordError(f"feature {self.key!r}: expected values of other lengths")
         except CorruptRecordError as error:
@@ -276,18 +295,19 @@ class Frames:
             raise self.record.locate(error) from error.__cause__
         return contents
 
-    def contents(self, first: int, values: Sequence[bytes]) -> list[bytes] | None:
-        """The values without the tag and length before them; None if these do not match the
-        index.
-        """
-        found = []
-        for value, head in zip(
-            values, self._heads[first : first + len(values)].tolist(), strict=True
-        ):
-            if not value.startswith(value_head(len(value) - head)):
-                return None
-            found.append(value[head:])
-        return found
+
+def _contents(values: Sequence[bytes]) -> list[bytes] | None:
+    """The values without the tag and length before them; None if one is not such a field."""
+    contents = []
+    for value in values:
+        try:
+            field, _, begin, end = next(find_fields(value))
+        except (IndexError, ValueError):
+            return None
+        if field != 1 or end != len(value):
+            return None
+        contents.append(value[begin:])
+    return contents
 
 
 def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
@@ -297,28 +317,25 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
     the error.
     """
     reader = frames[0].record.reader
-    found = []
-    for item, (first, stop, _, _) in zip(frames, spans, strict=True):
-        if item.record.payload is not None or item.record.reader is not reader:
-            return None
-        found.append(item.places[first:stop])
-    counts = [*map(len, found)]
-    files = np.repeat([item.record.file for item in frames], counts)
+    if any(item.record.reader is not reader for item in frames):
+        return None
+    found = [
+        item.places[first:stop] for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+    ]
+    files = np.repeat([item.record.file for item in frames], [*map(len, found)])
     begins, sizes, crcs = np.ascontiguousarray(np.concatenate(found).T)
     try:
-        buffer, places = read_pieces(reader.data, files, begins, sizes)
+        values = _read_parts(reader, files, begins, sizes)
     except (OSError, TFRecordError):
         return None
-    values = PackedRecords(buffer, places, sizes).tolist()
-    if any(crc32c(value) != crc for value, crc in zip(values, crcs.tolist(), strict=True)):
+    if [*map(crc32c, values)] != crcs.tolist():
         return None
-    contents: list[bytes] = []
-    for item, (first, _, _, _), count in zip(frames, spans, counts, strict=True):
-        own = item.contents(first, values[len(contents) : len(contents) + count])
-        if own is None:
-            return None
-        contents += own
-    return contents
+    return _contents(values)
+
+
+def _read_parts(reader: EpisodeReader, files: _Ints, begins: _Ints, sizes: _Ints) -> list[bytes]:
+    buffer, places = read_pieces(reader.data, files, begins, sizes)
+    return PackedRecords(buffer, places, sizes).tolist()
 
 
 def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:
@@ -326,51 +343,3 @@ def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError
         f"corrupted record: {what}: expected checksum {expected:#010x} (from the episode index), got "
         f"{crc32c(data):#010x} ({len(data)} bytes)"
     )
-
-
-class _Piece(NamedTuple):
-    """The part of one list that is read at once: the bytes before it, and its values if they are
-    wanted and short.
-    """
-
-    begin: int
-    end: int
-    key: str
-    place: ListPlace
-    is_read: bool
-
-    def content(self, data: memoryview) -> Values | None:
-        """The list's values; None if they are not read.
-
-        Raises:
-            CorruptRecordError: The bytes do not match the episode index.
-        """
-        _, _, key, place, is_read = self
-        content = data[len(place.head) :]
-        if data[: len(place.head)] != place.head:
-            raise CorruptRecordError(
-                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
-                f"index) at byte {place.start} of the payload, got another"
-            )
-        if not is_read:
-            return None
-        if crc32c(content) != place.crc:
-            raise _wrong_checksum(f"feature {key!r}", bytes(content), place.crc)
-        try:
-            values = _decode(place, content)
-        except ParseError as error:
-            raise CorruptRecordError(f"feature {key!r}: {error.args[0]}") from error
-        if len(values) != place.num_values:
-            raise CorruptRecordError(
-                f"feature {key!r}: expected {place.num_values} values (from the episode index), got {len(values)}"
-            )
-        return values
-
-
-def _decode(place: ListPlace, content: memoryview) -> Values:
-    if place.kind == FLOATS:
-        # a copy, as torch needs writable memory
-        return np.frombuffer(content, "<f4").astype(np.float32)
-    if place.kind == INTEGERS:
-        return decode_integers(content)
-    return split_values(bytes(content))

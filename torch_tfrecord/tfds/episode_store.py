@@ -6,6 +6,7 @@ import copy
 import os
 import posixpath
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from operator import index as as_integer
 from typing import Any, NamedTuple, TypeAlias
@@ -22,26 +23,31 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
-from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.elements import (
+    PIXEL_MODES,
+    BytesElement,
+    NumberElement,
+    StringElement,
+    TextElement,
+)
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
     FeaturePlace,
+    LeafLists,
     ListColumn,
     NumberColumn,
     Pictures,
     TextColumn,
     each_leaf,
+    values_per_step,
 )
 from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
-from torch_tfrecord.tfds.parser import Chosen, choose_leaves
-from torch_tfrecord.tfds.pictures import PIXEL_MODES
+from torch_tfrecord.tfds.parser import Chosen, LeafPlace, choose_leaves, list_leaves, make_leaf
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_lists import LeafLists, list_keys, values_per_step
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
@@ -120,7 +126,7 @@ class EpisodeStore:
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
         self._leaves = choose_leaves(list_leaves(self.info.features), features)
         self._columns = _column_makers(self._leaves, decode_images, self._path)
-        self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
+        self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
 
     def _check_steps(self) -> None:
         tree = self.info.features
@@ -192,7 +198,7 @@ class EpisodeStore:
     def _load(self, number: int) -> Episode:
         record = self.record(number)
         num_steps = int(self.num_steps[number])
-        lists = record.lists(self._keys.__contains__)
+        lists = record.lists(self._wants)
         steps: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
@@ -233,15 +239,16 @@ class _ColumnMaker:
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
-        self._keys = list_keys(leaf)
+        # boxes of episodes stay as they are stored
+        self.wants = make_leaf(replace(leaf, image_key=None), path=path).wants
         self._is_decoded = is_decoded
         if _is_step(leaf):
-            leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
+            leaf = replace(leaf, lengths=leaf.lengths[1:], image_key=None)
         self._reader = make_leaf(leaf, path=path)
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> Any:
-        own = {key: lists[key] for key in self._keys if key in lists}
+        own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
         if not _is_step(self._leaf):
             return LeafLists(self._reader, own, place).values()[0]
         path = place.path

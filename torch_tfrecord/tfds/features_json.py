@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tfds.feature_base import Shape, set_fields
-from torch_tfrecord.tfds.json_fields import json_field, json_integer, snake_case
+from torch_tfrecord.tfds.features import Shape, set_fields
+from torch_tfrecord.tfds.files import json_field, json_integer, snake_case
 
 __all__ = ["as_root", "features_from_json", "features_to_json"]
 

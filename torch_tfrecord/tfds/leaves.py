@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
@@ -24,9 +25,10 @@ from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
 from torch_tfrecord.columns.reading import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
+from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 
-__all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
+__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf", "running_sum"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 _THERE, _LACKING = 0, 1  # the values of Column.missing
@@ -297,3 +299,88 @@ def _row(columns: Sequence[Column], row: int) -> list[Column]:
         is_missing = None if missing is None else missing[row : row + 1]
         found.append(Column(values[begin:end], np.array([0, end - begin]), is_missing, buffer))
     return found
+
+
+class BoxLeaf(Leaf):
+    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image in the same record.
+
+    Only the image's header is read, for its size: you need not choose the image, and it is not
+    decoded. Without an image, relative boxes get a canvas of (1, 1), and others stay four plain
+    numbers.
+
+    Args:
+        key, element, lengths: See `Leaf`.
+        bbox_format: Name of the format in TFDS; None if unknown.
+        image: How to find the image in the record; None if there is no image.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        element: Element,
+        lengths: tuple[int | None, ...],
+        bbox_format: str | None,
+        image: Want | None,
+    ) -> None:
+        super().__init__(key, element, lengths)
+        self._format, self._image = bbox_format, image
+        self.wants = self.wants if image is None else (*self.wants, image)
+
+    def _column(self, columns: Sequence[Column]) -> Any:
+        boxes = self.read_own(columns if self._image is None else columns[:-1])
+        if self._format is None or len(self.lengths) > 1:
+            return boxes
+        rows = rows_of(boxes)
+        sizes = (
+            [None] * len(rows)
+            if self._image is None
+            else read_each(_size_of, _only_values(columns[-1]))
+        )
+        if None in sizes and any(sizes):
+            return [
+                self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)
+            ]
+        return (
+            boxes
+            if None in sizes and not self._format.startswith("REL_")
+            else self._in_pixels(rows, sizes)
+        )
+
+    def _in_pixels(
+        self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]
+    ) -> list[Any]:
+        """Boxes of several records, either all with known image sizes, or all relative without an
+        image.
+        """
+        bbox_format = str(self._format)
+        if sizes[0] is None and not bbox_format.startswith("REL_"):
+            return [*rows]
+        parts = [row.numpy().reshape(-1, 4) for row in rows]
+        counts, boxes = [*map(len, parts)], np.concatenate(parts)
+        if bbox_format.endswith("YXYX"):
+            boxes = boxes[:, [1, 0, 3, 2]]
+        if bbox_format.startswith("REL_") and sizes[0] is not None:
+            scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
+            boxes = boxes * scales.repeat(counts, axis=0)
+        kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
+        found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
+        return [
+            tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
+            for part, size in found
+        ]
+
+
+def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
+    return None if encoded is None else image_size(encoded)
+
+
+def _only_values(column: Column) -> list[memoryview | None]:
+    """The string of each record; None if it has none or several."""
+    views: list[memoryview | None] = [*column.views()]
+    if len(column.offsets):
+        return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
+    missing = np.zeros(len(views)) if column.missing is None else column.missing
+    return [
+        None if is_missing else view
+        for view, is_missing in zip(views, missing.tolist(), strict=True)
+    ]

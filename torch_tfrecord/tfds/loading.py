@@ -26,8 +26,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.leaf_table import Decoding
-from torch_tfrecord.tfds.parser import Chosen, TFDSParser
+from torch_tfrecord.tfds.parser import Chosen, Decoding, TFDSParser
 from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 
 __all__ = ["SplitFiles", "load", "open_split"]

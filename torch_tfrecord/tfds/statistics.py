@@ -33,10 +33,9 @@ from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, kept_ranges
-from torch_tfrecord.tfds.leaf_table import list_leaves, paths_below
+from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, StepRanges, kept_parts, kept_ranges
+from torch_tfrecord.tfds.parser import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_ranges import StepRanges, kept_parts
 
 __all__ = ["dataset_statistics"]
 

@@ -1,44 +1,26 @@
-"""Windows of steps: which steps of an episode a sample holds, and windows of several samples as
-batch columns.
+"""Which steps of an episode a sample holds: windows around a step, and goals that are drawn from the
+later steps, whose observations tell a policy what to reach.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torchvision import tv_tensors
 
-from torch_tfrecord.arguments import Pad, at_least, one_of
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
-from torch_tfrecord.columns.stacking import as_kind_of, is_ragged, stack
-from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.images.regions import decode_stack
-from torch_tfrecord.tfds.episode_columns import (
-    Column,
-    EncodedColumn,
-    ListColumn,
-    NumberColumn,
-    own_tensor,
-    read_encoded,
-)
+from torch_tfrecord.arguments import Pad, at_least, integer, one_of
+from torch_tfrecord.order.draw_epoch import DrawEpoch
 
 __all__ = [
-    "DifferentNamesError",
+    "GoalDraws",
     "Span",
-    "StepBatch",
+    "UniformGoals",
     "Windows",
-    "laid_out",
-    "shared_names",
-    "together",
-    "window",
+    "lay_out",
 ]
 
 
@@ -57,24 +39,13 @@ class Span(NamedTuple):
         """Number of steps with the padding."""
         return self.before + self.stop - self.first + self.behind
 
-    def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [size]: True for a step of the episode, False for padding."""
-        mask = np.ones(self.size, np.bool_)
-        mask[: self.before] = False
-        mask[self.size - self.behind :] = False
-        return mask
 
-    def repeated(self) -> npt.NDArray[np.int64]:
-        """int64 [size]: the step at each place; padding repeats the nearest step."""
-        places = np.arange(self.first - self.before, self.stop + self.behind)
-        return np.minimum(np.maximum(places, self.first), self.stop - 1)
-
-
-def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """`Span.repeated` and `Span.mask` of spans of equal size: int64 and bool, each [N, steps].
+def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The step at each place of spans of equal size, where padding repeats the nearest step, and
+    whether it is a step of the episode: int64 and bool, each [N, steps].
 
     Example:
-        >>> laid_out([Span(4, 6, before=1)])
+        >>> lay_out([Span(4, 6, before=1)])
         (array([[4, 4, 5]]), array([[False,  True,  True]]))
     """
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
@@ -139,220 +110,90 @@ class Windows:
         return Span(step, min(stop, num_steps), behind=max(stop - num_steps, 0))
 
 
-# Batches.
+@dataclass(frozen=True)
+class UniformGoals:
+    """Draw each sample's goal uniformly from the steps that follow in its episode, as Octo and
+    OpenVLA do.
 
-
-class DifferentNamesError(ValueError):
-    """The episodes of a batch have different column names."""
-
-
-def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Merge trees with the same names, joining the leaves with the same path.
-
-    Raises:
-        DifferentNamesError: The names differ.
-
-    Example:
-        >>> together([{"x": 1}, {"x": 2}], sum)
-        {'x': 3}
-    """
-    if any(map(_is_tree, set(map(type, trees)))):
-        return {name: together(parts, join) for name, parts in shared_names(trees)}
-    return join(list(trees))
-
-
-def _is_tree(kind: type) -> bool:
-    return kind is dict or issubclass(kind, Mapping)
-
-
-def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each name with its values in all mappings.
-
-    Raises:
-        DifferentNamesError: The names differ.
-    """
-    if not all(map(_is_tree, set(map(type, trees)))):
-        raise DifferentNamesError
-    names = trees[0].keys()
-    if any(tree.keys() != names for tree in trees[1:]):
-        raise DifferentNamesError
-    for name in names:
-        yield name, [tree[name] for tree in trees]
-
-
-class StepBatch:
-    """Takes windows of equal size from the columns of several episodes.
+    A draw is a pure function of the seed, the epoch and the step: the same for any number of
+    workers and ranks, another one in the next epoch. See `RLDSDataset.set_epoch`.
 
     Args:
-        spans: The window of each sample; columns are passed in the same order.
-        order: Sample numbers in the best order for reading frames.
-        pad: Padding of missing steps: "repeat", "zero" or None.
+        min_distance: Steps from the current step to the first possible goal: 0 as in Octo, or 1 as
+            in OpenVLA. Near the end of an episode the goal is its last step.
+        max_distance: Steps to the last possible goal, if the episode is that long (Octo's
+            ``max_goal_distance`` is one more); None for the end of the episode.
+        seed: Decides the draws; an integer of any size.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: A distance is negative, or `max_distance` is below `min_distance`.
+
+    Example:
+        >>> ds = RLDSDataset("bridge/0.1.0", goals=UniformGoals(max_distance=20))  # doctest: +SKIP
+        >>> ds[0]["task"]["image_0"].shape, ds[0]["task"]["timestep"]  # doctest: +SKIP
+        (torch.Size([3, 256, 256]), 17)
     """
 
-    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
-        self._spans = spans
-        self._order = order
-        self._pad = pad
-        self._size = spans[0].size
+    min_distance: int = 0
+    max_distance: int | None = None
+    seed: int = 0
 
-    def take(self, columns: Sequence[Column]) -> Any:
-        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
-        possible.
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        integer("seed", self.seed)
+        at_least(0, "min_distance", self.min_distance)
+        if self.max_distance is not None:
+            at_least(self.min_distance, "max_distance", self.max_distance)
+
+    def draw(
+        self,
+        steps: npt.NDArray[np.int64],
+        num_steps: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+    ) -> npt.NDArray[np.int64]:
+        """The goals of steps, each of an episode of some number of steps, by the random numbers of
+        their keys.
         """
-        batch = self._numbers(columns)
-        if batch is None:
-            pictures = self._pictures(columns)
-            batch = None if pictures is None else tv_tensors.Video(pictures)
-        return (
-            self._each(columns, lambda column, span: window(column, span, self._pad))
-            if batch is None
-            else batch
+        first = np.minimum(steps + self.min_distance, num_steps - 1)
+        stop = (
+            num_steps
+            if self.max_distance is None
+            else np.minimum(steps + self.max_distance + 1, num_steps)
         )
-
-    def at(self, columns: Sequence[Column]) -> Any:
-        """[B, ...] for numbers and images, from the first step of each window; else a list."""
-        batch = self._numbers(columns)
-        if batch is not None:
-            return batch[:, 0]
-        pictures = self._pictures(columns)
-        if pictures is not None:
-            return tv_tensors.Image(pictures[:, 0])
-        return self._each(columns, lambda column, span: column.at(span.first))
-
-    def _each(self, columns: Sequence[Column], read: Callable[[Column, Span], Any]) -> list[Any]:
-        values: list[Any] = [None] * len(columns)
-        for number in self._order:
-            values[number] = read(columns[number], self._spans[number])
-        return values
-
-    def _numbers(self, columns: Sequence[Column]) -> torch.Tensor | None:
-        first = columns[0].array if isinstance(columns[0], NumberColumn) else None
-        if first is None:
-            return None
-        arrays = [
-            item.array
-            for item in columns
-            if isinstance(item, NumberColumn) and item.array is not None
-        ]
-        if len(arrays) < len(columns):
-            return None
-        reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
-        out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
-        pieces: list[npt.NDArray[np.generic]] = []
-        for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
-            if before or behind:
-                pieces += self._padded(array, begin, stop, before, behind)
-            else:
-                pieces.append(array[begin:stop])
-        try:  # one call, which also checks that all have the same dtype and shape
-            np.concatenate(
-                pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no"
-            )
-        except (TypeError, ValueError):
-            return None
-        return torch.from_numpy(out)
-
-    def _padded(
-        self, array: npt.NDArray[np.generic], begin: int, stop: int, before: int, behind: int
-    ) -> list[npt.NDArray[np.generic]]:
-        real = array[begin:stop]
-        if self._pad == "repeat":
-            return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
-        zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
-        return [zeros[:before], real, zeros[:behind]]
-
-    def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
-        """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
-        expected size.
-        """
-        plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
-        alike = [
-            item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
-        ]
-        if plan is None or len(alike) < len(columns):
-            return None
-        spans = [self._spans[number] for number in self._order]
-        values = read_encoded([alike[number] for number in self._order], spans)
-        try:
-            stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
-        except TFRecordError:  # does not name the image: decode one by one
-            return None
-        if stack is None or not plan.fits(stack.shape[2:]):
-            return None
-        # A view of [N, H, W, C] memory.
-        batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
-        for number, span in enumerate(self._spans):
-            if span.before or span.behind:
-                self._pad_pictures(batch[number], span)
-        return batch
-
-    @functools.cached_property
-    def _rows(self) -> list[int]:
-        """The place among all steps of each step that is read, in reading order."""
-        rows: list[int] = []
-        for number in self._order:
-            first, stop, before, _ = self._spans[number]
-            start = number * self._size + before
-            rows += range(start, start + stop - first)
-        return rows
-
-    def _pad_pictures(self, row: torch.Tensor, span: Span) -> None:
-        end = self._size - span.behind
-        row[: span.before] = row[span.before] if self._pad == "repeat" else 0
-        row[end:] = row[end - 1] if self._pad == "repeat" else 0
+        span = np.maximum(stop - first, 1)
+        chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
+        goals: npt.NDArray[np.int64] = first + np.minimum(
+            (chances * span).astype(np.int64), span - 1
+        )
+        return goals
 
 
-# One window.
+class GoalDraws:
+    """Draws the goals of batches of positions, each in the epoch of its batch.
 
+    Args:
+        goals: How to draw.
+        num_steps: int64 [episodes].
 
-def window(column: Column, span: Span, pad: Pad) -> Any:
-    """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
-    if isinstance(column, NumberColumn):
-        return _numbers(column.values, span, pad)
-    is_list = isinstance(column, ListColumn)
-    reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
-    values: list[Any] = column.read(span.first, span.stop)
-    if span.before or span.behind:
-        is_zero = pad == "zero"
-        front = _empty(column, values[0]) if is_zero else values[0]
-        values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
-    return values if is_list else _stacked(values)
-
-
-def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
-    reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
-    if not span.before and not span.behind:
-        return own_tensor(values[span.first : span.stop])
-    padded = torch.as_tensor(values[span.repeated()])  # indexing copies
-    if pad == "zero":
-        padded[~torch.from_numpy(span.mask())] = 0
-    return padded
-
-
-def _empty(column: Column, value: Any) -> Any:
-    """The padding value with pad="zero"."""
-    if isinstance(column, ListColumn):
-        return column.empty
-    if not isinstance(value, torch.Tensor):
-        return type(value)()
-    # zeros are a plain tensor, also for a tv_tensor
-    return as_kind_of(torch.zeros_like(value), value)
-
-
-def _stacked(values: list[Any]) -> Any:
-    """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
-    list.
+    Attributes:
+        epoch: The epoch of positions that do not know theirs.
     """
-    first = values[0] if values else None
-    if (
-        not isinstance(first, torch.Tensor)
-        or is_ragged(first)
-        or any(value.is_nested for value in values)
-    ):
-        return values
-    stacked = stack([value.as_subclass(torch.Tensor) for value in values])
-    if not isinstance(stacked, torch.Tensor):
-        return values
-    if isinstance(first, tv_tensors.Image):
-        return tv_tensors.Video(stacked)
-    return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked
+
+    def __init__(self, goals: UniformGoals, num_steps: npt.NDArray[np.int64]) -> None:
+        self._goals = goals
+        self._num_steps = num_steps
+        self._begins = np.cumsum(num_steps) - num_steps
+        self.epoch = DrawEpoch()
+
+    def of(
+        self, positions: Sequence[int], episodes: Sequence[int], steps: Sequence[int]
+    ) -> list[int]:
+        """The goal steps of a batch of positions, which must be `salted`, at these steps of these
+        episodes.
+        """
+        numbers, at = np.array(episodes, np.int64), np.array(steps, np.int64)
+        # By the step among all steps of the split: the same whichever of them are positions.
+        keys = self.epoch.keys(positions, self._begins[numbers] + at, self._goals.seed)
+        goals: list[int] = self._goals.draw(at, self._num_steps[numbers], keys).tolist()
+        return goals

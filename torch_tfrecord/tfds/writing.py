@@ -48,7 +48,7 @@ from torch_tfrecord.tfds.files import (
     shard_count,
     shard_paths,
 )
-from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.parser import list_leaves
 
 __all__ = ["write"]
 
