@@ -215,16 +215,15 @@ def _fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def write_atomically(path: str, *pieces: bytes) -> None:
-    """Write a whole file from its pieces; it appears complete or not at all.
+def write_atomically(path: str, content: bytes) -> None:
+    """Write a whole file; it appears complete or not at all.
 
     Raises:
         OSError: See `AtomicFile.publish`: the old or the new content is there, never a part of it.
     """
     file = AtomicFile(path)
     try:
-        for piece in pieces:
-            file.write(piece)
+        file.write(content)
         file.prepare()
         file.publish()
     except BaseException:

@@ -120,7 +120,7 @@ class RecordIndex:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
 
         Compares the size, the time of the last change, and the fingerprint; what is not known is
-        not compared. Of a remote file the time is not compared where the fingerprint is, so that an
+        not compared. The time of a remote file is not compared if the fingerprint is, so that an
         index may be uploaded with its data, and nothing but the size is where both ETags are known
         and equal.
         """
@@ -399,7 +399,7 @@ def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> 
     """The index at a path, if it is of the data file as it is now.
 
     Args:
-        path: Of the index.
+        path: The index.
         data: The data file.
         access: How a remote index is reached.
 

@@ -27,11 +27,11 @@ from filelock import FileLock, Timeout
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar import (
@@ -98,9 +98,7 @@ def _remove(path: str) -> None:
 
 @contextlib.contextmanager
 def _tidy_folder(place: str) -> Iterator[None]:
-    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could
-    be kept there.
-    """
+    """`sidecar_folder`; a hidden one that is empty in the end is removed."""
     with sidecar_folder(place):
         yield
     if Path(place).parent.name == SIDECAR_FOLDER:
@@ -115,8 +113,8 @@ class Kept(Generic[_Index]):
     Attributes:
         path: The data file.
         name: The path that the sidecar is kept for: the data file's, or one beside it.
-        load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where
-            it is not there.
+        load: Loads it from a place; raises IndexMismatchError if it is not of the data, OSError
+            if it is not there.
         build: Builds it.
         content: The bytes to keep.
     """
@@ -258,7 +256,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         policy: See `SidecarKeeper`.
         index_dir: See there.
         verify_crc: Check all payloads' checksums while building.
-        compression_type: Of all the files; "auto" detects it for each.
+        compression_type: Compression of all files; "auto" detects it for each.
         access: How remote files are reached, and the indexes beside them.
     """
 
@@ -363,7 +361,7 @@ def _in_own_order(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _rank() -> tuple[int, int]:
-    """Of torch.distributed where it is initialised, else of torchrun's environment, else 0 of 1."""
+    """Rank and world size: from torch.distributed, else from torchrun's environment, else 0 and 1."""
     distributed = sys.modules.get("torch.distributed")  # not imported here: that takes seconds
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

@@ -41,8 +41,8 @@ class WrittenManifest(NamedTuple):
     Attributes:
         path: The manifest.
         num_files: Its shards.
-        num_records: Of all shards.
-        num_bytes: Of the manifest.
+        num_records: Records of all shards.
+        num_bytes: Size of the manifest.
         num_built: Shards whose rows are new.
     """
 

@@ -18,7 +18,7 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.engine import each_at_once
-from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
@@ -114,19 +114,19 @@ def open_shards(
     compression_type: str = "auto",
     access: Access = DEFAULT_ACCESS,
 ) -> tuple[list[str], Mapping[str, RemoteInfo], ManifestShards | None]:
-    """The files of a data set, what storages said of them, and their shards by a manifest: one that
+    """The files of a dataset, what storages said about them, and their shards in the manifest that
     was named or found.
 
     Args:
         paths: See `find_files`.
-        policy: With "memory" no manifest is looked at for more than names.
-        index_dir: Where it is looked for, in place of beside the files.
+        policy: With "memory" only the names of a manifest are used.
+        index_dir: Where to look for it, instead of beside the files.
         compression_type: As declared; "auto" is any.
-        access: How remote files are reached.
+        access: How to reach remote files.
 
     Raises:
-        IndexMismatchError: the manifest that was named is stale or damaged.
-        OSError, ValueError, TypeError: as `find_files`.
+        IndexMismatchError: The manifest that was named is stale or damaged.
+        OSError, ValueError, TypeError: See `find_files`.
     """
     named = named_manifest(paths)
     if named is not None and policy != "memory":
@@ -152,17 +152,13 @@ def _open_manifest(manifest: Manifest) -> ManifestShards:
             "expected a manifest of at least one shard, got an empty one", path=manifest.path
         )
     keys = list(map(os.fsencode, paths))
-    order = range(len(paths)) if _ascend(keys) else sorted(range(len(paths)), key=keys.__getitem__)
+    order = sorted(range(len(paths)), key=keys.__getitem__)
     if any(keys[one] == keys[other] for one, other in pairwise(order)):
         raise IndexMismatchError(
             "expected a manifest that names each file once, got one that does not",
             path=manifest.path,
         )
     return ManifestShards(manifest, np.array(order, np.int64), [paths[row] for row in order])
-
-
-def _ascend(keys: Sequence[bytes]) -> bool:
-    return all(one <= other for one, other in pairwise(keys))
 
 
 def _find_manifest(
@@ -172,9 +168,9 @@ def _find_manifest(
     infos: Mapping[str, RemoteInfo],
     compression_type: str,
 ) -> ManifestShards | None:
-    """The shards of the manifest beside sorted files; None where there is none that may be used.
+    """The shards of the manifest beside sorted files; None if there is none that can be used.
 
-    One that is of these files but not as they are now is left alone, with a warning.
+    If it names these files but they have changed, it is not used, with a warning.
     """
     try:
         manifest = Manifest(path, access)
@@ -194,7 +190,7 @@ def _find_manifest(
 
 
 def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
-    """Of each file its row; None where the manifest is of others."""
+    """The row of each file; None if the manifest has none of them."""
     paths = shard_paths(manifest.path, manifest.names())
     if paths == files:
         return np.arange(len(files))
@@ -339,7 +335,7 @@ class ManifestTable(RecordTable):
         self._starts = head.stream_starts[rows]
         # From a position in the table to the number of the record in the manifest.
         self._shifts = head.first_records[rows + 1] - self._ends
-        self._kept: ProcessCache[_KeptBlocks] = ProcessCache(1)
+        self._kept = PerProcess(_KeptBlocks)
 
     def __getstate__(self) -> tuple[Manifest, _Integers | None]:
         return self._manifest, None if _is_range(self._rows, len(self._manifest)) else self._rows
@@ -367,7 +363,7 @@ class ManifestTable(RecordTable):
         """Number of the file, number in that file, offset and length of one record."""
         file = bisect_right(self._ends, position)
         record = position + self._shifts.item(file)
-        found = self._kept.find(0, _KeptBlocks).find_one(record)
+        found = self._kept.get().find_one(record)
         begin, end = found or [border.item() for border in self._borders_at(np.array([record]))]
         number = position - (self._ends.item(file - 1) if file else 0)
         return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
@@ -387,7 +383,7 @@ class ManifestTable(RecordTable):
         """Where records begin and end, by their numbers in the manifest, in the streams of all its
         shards one after another.
         """
-        kept = self._kept.find(0, _KeptBlocks)
+        kept = self._kept.get()
         begins, ends, is_missing = kept.find(records)
         missing = np.flatnonzero(is_missing)
         if not len(missing):
@@ -407,7 +403,7 @@ class ManifestTable(RecordTable):
 class _KeptBlocks:
     """Blocks that a process has read, each in the one slot that its number chooses; thread-safe."""
 
-    def __init__(self, _: int) -> None:
+    def __init__(self) -> None:
         # Memory is taken as it is written to.
         self._borders = np.empty((_KEPT_BLOCKS, BLOCK_RECORDS + 1), np.int64)
         self._blocks = np.full(_KEPT_BLOCKS, -1, np.int64)

@@ -66,7 +66,7 @@ class RecordFile(Generic[_File]):
     Args:
         file: Takes the bytes.
         compression_type: "", "GZIP" or "ZLIB".
-        level: Of the compression; None for zlib's default.
+        level: Compression level; None for zlib's default.
         write_index: Also write the index beside the file.
 
     Attributes:

@@ -112,19 +112,19 @@ def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     yield visible_sidecar_path(data_path)
 
 
-def write_sidecar(place: str, *content: bytes) -> None:
-    """Write an index, in one piece or several, and make its folder where it is missing.
+def write_sidecar(place: str, content: bytes) -> None:
+    """Write an index, and make its folder if it is missing.
 
     Raises:
-        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not
+        OSError: Nothing was changed at `place`; also if a symbolic link is there, which is not
             followed, or a file that is no index.
     """
-    in_sidecar_folder(place, lambda: write_atomically(place, *content))
+    in_sidecar_folder(place, lambda: write_atomically(place, content))
 
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
-    """Call what writes an index, in its folder; again where another process removed the folder,
-    which was empty.
+    """Call a function that writes an index; again if another process removed its folder, which was
+    empty.
     """
     for tries_left in reversed(range(_MOST_TRIES)):
         with sidecar_folder(place):
@@ -169,7 +169,7 @@ def sidecar_folder(place: str) -> Iterator[None]:
     empty.
 
     Raises:
-        OSError: it cannot be made, or something is in the way; see `check_replaceable`.
+        OSError: It cannot be made, or something is in the way; see `check_replaceable`.
     """
     folder = Path(place).parent
     is_hidden = folder.name == SIDECAR_FOLDER
