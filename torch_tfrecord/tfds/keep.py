@@ -33,8 +33,8 @@ __all__ = [
     "KeepKey",
     "Ranges",
     "StepRanges",
-    "kept_parts",
-    "kept_ranges",
+    "cut_ranges",
+    "find_kept_ranges",
 ]
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
@@ -82,7 +82,7 @@ class StepRanges:
         return np.concatenate(steps) if steps else np.empty(0, np.int64)
 
 
-def kept_parts(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
+def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
     """The steps of each episode that are in one of the kept ranges of that episode.
 
     Args:
@@ -112,7 +112,7 @@ DROID_KEY = "{episode_metadata/recording_folderpath}--{episode_metadata/file_pat
 _NUMBER = "_traj_index"
 
 
-def kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[Ranges]:
+def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[Ranges]:
     """Yield the ranges to keep of each episode; none for an episode whose key is not there.
 
     Args:
@@ -135,7 +135,7 @@ def kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[
     for key in _keys(store, keep_key):
         found = None if key is None else ranges.get(key)
         is_known |= found is not None
-        yield () if found is None else _checked(found, key, path)
+        yield () if found is None else _check_ranges(found, key, path)
     if not is_known:
         some = shown_list([*map(shown_value, list(ranges)[:2])])
         raise _wrong(
@@ -145,7 +145,7 @@ def kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[
         )
 
 
-def _checked(ranges: Any, key: str | None, path: str | None) -> Ranges:
+def _check_ranges(ranges: Any, key: str | None, path: str | None) -> Ranges:
     try:
         return [(integer("first", first), integer("end", end)) for first, end in ranges]
     except (TypeError, ValueError):
