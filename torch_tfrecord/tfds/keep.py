@@ -126,7 +126,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
         KeyError: `keep_key` names a feature that is not in the episodes' metadata.
     """
     path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
-    ranges: Any = keep if path is None else read_json(path, store.info.access)
+    ranges: object = keep if path is None else read_json(path, store.info.access)
     if not isinstance(ranges, Mapping):
         raise _wrong(
             path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
@@ -200,7 +200,7 @@ class _Template:
                     f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
                 )
 
-    def __call__(self, metadata: Mapping[str, Any]) -> str:
+    def __call__(self, metadata: Mapping[str, object]) -> str:
         values = (
             ("" if name is None else format(_plain(metadata, name), spec or ""))
             for _, name, spec in self._parts

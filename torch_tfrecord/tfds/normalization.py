@@ -110,7 +110,7 @@ class Normalize:
             return self._map(values, lambda tensor, scale: scale.backward(tensor))
         return self._scales[name].backward(torch.as_tensor(values))
 
-    def _map(self, values: Mapping[str, Any], change: _Change) -> dict[str, Any]:
+    def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
         changed = _replace_at(values, self._action.split("/"), change, self._scales["action"])
         if "proprio" in self._scales:
             path = next(
@@ -157,7 +157,7 @@ class _Scale:
             )
         self._unchanging, self._only = np.zeros_like(self._mask), self._low
 
-    def find_unchanging(self, name: str, statistics: Mapping[str, Any]) -> None:
+    def find_unchanging(self, name: str, statistics: Mapping[str, object]) -> None:
         """Set dimensions that never change to 0 from now on."""
         self._only = _numbers(name, statistics, "min")
         self._unchanging = self._only == _numbers(name, statistics, "max")
@@ -199,7 +199,7 @@ class _Scale:
         return [*numbers[:2], *masks, numbers[2]]
 
 
-def _numbers(name: str, statistics: Mapping[str, Any], wanted: str) -> npt.NDArray[np.float64]:
+def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> npt.NDArray[np.float64]:
     """One list of the statistics; quantiles also by the names that Octo gives them."""
     there = next((each for each in (wanted, wanted.replace("q", "p")) if each in statistics), None)
     if there is None:
@@ -209,7 +209,7 @@ def _numbers(name: str, statistics: Mapping[str, Any], wanted: str) -> npt.NDArr
     return np.array(statistics[there], np.float64)
 
 
-def _is_there(values: Any, path: Sequence[str]) -> bool:
+def _is_there(values: object, path: Sequence[str]) -> bool:
     for name in path:
         if not isinstance(values, Mapping) or name not in values:
             return False

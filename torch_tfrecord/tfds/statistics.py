@@ -66,8 +66,8 @@ def dataset_statistics(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    storage_options: Mapping[str, object] | None = None,
+) -> dict[str, object]:
     """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
     and episodes.
 
@@ -173,7 +173,7 @@ def _names(
     return tuple(names)
 
 
-def _paths(tree: Mapping[str, Any]) -> Iterator[str]:
+def _paths(tree: Mapping[str, object]) -> Iterator[str]:
     """The paths of the columns of steps."""
     for name, item in tree.items():
         yield from (
@@ -237,9 +237,9 @@ def _compute(rows: _Rows) -> dict[str, Any]:
     return {name: _describe(each, name, rows) for name, each in values.items()} | counts
 
 
-def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
+def _numbers(steps: Mapping[str, object], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
     """[T, dimensions] of one feature."""
-    column: Any = steps
+    column: object = steps
     for name in path.split("/"):
         column = column[name] if isinstance(column, Mapping) and name in column else None
     if not isinstance(column, NumberColumn):
@@ -311,7 +311,7 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
 
 def _find_result(
     places: Sequence[str], key: str, rows: _Rows, access: Access
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     for place in places:
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
             kept = read_sidecar(

@@ -57,7 +57,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 
 def write(
     directory: str | os.PathLike[str],
-    samples_by_split: Mapping[str, Iterable[Mapping[str, Any]]],
+    samples_by_split: Mapping[str, Iterable[Mapping[str, object]]],
     features: Mapping[str, Any] | f.Sequence,
     *,
     name: str,
@@ -70,7 +70,7 @@ def write(
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
     disable_shuffling: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
@@ -326,6 +326,6 @@ def _keys_to_json(keys: SupervisedKeys) -> dict[str, object]:
     return {"tuple": {"items": [_keys_to_json(item) for item in keys]}}
 
 
-def _json(fields: Mapping[str, Any]) -> str:
+def _json(fields: Mapping[str, object]) -> str:
     kept = {name: value for name, value in fields.items() if value not in (None, "")}
     return json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
