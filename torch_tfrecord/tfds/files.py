@@ -11,7 +11,6 @@ import posixpath
 import re
 import string
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access

@@ -32,18 +32,21 @@ from torch_tfrecord.tfds.episode_store import (
     EpisodeStore,
     EpisodeTransform,
 )
-from torch_tfrecord.tfds.keep import (
-    DROID_KEY,
-    Keep,
-    KeepKey,
-    StepRanges,
-    cut_ranges,
-    find_kept_ranges,
-)
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import DifferentNamesError, StepBatch, StepSamples, own
-from torch_tfrecord.tfds.windows import GoalDraws, Span, UniformGoals, Windows
+from torch_tfrecord.tfds.windows import (
+    DROID_KEY,
+    GoalDraws,
+    Keep,
+    KeepKey,
+    Span,
+    StepRanges,
+    UniformGoals,
+    Windows,
+    cut_ranges,
+    find_kept_ranges,
+)
 
 __all__ = [
     "EpisodeDataset",

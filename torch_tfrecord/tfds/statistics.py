@@ -28,7 +28,9 @@ from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.keep import (
+from torch_tfrecord.tfds.parser import list_leaves, paths_below
+from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.windows import (
     DROID_KEY,
     Keep,
     KeepKey,
@@ -36,8 +38,6 @@ from torch_tfrecord.tfds.keep import (
     cut_ranges,
     find_kept_ranges,
 )
-from torch_tfrecord.tfds.parser import list_leaves, paths_below
-from torch_tfrecord.tfds.splits import Split
 
 __all__ = ["dataset_statistics"]
 
@@ -237,7 +237,9 @@ def _compute(rows: _Rows) -> dict[str, Any]:
     return {name: _describe(each, name, rows) for name, each in values.items()} | counts
 
 
-def _numbers(steps: Mapping[str, object], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
+def _numbers(
+    steps: Mapping[str, object], path: str, store: EpisodeStore
+) -> npt.NDArray[np.float32]:
     """[T, dimensions] of one feature."""
     column: object = steps
     for name in path.split("/"):
