@@ -1,7 +1,7 @@
 """Opening a hundred thousand shards with 10^9 records from a manifest, in several processes at
 once.
 
-    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a manifest of 2.3 GB
+    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a manifest of 4 GB
     python benchmarks/manifest.py --shards 1000  # smaller
 
 The lengths are like those of JPEGs of 100 KB. The shards' bytes are holes: what is measured is
@@ -29,7 +29,7 @@ import numpy as np
 
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.manifest import ShardRow, manifest_parts, shard_row
+from torch_tfrecord.records.manifest import ShardRow, pack_manifest, shard_row
 
 __all__: list[str] = []
 
@@ -112,7 +112,7 @@ def write_shards(folder: Path, num_shards: int, num_records: int) -> Path:
         of_shards.append(row._replace(facts=facts))
     (folder / ".torch_index").mkdir()
     manifest = folder / ".torch_index" / "manifest.safetensors"
-    write_atomically(str(manifest), *manifest_parts(names, of_shards))
+    write_atomically(str(manifest), pack_manifest(names, of_shards))
     return manifest
 
 

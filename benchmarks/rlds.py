@@ -4,7 +4,7 @@ same files.
 The script draws the data: 1,000 episodes of 50 to 400 steps with two camera JPEGs a step, 3.7 GB,
 written by `tfds.write`. All sides give batches of 64, of the same values: one observation with both
 pictures decoded, and 8 actions with their mask. Ours shuffles every step against every other by
-position: "threads" with `ReadAheadLoader`, "workers" with DataLoader's processes. tf.data works as
+position: "threads" with `make_dataloader`, "workers" with DataLoader's processes. tf.data works as
 in Octo and OpenVLA: windows are cut out of each episode, steps flattened, shuffled while encoded,
 then decoded. An exact shuffle of all steps needs a buffer of all of them: "tfds" has that, and
 makes whole batches itself, its best case. "loader" hands out samples one by one, which are put
@@ -169,10 +169,10 @@ def write_data(directory: Path, num_episodes: int) -> None:
 
 
 def our_batches(directory: Path, num_threads: int):
-    from torch_tfrecord import ReadAheadLoader, tfds
+    from torch_tfrecord import make_dataloader, tfds
 
     dataset = tfds.RLDSDataset(directory / VERSION, "train", action_horizon=HORIZON)
-    return iter(ReadAheadLoader(dataset, batch_size=BATCH, shuffle=True, num_threads=num_threads))
+    return iter(make_dataloader(dataset, BATCH, num_threads=num_threads))
 
 
 def worker_batches(directory: Path, num_workers: int):

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_tfrecord.files.compression import open_stream
-
 from index_tools._terminal import (
     Verbs,
     add_jobs,
@@ -25,7 +23,9 @@ from index_tools._terminal import (
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.storage import FileSource, is_remote
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar

@@ -51,7 +51,7 @@ from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.build_turns import build_alone
+from torch_tfrecord.records.index_keeper import build_alone
 from torch_tfrecord.shown import printable, shown_list, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
@@ -337,8 +337,8 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     """Write what is known when all groups are there; ``info.json`` last, as LeRobot opens nothing
     without it.
     """
-    names = [feature.name for feature in job.features if not feature.is_text] + [*OWN_FEATURES]
-    paths = [str(episodes_path(job.out, number)) for number in range(len(job))]
+    names = [item.name for item in [*job.features, *OWN_FEATURES] if not item.is_text]
+    paths = [episodes_path(job.out, number) for number in range(len(job))]
     columns = read_columns(paths, [f"stats/{name}/{key}" for name in names for key in STATISTICS])
     statistics = {
         name: merged_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS})
@@ -359,11 +359,7 @@ def _info(job: EpisodeGroups, robot_type: str | None) -> dict[str, Any]:
     return {
         "codebase_version": _VERSION,
         "fps": job.fps,
-        "features": {feature.name: _described(feature, job) for feature in job.features}
-        | {
-            name: {"dtype": dtype, "shape": [1], "names": None}
-            for name, dtype in OWN_FEATURES.items()
-        },
+        "features": {item.name: _describe(item, job) for item in [*job.features, *OWN_FEATURES]},
         "total_episodes": len(job.episodes),
         "total_frames": int(job.frames[-1]),
         "total_tasks": len(job.tasks),
@@ -379,7 +375,7 @@ def _info(job: EpisodeGroups, robot_type: str | None) -> dict[str, Any]:
     }
 
 
-def _described(feature: LeRobotFeature, job: EpisodeGroups) -> dict[str, Any]:
+def _describe(feature: LeRobotFeature, job: EpisodeGroups) -> dict[str, Any]:
     described: dict[str, Any] = {"dtype": feature.dtype, "shape": [*feature.shape], "names": None}
     if feature.is_camera:
         described["names"] = ["height", "width", "channels"]

@@ -43,11 +43,11 @@ _PIXELS = "yuv420p"
 _FRAMES_PER_KEY = 2  # as LeRobot: frames are read at random
 _SVT_PRESET = 12
 _INT = "int64"
-OWN_FEATURES = {
-    name: "float32" if name == "timestamp" else _INT
+OWN_FEATURES = [
+    LeRobotFeature(name, "float32" if name == "timestamp" else _INT, (1,), ())
     for name in ("timestamp", "frame_index", "episode_index", "index", "task_index")
-}
-"""The columns that every LeRobot dataset has, and their dtypes."""
+]
+"""The columns that every LeRobot dataset has."""
 
 
 def check_installed(*names: str) -> None:
@@ -158,11 +158,11 @@ class _DataTable:
 
     def __init__(self, features: Sequence[LeRobotFeature]) -> None:
         self._arrow = _module("pyarrow")
-        self._features = [feature for feature in features if feature.dtype != "video"]
+        columns = [*(feature for feature in features if feature.dtype != "video"), *OWN_FEATURES]
+        described = {feature.name: _describe_column(feature) for feature in columns}
         self._schema = self._arrow.schema(
-            [self._field(feature) for feature in self._features]
-            + [self._arrow.field(name, self._type(dtype)) for name, dtype in OWN_FEATURES.items()],
-            metadata={"huggingface": json.dumps({"info": {"features": self._described()}})},
+            [self._field(feature) for feature in columns],
+            metadata={"huggingface": json.dumps({"info": {"features": described}})},
         )
         self._sink = self._arrow.BufferOutputStream()
         self._writer = _module("pyarrow.parquet").ParquetWriter(
@@ -179,9 +179,6 @@ class _DataTable:
         self._writer.close()
         return bytes(self._sink.getvalue())
 
-    def _type(self, dtype: str) -> Any:
-        return self._arrow.from_numpy_dtype(np.dtype(dtype))
-
     def _field(self, feature: LeRobotFeature) -> Any:
         arrow, shape, metadata = self._arrow, feature.shape, None
         if feature.is_camera:
@@ -189,7 +186,7 @@ class _DataTable:
         elif feature.is_text:
             kind = arrow.string()
         else:
-            kind = self._type(feature.dtype)
+            kind = arrow.from_numpy_dtype(np.dtype(feature.dtype))
             if len(shape) > 1:
                 for _ in shape:
                     kind = arrow.list_(kind)
@@ -214,31 +211,17 @@ class _DataTable:
             numbers = self._arrow.ListArray.from_arrays(offsets, numbers)
         return numbers
 
-    def _described(self) -> dict[str, Any]:
-        """The features, as the package `datasets` describes them."""
-        described: dict[str, Any] = {}
-        for feature in self._features:
-            value = {"dtype": feature.dtype, "_type": "Value"}
-            if feature.is_camera:
-                described[feature.name] = {"_type": "Image"}
-            elif feature.shape == (1,):
-                described[feature.name] = value
-            elif len(feature.shape) == 1:
-                described[feature.name] = {
-                    "feature": value,
-                    "length": feature.shape[0],
-                    "_type": "List",
-                }
-            else:
-                kind = f"Array{len(feature.shape)}D"
-                described[feature.name] = {
-                    "shape": feature.shape,
-                    "dtype": feature.dtype,
-                    "_type": kind,
-                }
-        return described | {
-            name: {"dtype": dtype, "_type": "Value"} for name, dtype in OWN_FEATURES.items()
-        }
+
+def _describe_column(feature: LeRobotFeature) -> dict[str, object]:
+    """A feature, as the package `datasets` describes it."""
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    if feature.is_camera:
+        return {"_type": "Image"}
+    if feature.shape == (1,):
+        return dict(value)
+    if len(feature.shape) == 1:
+        return {"feature": value, "length": feature.shape[0], "_type": "List"}
+    return {**value, "shape": feature.shape, "_type": f"Array{len(feature.shape)}D"}
 
 
 def _table_bytes(
@@ -253,19 +236,16 @@ def _table_bytes(
     return bytes(sink.getvalue())
 
 
-def read_columns(paths: Sequence[str], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def read_columns(paths: Sequence[Path], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Columns of numbers in several Parquet files, one after the other."""
-    parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-    for path in paths:
-        table = _module("pyarrow.parquet").read_table(path, columns=[*names])
-        for name in names:
-            parts[name].append(np.array(table.column(name).to_pylist()))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    read = _module("pyarrow.parquet").read_table
+    tables = [read(path, columns=[*names]) for path in paths]
+    table = _module("pyarrow").concat_tables(tables)
+    return {name: np.array(table.column(name).to_pylist()) for name in names}
 
 
 def tasks_table(tasks: Sequence[str]) -> bytes:
     """The tasks by number, as pandas writes a frame whose index is the task."""
-    names = {"task_index": (_INT, _INT), "task": ("unicode", "object")}
     columns = [
         {
             "name": name,
@@ -274,7 +254,7 @@ def tasks_table(tasks: Sequence[str]) -> bytes:
             "numpy_type": dtype,
             "metadata": None,
         }
-        for name, (kind, dtype) in names.items()
+        for name, kind, dtype in (("task_index", _INT, _INT), ("task", "unicode", "object"))
     ]
     described = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
     return _table_bytes(

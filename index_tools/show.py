@@ -11,7 +11,6 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch_tfrecord.files.compression import open_stream
 
 from index_tools._terminal import (
     PATHS_HELP,
@@ -38,6 +37,7 @@ from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseErr
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.protobuf.example import Values
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner

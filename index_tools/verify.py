@@ -6,7 +6,6 @@ import argparse
 from typing import NamedTuple
 
 import numpy as np
-from torch_tfrecord.files.compression import open_stream
 
 from index_tools._terminal import (
     Verbs,
@@ -19,11 +18,12 @@ from index_tools._terminal import (
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.storage import FileSource
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
-from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
+from torch_tfrecord.records.sidecar import about_data, sidecar_path, visible_sidecar_path
 
 __all__ = ["add_parser"]
 
@@ -116,7 +116,7 @@ def _verify_file(file: FileSource) -> _VerifiedFile:
         index = index_source(file)
     except TFRecordError as error:
         return _measure_damage(file, error)
-    for place in (sidecar_path(file.path), old_sidecar_path(file.path)):
+    for place in (sidecar_path(file.path), visible_sidecar_path(file.path)):
         try:
             stored = load_fresh(place, file)
         except OSError:  # there is none

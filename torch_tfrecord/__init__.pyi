@@ -39,9 +39,6 @@ from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
 from .loading.padding import PaddedCollate
-from .loading.read_ahead import ReadAheadLoader
-from .order.batch_sampler import RecordBatchSampler
-from .order.iterable_mixture import IterableMixture
 from .order.mixture import Mixture
 from .order.orders import balanced_weights
 from .order.samplers import RecordSampler
@@ -68,7 +65,6 @@ __all__ = [
     "Image",
     "ImageDecodeError",
     "IndexMismatchError",
-    "IterableMixture",
     "Json",
     "LimitExceededError",
     "Mixture",
@@ -80,8 +76,6 @@ __all__ = [
     "RaggedTensor",
     "RandomResizedCrop",
     "RawTensor",
-    "ReadAheadLoader",
-    "RecordBatchSampler",
     "RecordIndex",
     "RecordSampler",
     "RemoteError",

@@ -23,7 +23,7 @@ import sys
 import threading
 import warnings
 import weakref
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -105,8 +105,8 @@ class WorkerMemory:
         self._clock = 0
         self._held: deque[_Block] = deque()
         self._free: list[_Block] = []  # the most recently used one last
-        self._gaps: list[tuple[int, int]] = []  # addresses without memory, sorted
-        self._starts: list[int] = []
+        self._empty: list[_Block] = []  # whose memory went back to the system
+        self._starts: list[int] = []  # of all blocks, ascending
         self._blocks: dict[int, _Block] = {}
 
     def _map(self) -> Any:
@@ -142,51 +142,45 @@ class WorkerMemory:
             for _ in range(min(number_of_tries, len(self._held))):
                 block = self._held.popleft()
                 (self._held if self._mapping.holders(block.start) else self._free).append(block)
-            for number in range(len(self._free) - 1, -1, -1):
-                if capacity <= self._free[number].capacity <= 2 * capacity:
-                    return self._free.pop(number)
+            found = _pop_fitting(self._free, capacity)
+            if found is not None:
+                return found
             if len(self._held) > 4 * _IDLE:  # all batches are kept: not worth checking each time
                 return None
         return None
 
     def _grow(self, capacity: int) -> _Block | None:
-        fitting = [gap for gap in self._gaps if gap[1] - gap[0] >= capacity]
-        start = fitting[0][0] if fitting else self._end
-        if start + capacity > self._mapping.size:
+        """A block that gets memory from the system: an empty one, or one behind all others."""
+        block = _pop_fitting(self._empty, capacity) or _Block(self._end, capacity)
+        end = block.start + block.capacity
+        if end > self._mapping.size:
             return None
         try:
             # without it, a write may kill the process (SIGBUS)
-            os.posix_fallocate(self._fd, start, capacity)
+            os.posix_fallocate(self._fd, block.start, block.capacity)
         except OSError as error:
-            _warn(f"cannot allocate {capacity} bytes ({error.strerror})")
+            if end <= self._end:
+                self._empty.append(block)
+            _warn(f"cannot allocate {block.capacity} bytes ({error.strerror})")
             return None
-        if fitting:
-            self._gaps.remove(fitting[0])
-            if fitting[0][1] > start + capacity:
-                insort(self._gaps, (start + capacity, fitting[0][1]))
-        else:
-            self._end += capacity
-        block = self._blocks[start] = _Block(start, capacity)
-        insort(self._starts, start)
+        if end > self._end:
+            self._end = end
+            self._blocks[block.start] = block
+            self._starts.append(block.start)
         return block
 
     def _trim(self) -> None:
-        """Return blocks to the system that were not used for long."""
-        idle = [block for block in self._free if self._clock - block.last_used > _IDLE]
-        for block in idle:
+        """Return the memory of blocks to the system that were not used for long."""
+        for block in [b for b in self._free if self._clock - b.last_used > _IDLE]:
             self._mapping.forget(block.start, block.capacity)
             self._free.remove(block)
-            self._starts.remove(block.start)
-            del self._blocks[block.start]
-            insort(self._gaps, (block.start, block.start + block.capacity))
-        if idle:
-            self._gaps = _merged(self._gaps)
+            self._empty.append(block)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the system's memory that the worker holds, used or not."""
         with self._lock:
-            return sum(block.capacity for block in self._blocks.values())
+            return self._end - _PAGE - sum(block.capacity for block in self._empty)
 
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
         """The place of memory that a message may send without a copy: the piece's start, and the
@@ -235,14 +229,12 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged = gaps[:1]
-    for start, end in gaps[1:]:
-        if start == merged[-1][1]:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged
+def _pop_fitting(blocks: list[_Block], capacity: int) -> _Block | None:
+    """The last one that has the capacity, and not more than twice as much."""
+    for number in range(len(blocks) - 1, -1, -1):
+        if capacity <= blocks[number].capacity <= 2 * capacity:
+            return blocks.pop(number)
+    return None
 
 
 # In the worker.

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
 __all__ = [
     "printable",
+    "show_code",
     "shown_features",
     "shown_files",
     "shown_items",
@@ -149,6 +151,23 @@ def _shown_item(item: object) -> str:
     kind = type(item)
     is_ours = kind.__module__.startswith("torch_tfrecord.")
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
+
+
+def show_code(spec: Any, show: Callable[[Any], str] = repr) -> str:
+    """The Python code that builds a dataclass, without the arguments that have their default.
+
+    Args:
+        spec: The dataclass.
+        show: The code of each argument.
+    """
+    arguments = [
+        show(value)
+        if item.default is MISSING and not item.kw_only
+        else f"{item.name}={show(value)}"
+        for item in sorted(fields(spec), key=lambda item: item.kw_only is True)
+        if item.init and (value := getattr(spec, item.name)) != item.default
+    ]
+    return f"{type(spec).__name__}({', '.join(arguments)})"
 
 
 def shown_text(text: str, limit: int = _MOST_BYTES) -> str:

@@ -9,13 +9,8 @@ import json
 
 from tools import FOLDER, damage, damage_json, framed, outcome
 
-from torch_tfrecord import (
-    IterableMixture,
-    RecordBatchSampler,
-    RecordSampler,
-    TFRecordDataset,
-    TFRecordIterableDataset,
-)
+from torch_tfrecord import Mixture, RecordSampler, TFRecordDataset, TFRecordIterableDataset
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 COMPILED = False
 _MOST_ITEMS = 60
@@ -48,7 +43,7 @@ _MAKERS = [
     ),
     _stream(),
     _stream(shuffle=True, shuffle_buffer_size=5, cycle_length=2, block_length=2),
-    lambda: IterableMixture([_stream()(), _stream(shuffle=True)()], weights=[0.7, 0.3]),
+    lambda: Mixture([_stream()(), _stream(shuffle=True)()], weights=[0.7, 0.3]),
 ]
 
 

@@ -6,17 +6,16 @@ import pickle
 import pytest
 import torch
 from helpers import framed, pure_python
+from streams import stream_mixture
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.transforms import v2
 
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
-    IterableMixture,
     Mixture,
     PaddedCollate,
     RandomResizedCrop,
-    ReadAheadLoader,
     SequenceFeatures,
     Source,
     Text,
@@ -33,6 +32,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 
 FEATURES = {
     "offset": Source("offset"),
@@ -183,7 +183,7 @@ def test_mixtures_name_each_datasets_files(tmp_path):
     parts = [TFRecordDataset(tmp_path / name, FEATURES, index="memory") for name in "ab"]
     assert flat(DataLoader(Mixture(parts, [1, 1]), 4, collate_fn=collate)).items() <= known.items()
     streams = [TFRecordIterableDataset(tmp_path / name, FEATURES) for name in "ab"]
-    found = flat(DataLoader(IterableMixture(streams, [1, 1]), 4, collate_fn=collate))
+    found = flat(DataLoader(stream_mixture(streams, [1, 1]), 4, collate_fn=collate))
     assert found.items() <= known.items()
     assert len(found) > 4
 

@@ -45,7 +45,7 @@ def test_the_code(folder):
     features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
     names = {"features": features, "train": lambda batch: trained.append(batch["id"].tolist())}
     blocks = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 8
     seen = []
     for block in blocks:
         exec(compile(block, "docs/order.md", "exec"), names)

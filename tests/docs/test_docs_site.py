@@ -78,9 +78,7 @@ def test_slow_loader(run, capsys):
         "bytes in order",
     ]
     printed = capsys.readouterr().out
-    assert re.fullmatch(
-        r"waiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed
-    )
+    assert re.fullmatch(r"waiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed)
 
 
 def pages():

@@ -16,7 +16,6 @@ import torch_tfrecord
 from index_tools.main import main
 from torch_tfrecord import (
     FixedLenFeature,
-    IterableMixture,
     Mixture,
     ShardedTFRecordWriter,
     TFRecordDataset,
@@ -182,7 +181,7 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
         assert next(iter(value))["label"].tolist() == [3]
     elif isinstance(value, TFRecordDataset):
         assert value[0]
-    elif isinstance(value, Mixture | IterableMixture):
+    elif isinstance(value, Mixture):
         assert next(iter(value))["label"] == 3
     elif ".save(" in code:
         assert TFRecordDataset("a.tfrecord", index="require")[0] == record

@@ -12,7 +12,6 @@ from torch.utils.data import ConcatDataset, DataLoader, random_split
 from torch_tfrecord import (
     FixedLenFeature,
     Mixture,
-    ReadAheadLoader,
     RecordSampler,
     TFRecordDataset,
     TFRecordWriter,
@@ -20,6 +19,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import block_shuffle
 
 pytestmark = pytest.mark.filterwarnings(
@@ -132,7 +132,8 @@ def test_memory_is_bounded(files):
     ds = TFRecordDataset(files, FEATURES)
     for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
         kept = [
-            len(source._kept) - 8000 for source, _ in ds._record_files._kept.get().values.values()
+            len(source._kept) - 8000
+            for source, _ in ds._record_files._sources._kept.get().values.values()
         ]
     # Two windows' share of each file, and what one call of zlib gives.
     assert len(kept) == len(SIZES)

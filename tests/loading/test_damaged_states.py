@@ -8,9 +8,11 @@ import random
 
 import pytest
 import torch
+from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 import torch_tfrecord as tfr
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.samplers import RecordSampler
 
 VALUES = [
@@ -72,11 +74,11 @@ KINDS = {
         lambda f, make: after(make(f), 3),
     ),
     "batches": (
-        lambda f: tfr.RecordBatchSampler(dataset(f), batch_size=3),
+        lambda f: RecordBatchSampler(dataset(f), batch_size=3),
         lambda f, make: after(make(f), 3),
     ),
     "endless": (
-        lambda f: tfr.RecordBatchSampler(dataset(f), batch_size=3, num_epochs=None),
+        lambda f: RecordBatchSampler(dataset(f), batch_size=3, num_epochs=None),
         lambda f, make: after(make(f), 9),
     ),
     "loader": (lambda f: tfr.make_dataloader(f, 3, FEATURES), lambda f, make: after(make(f), 2)),
@@ -98,17 +100,15 @@ KINDS = {
         lambda f, make: merged(f),
     ),
     "mixture": (
-        lambda f: tfr.IterableMixture(
-            [stream(f), stream(f, shuffle_buffer_size=4)], [2, 1], **MIXED
-        ),
+        lambda f: stream_mixture([stream(f), stream(f, shuffle_buffer_size=4)], [2, 1], **MIXED),
         lambda f, make: after(make(f), 12),
     ),
     "mixture_of_lists": (
-        lambda f: tfr.IterableMixture([list(range(9)), "abc"], [2, 1], stop="all_exhausted"),
+        lambda f: stream_mixture([list(range(9)), "abc"], [2, 1], stop="all_exhausted"),
         lambda f, make: after(make(f), 7),
     ),
     "choices": (
-        lambda f: tfr.IterableMixture([list(range(9)), stream(f)], choices=[0, 1, 1] * 5, **MIXED),
+        lambda f: stream_mixture([list(range(9)), stream(f)], choices=[0, 1, 1] * 5, **MIXED),
         lambda f, make: after(make(f), 7),
     ),
 }

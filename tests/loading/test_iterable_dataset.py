@@ -1,7 +1,7 @@
 """The stream: order, shuffling, epochs, batches, damaged files, every record once over all ranks
 and workers.
 
-Covers loading/stream_samples.
+Covers loading/iterable_dataset.
 """
 
 import copy

@@ -29,8 +29,6 @@ from torch_tfrecord import (
     IndexMismatchError,
     Mixture,
     RandomResizedCrop,
-    ReadAheadLoader,
-    RecordBatchSampler,
     RecordSampler,
     ShardedTFRecordWriter,
     TFRecordDataset,
@@ -44,6 +42,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.nested_dataset import NestedDataset
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_tfrecord import (
@@ -26,6 +26,7 @@ from torch_tfrecord import (
     FixedLenFeature,
     PaddedCollate,
     ParseError,
+    Text,
     TFRecordDataset,
     TFRecordWriter,
     VarLenFeature,
@@ -34,7 +35,7 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import pace, read_ahead
+from torch_tfrecord.loading import read_ahead
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader, usual_num_threads
 
 pytestmark = pytest.mark.filterwarnings(
@@ -113,21 +114,6 @@ def test_the_same_batches_as_without_threads(path, num_threads, options):
             assert_same(got, expected)
 
 
-def test_the_same_batches_while_the_number_of_threads_changes(path, monkeypatch):
-    numbers_of_threads = itertools.cycle([1, 3, 2])
-    monkeypatch.setattr(
-        pace.Pace, "learn", lambda self, *_: setattr(self, "num_threads", next(numbers_of_threads))
-    )
-    loader = make_dataloader(path, 2, FEATURES, num_epochs=2)
-    for got, expected in zip(
-        loader, make_dataloader(path, 2, FEATURES, num_epochs=2, num_threads=0), strict=True
-    ):
-        assert_same(got, expected)
-    # left in the middle: the fixture looks for threads
-    for _ in zip(range(5), loader, strict=False):
-        pass
-
-
 def test_transforms_draw_in_this_thread_in_order(path):
     drawn = []
     for num_threads in (0, 3):
@@ -168,8 +154,7 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
         "_load_batches",
         lambda ds, batches: begun.extend(batches) or load(ds, batches),
     )
-    monkeypatch.setattr(pace, "_MOST_BATCHES", most)
-    monkeypatch.setattr(pace, "_TASK_SECONDS", 1000)  # whatever else the machine does
+    monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
     for taken in range(1, 12):
@@ -179,9 +164,7 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     assert (most == 1) == (len(begun) <= 13)
 
 
-def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
-    monkeypatch.setattr(pace, "_TASK_SECONDS", 1000)
-
+def test_what_a_sampler_gave_before_it_failed_is_not_lost(path):
     class Failing:
         def __iter__(self):
             yield from ([number] for number in range(9))
@@ -202,21 +185,23 @@ def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
     assert [value for value in found if value != "no more"] == [*range(9)]
 
 
-def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):
+def test_large_batches_are_loaded_one_by_one(tmp_path, path, monkeypatch):
     sizes = []
     load = TFRecordDataset._load_batches
-
-    def slowly(dataset, batches):
-        sizes.append(len(batches))
-        time.sleep(0.01)
-        return load(dataset, batches)
-
-    monkeypatch.setattr(TFRecordDataset, "_load_batches", slowly)
-    loader = make_dataloader(path, 7, FEATURES, num_threads=2)
-    assert [len(batch["n"]) for batch in loader] == [7] * (NUM_RECORDS // 7) + [NUM_RECORDS % 7] * (
-        NUM_RECORDS % 7 > 0
+    monkeypatch.setattr(
+        TFRecordDataset,
+        "_load_batches",
+        lambda ds, batches: sizes.append(len(batches)) or load(ds, batches),
     )
-    assert set(sizes) == {1}
+    assert len(list(make_dataloader(path, 7, FEATURES, num_threads=2))) == 6
+    assert sorted(sizes) == [1, 1, 4]  # the first alone; a few bytes in each
+    sizes.clear()
+    large = write(tmp_path / "large", [bytes(100_000)] * 24)  # 1 MiB has 10
+    assert len(list(make_dataloader(large, 3, num_threads=2))) == 8
+    assert sorted(sizes) == [1, 1, 3, 3]
+    sizes.clear()
+    assert len(list(make_dataloader(large, 11, num_threads=2))) == 3
+    assert sizes == [1, 1, 1]
 
 
 def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
@@ -377,6 +362,31 @@ def test_workers_go_without_threads(path):
 def test_wrong_numbers_of_threads(path, num_threads):
     with pytest.raises((TypeError, ValueError)):
         make_dataloader(path, 4, FEATURES, num_threads=num_threads)
+
+
+WORDS = {"ids": VarLenFeature(bytes), "name": FixedLenFeature((), bytes), "n": FEATURES["n"]}
+
+
+@pytest.mark.parametrize(
+    ("features", "size", "expected"),
+    [
+        (FEATURES, 10, 3),
+        (WORDS, 10, 1),  # small objects hold the lock
+        (WORDS, 10_000, 3),
+        (None, 10, 1),
+        (None, 10_000, 3),
+        ({**WORDS, "text": Text(), "a": FEATURES["n"]}, 10, 1),
+        ({"name": WORDS["name"], "n": FEATURES["n"]}, 10, 3),
+    ],
+)
+def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
+    """A rule from the features, the same in each run."""
+    monkeypatch.setattr(read_ahead, "has_native", lambda: True)
+    monkeypatch.setattr(read_ahead, "num_processors", lambda: 3)
+    dataset = TFRecordDataset(write(tmp_path / "a", [bytes(size)] * 4), features)
+    assert usual_num_threads(dataset) == usual_num_threads(Subset(dataset, [1, 2])) == expected
+    assert make_dataloader(dataset, 2).num_threads == expected
+    assert make_dataloader(dataset, 2, num_threads=2).num_threads == 2
 
 
 def test_usual_number_of_threads(monkeypatch):

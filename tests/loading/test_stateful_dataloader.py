@@ -7,8 +7,10 @@ import json
 
 import pytest
 import torch
+from streams import stream_mixture
 
-from torch_tfrecord import IterableMixture, RecordBatchSampler, RecordSampler
+from torch_tfrecord import RecordSampler
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful.StatefulDataLoader
@@ -171,7 +173,7 @@ class Place:
 )
 def test_mixtures_of_streams(kind, num_workers, stop):
     def make():
-        mixture = IterableMixture([kind(0, 12), kind(100, 5)], weights=[2, 1], seed=1, stop=stop)
+        mixture = stream_mixture([kind(0, 12), kind(100, 5)], weights=[2, 1], seed=1, stop=stop)
         return StatefulDataLoader(mixture, 3, num_workers=num_workers)
 
     loader, states = make(), []

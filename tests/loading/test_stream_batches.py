@@ -1,5 +1,5 @@
-"""Batches of a stream's samples: whole parts are taken as they are, and nobody else ever sees their
-memory.
+"""Batches of a stream's samples: joined from the columns of the parts that were parsed together, and
+nobody else ever sees their memory.
 """
 
 import itertools
@@ -21,7 +21,6 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
-from torch_tfrecord.loading.record_groups import GroupCutter, PartSizes, RecordGroup
 from torch_tfrecord.loading.sample_block import SampleBlock
 
 ROWS = 700
@@ -83,7 +82,7 @@ def looked_at(samples):
 
 @pytest.mark.parametrize("options", [{}, {"cycle_length": 2}, {"shuffle_buffer_size": 40}], ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 256, ROWS + 1])
-def test_batches_are_the_samples(folder, taken, size, options):
+def test_batches_are_the_samples(folder, size, options):
     samples = iter(stream(folder, **options))
     num_batches = 0
     batches = DataLoader(stream(folder, **options), size, collate_fn=collate)
@@ -91,12 +90,9 @@ def test_batches_are_the_samples(folder, taken, size, options):
         assert_same(batch, looked_at(itertools.islice(samples, size)))
     assert num_batches == -(-ROWS // size)
     assert next(samples, None) is None
-    whole = sum(columns is not None for columns in taken)
-    # the first is made of several parts
-    assert whole >= num_batches - 2 if 16 <= size <= ROWS else whole <= 1
 
 
-def test_torchs_batches_are_taken_too(folder, taken):
+def test_torchs_batches_are_the_samples(folder):
     samples = iter(stream(folder))
     features = {name: FEATURES[name] for name in ("row", "label", "name")}
     batches = DataLoader(TFRecordIterableDataset(folder / "*.tfrecord", features), 64)
@@ -105,7 +101,6 @@ def test_torchs_batches_are_taken_too(folder, taken):
             [{name: dict(s)[name] for name in features} for s in itertools.islice(samples, 64)]
         )
         assert_same(batch, expected)
-    assert len([columns for columns in taken if columns]) >= ROWS // 64 - 1
 
 
 @pytest.mark.parametrize("way", ["map", "stream", "torch"])
@@ -143,11 +138,8 @@ def test_each_tensor_has_a_version_of_its_own(folder, way):
 
 
 def a_whole_part(folder):
-    """The samples of one part, as the stream gives them to whoever makes batches of 64."""
-    samples = iter(stream(folder))
-    for _ in range(2):
-        collate([*itertools.islice(samples, 64)])
-    return [*itertools.islice(samples, 64)]
+    """The samples of one part, which a batch may take as it is."""
+    return [*itertools.islice(stream(folder), 64, 128)]
 
 
 def test_samples_outlive_their_batch(folder, taken):
@@ -162,11 +154,11 @@ def test_samples_outlive_their_batch(folder, taken):
     first["name"][:] = [b"changed"] * 64
     first["var"].values().fill_(-1)
     second = collate(samples)
-    assert_same(second, collate([*itertools.islice(stream(folder), 128, 192)]))
+    assert_same(second, collate([*itertools.islice(stream(folder), 64, 128)]))
     second["row"].fill_(-2)
-    assert dict(samples[3])["row"].tolist() == [131] * WIDTH
-    assert samples[4]["name"] == b"132"
-    assert samples[5]["float"].tolist() == [133.0] * WIDTH
+    assert dict(samples[3])["row"].tolist() == [67] * WIDTH
+    assert samples[4]["name"] == b"68"
+    assert samples[5]["float"].tolist() == [69.0] * WIDTH
 
 
 def test_a_sample_that_was_looked_at_shares_nothing_with_the_batch(folder, taken):
@@ -175,21 +167,21 @@ def test_a_sample_that_was_looked_at_shares_nothing_with_the_batch(folder, taken
     batch = collate(samples)
     assert not any(columns is not None for columns in taken)
     batch["row"].fill_(-1)
-    assert seen.tolist() == [135] * WIDTH
+    assert seen.tolist() == [71] * WIDTH
     samples = a_whole_part(folder)
     samples[7]["row"].fill_(-5)  # what is done to a sample in place counts
     samples[8]["label"] = torch.tensor(-6)
     batch = collate(samples)
-    assert batch["row"][:, 0].tolist() == [*range(128, 135), -5, *range(136, 192)]
-    assert batch["label"].tolist() == [*range(128, 136), -6, *range(137, 192)]
+    assert batch["row"][:, 0].tolist() == [*range(64, 71), -5, *range(72, 128)]
+    assert batch["label"].tolist() == [*range(64, 72), -6, *range(73, 128)]
 
 
 def test_some_or_reordered_samples_of_a_part_are_copied(folder, taken):
     samples = a_whole_part(folder)
     number = len(taken)
-    assert collate(samples[::-1])["label"].tolist() == [*range(191, 127, -1)]
-    assert collate(samples[1:])["label"].tolist() == [*range(129, 192)]
-    assert collate([*samples, samples[0]])["label"].tolist() == [*range(128, 192), 128]
+    assert collate(samples[::-1])["label"].tolist() == [*range(127, 63, -1)]
+    assert collate(samples[1:])["label"].tolist() == [*range(65, 128)]
+    assert collate([*samples, samples[0]])["label"].tolist() == [*range(64, 128), 64]
     assert not any(columns is not None for columns in taken[number:])
 
 
@@ -206,48 +198,3 @@ def test_samples_before_a_bad_record_come_before_its_error(tmp_path):
     samples = iter(TFRecordIterableDataset(tmp_path / "bad", features))
     collate([*itertools.islice(samples, 60)])
     assert [int(next(samples)["label"]) for _ in range(190)] == [*range(60, 250)]
-
-
-# How much is parsed together.
-
-
-def test_sizes_follow_the_batches():
-    sizes, mega = PartSizes(), 1 << 20
-    usual = [sizes.after(0)[0] for _ in range(8)]
-    assert usual == [16, 32, 64, 128, 256, 512, 1024, 1024]
-    sizes.learn(256, 300, 44)  # 300 samples, which end 44 rows behind the 256th
-    assert sizes.after(496) == (300 - 196, 64 * mega, True)
-    assert sizes.after(300) == (300, 64 * mega, True)
-    assert sizes.after(600) == (1024, mega, False)  # nobody made a batch of those
-    assert sizes.after(299) == (1024, mega, False)  # an older batch, made late
-    sizes.learn(600, 5, 10)
-    assert sizes.after(612)[0] == 13  # small ones together: up to 625
-
-
-def group(numbers, size=10):
-    return RecordGroup.of([(bytes([n]) * size, 0, 0, n) for n in numbers])
-
-
-def test_groups_are_cut_anew():
-    def groups():
-        yield group(range(5))
-        yield group(range(5, 12))
-        raise OSError("no more")
-
-    cutter = GroupCutter(groups())
-
-    def cut(*arguments):
-        found = cutter.cut(*arguments)
-        assert [payload[0] for payload in found.records.tolist()] == found.numbers.tolist()
-        return found.numbers.tolist()
-
-    assert cut(3, 1000, False) == [0, 1, 2]
-    assert cut(3, 1000, False) == [3, 4]
-    assert cut(3, 20, True) == [5, 6]
-    assert cut(1, 1, False) == [7]  # one, however large
-    assert cut(9, 1000, True) == [8, 9, 10, 11]
-    for _ in range(2):  # the error comes behind what was before it, and stays
-        with pytest.raises(OSError, match="no more"):
-            cutter.cut(9, 1000, True)
-    empty = GroupCutter(iter([]))
-    assert empty.cut(9, 1000, True) is None

@@ -1,7 +1,7 @@
 """TFRecordIterableDataset: its state, alone, in StatefulDataLoader's workers, and on other workers
 and ranks.
 
-Covers loading/stream_iteration, loading/stream_marks, loading/stream_states.
+Covers loading/stream_iteration.
 """
 
 import json
@@ -12,9 +12,10 @@ from itertools import islice, product
 import pytest
 import torch
 from helpers import open_descriptors
+from streams import stream_mixture
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import FixedLenFeature, IterableMixture, TFRecordIterableDataset, TFRecordWriter
+from torch_tfrecord import FixedLenFeature, TFRecordIterableDataset, TFRecordWriter
 
 # DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks
 # where threads run.
@@ -384,7 +385,7 @@ def test_a_mixture_of_streams_asks_for_new_orders_and_goes_on(tmp_path):
             stream(tmp_path / name, shuffle=True, shuffle_buffer_size=4)
             for name in ("long", "short")
         ]
-        return IterableMixture(parts, weights=[1, 1], stop="all_exhausted")
+        return stream_mixture(parts, weights=[1, 1], stop="all_exhausted")
 
     mixture, states = make(), []
     iterator, whole = iter(mixture), []

@@ -13,7 +13,8 @@ import torch
 from helpers import for_each
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
-from torch_tfrecord import RecordBatchSampler, RecordSampler
+from torch_tfrecord import RecordSampler
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

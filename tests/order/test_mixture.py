@@ -12,19 +12,19 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
-    IterableMixture,
     Mixture,
-    RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
     collate,
 )
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
@@ -62,7 +62,7 @@ def test_positions_and_streams_agree(sizes, weights, stop):
         numbers(*sizes), weights, seed=4, stop=stop, shuffle=False, num_samples=length
     )
     stream = list(
-        itertools.islice(IterableMixture(numbers(*sizes), weights, seed=4, stop=stop), length)
+        itertools.islice(stream_mixture(numbers(*sizes), weights, seed=4, stop=stop), length)
     )
     assert everything(mixture) == stream
     counts = Counter(sample // 1000 for sample in stream)
@@ -243,10 +243,10 @@ def test_choices(stop, expected):
     sizes = (3, 1, 2)
     mixture = Mixture(numbers(*sizes), choices=CHOICES, stop=stop, shuffle=False)
     assert everything(mixture) == expected
-    stream = IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop)
+    stream = stream_mixture(numbers(*sizes), choices=CHOICES, stop=stop)
     assert list(stream) == list(stream) == expected
     check_resume(
-        lambda: IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2
+        lambda: stream_mixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2
     )
 
 
@@ -272,13 +272,13 @@ def check_resume(make, length):
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(("sizes", "weights"), CASES[:3])
 def test_streams_resume_at_every_sample(sizes, weights, stop):
-    check_resume(lambda: IterableMixture(numbers(*sizes), weights, seed=2, stop=stop), 60)
+    check_resume(lambda: stream_mixture(numbers(*sizes), weights, seed=2, stop=stop), 60)
 
 
 def test_mixtures_of_mixtures_keep_the_inner_state():
     def make():
-        inner = IterableMixture(numbers(9, 4), [2, 1], seed=5, stop="all_exhausted")
-        return IterableMixture([inner, range(5000, 5010)], [1, 1], seed=6, stop="all_exhausted")
+        inner = stream_mixture(numbers(9, 4), [2, 1], seed=5, stop="all_exhausted")
+        return stream_mixture([inner, range(5000, 5010)], [1, 1], seed=6, stop="all_exhausted")
 
     check_resume(make, 60)
     mixture = make()
@@ -293,14 +293,14 @@ class Epochs:
 
 
 def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
-    mixture = IterableMixture([Epochs(), range(6)], stop="all_exhausted")
+    mixture = stream_mixture([Epochs(), range(6)], stop="all_exhausted")
     mixture.set_epoch(10)
     assert [sample for sample in mixture if isinstance(sample, tuple)][:6] == [
         (epoch, place) for epoch in (10, 11, 12) for place in (0, 1)
     ]
 
 
-@pytest.mark.parametrize("kind", [Mixture, IterableMixture])
+@pytest.mark.parametrize("kind", [Mixture, stream_mixture])
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -337,28 +337,28 @@ def test_nothing_cannot_be_repeated(stop):
     with pytest.raises(
         ValueError, match="dataset 1 is empty: it gave no sample, so it cannot be repeated"
     ):
-        list(itertools.islice(IterableMixture(numbers(2, 0), stop=stop), 50))
+        list(itertools.islice(stream_mixture(numbers(2, 0), stop=stop), 50))
     once = [iter([1, 2]), [5] * 9]
     with pytest.raises(ValueError, match="dataset 0 gave no sample when it was repeated"):
-        list(IterableMixture(once, stop=stop))
+        list(stream_mixture(once, stop=stop))
 
 
 def test_states_of_other_mixtures():
-    mixture = IterableMixture(numbers(4, 4), [1, 2])
+    mixture = stream_mixture(numbers(4, 4), [1, 2])
     next(iter(mixture))
     state = mixture.state_dict()
     for other, text in [
         (
-            IterableMixture(numbers(4, 4), [1, 3]),
+            stream_mixture(numbers(4, 4), [1, 3]),
             r"weights is \[1, 2\] in the state, \[1, 3\] here",
         ),
-        (IterableMixture(numbers(4, 4), [1, 2], seed=1), "seed is 0 in the state, 1 here"),
+        (stream_mixture(numbers(4, 4), [1, 2], seed=1), "seed is 0 in the state, 1 here"),
         (
-            IterableMixture(numbers(4, 4), [1, 2], stop="never"),
+            stream_mixture(numbers(4, 4), [1, 2], stop="never"),
             "stop is 'first_exhausted' in the state, 'never' here",
         ),
         (
-            IterableMixture(numbers(4, 4), choices=[0]),
+            stream_mixture(numbers(4, 4), choices=[0]),
             r"weights is \[1, 2\] in the state, \[1, 1\] here",
         ),
     ]:
@@ -405,7 +405,7 @@ def test_of_files(tmp_path):
         int(pickle.loads(pickle.dumps(mixture))[position]["id"]) for position in sampler
     ] == ids[0]
     streams = [TFRecordIterableDataset(path, features) for path in paths]
-    stream = IterableMixture(streams, [2, 1], stop="all_exhausted_without_replacement")
+    stream = stream_mixture(streams, [2, 1], stop="all_exhausted_without_replacement")
     found = DataLoader(stream, batch_size=None, num_workers=2, generator=torch.Generator())
     assert sorted(int(sample["id"]) for sample in found) == sorted(ids[0])
 
@@ -433,8 +433,8 @@ def test_weights_by_name_are_those_in_the_order_of_the_datasets():
         "'taco' 12.5% of 7 samples)"
     )
     assert Mixture(numbers(4, 4)).names is None
-    stream = IterableMixture(datasets, pairs, seed=3)
-    assert list(stream) == list(IterableMixture([*datasets.values()], [5, 2, 1], seed=3))
+    stream = stream_mixture(datasets, pairs, seed=3)
+    assert list(stream) == list(stream_mixture([*datasets.values()], [5, 2, 1], seed=3))
     assert Mixture(datasets, choices=[0, 2]).shares is None
     assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(
         Mixture(datasets, choices=[0, 2])

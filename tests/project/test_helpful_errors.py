@@ -16,17 +16,15 @@ import pytest
 import torch
 from helpers import run_program
 from rlds_episodes import LENGTHS, write_episodes
+from streams import stream_mixture
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import torch_tfrecord.shown as shown
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
-    IterableMixture,
     Mixture,
     PaddedCollate,
-    ReadAheadLoader,
-    RecordBatchSampler,
     RecordSampler,
     SequenceFeatures,
     TFRecordDataset,
@@ -41,6 +39,8 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     tfds,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.samples import SampleList
 
 NOTES = pytest.mark.skipif(
@@ -600,7 +600,7 @@ def test_wrong_kinds_of_arguments(folder):
         ),
         (lambda: Mixture([ds], seed="a"), f"seed {number}, got 'a'"),
         (lambda: Mixture([ds], shuffle="yes"), "shuffle must be True or False, got 'yes'"),
-        (lambda: IterableMixture([ds], seed=None), f"seed {number}, got None"),
+        (lambda: stream_mixture([ds], seed=None), f"seed {number}, got None"),
         (
             lambda: TFRecordIterableDataset(folder / "?", batch_size="3"),
             f"batch_size {number} of at least 1, got '3'",
@@ -817,8 +817,8 @@ def test_repr(folder, episodes):
         == f"Mixture(3 samples of 2 datasets of [12, 1] samples: {text}, list)"
     )
     assert (
-        repr(IterableMixture([ds, [1]]))
-        == f"IterableMixture(2 datasets, weights=[1, 1]: {text}, list)"
+        repr(Mixture([ds, iter([1])]))
+        == f"Mixture(2 streams, weights=[1, 1]: {text}, list_iterator)"
     )
     loader = make_dataloader(folder / "?", 7, FEATURES, transform=resize, num_threads=2)
     assert repr(loader) == f"RecordLoader({text}, batch_size=7, num_workers=0, num_threads=2)"

@@ -5,96 +5,105 @@ The tests of torch's loader say first when a new torch changed it.
 """
 
 import ast
-import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from internals import OURS, internals, internals_in_c, names_defined
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 import torch_tfrecord
-
-# What `_ReadAheadIterator` reads of torch's iterator, and the methods that it replaces.
-ATTRIBUTES = [
-    "_collate_fn",
-    "_dataset",
-    "_num_yielded",
-    "_pin_memory",
-    "_pin_memory_device",
-    "_sampler_iter",
-]
-METHODS = ["__next__", "_next_data"]
+from torch_tfrecord import torch_internals
 
 
-def test_the_iterator_of_a_loader_without_workers():
-    loader = DataLoader([10, 11, 12], batch_size=2)
-    iterator = iter(loader)
-    assert type(iterator) is _SingleProcessDataLoaderIter
-    assert [name for name in ATTRIBUTES if not hasattr(iterator, name)] == []
-    assert list(inspect.signature(_SingleProcessDataLoaderIter.__init__).parameters) == [
-        "self",
-        "loader",
-    ]
-    assert (iterator._dataset, iterator._collate_fn) == (loader.dataset, loader.collate_fn)
-    assert (iterator._num_yielded, list(iterator._sampler_iter)) == (0, [[0, 1], [2]])
+def test_an_iterator_draws_what_torchs_draws():
+    """One number, of the loader's generator: ours, for threads, does the same."""
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    iter(DataLoader([10, 11], generator=generators[0]))
+    torch.empty((), dtype=torch.int64).random_(generator=generators[1])
+    assert torch.equal(*(generator.get_state() for generator in generators))
 
 
-def test_the_methods_that_are_replaced():
-    for name in METHODS:
-        assert list(inspect.signature(getattr(_BaseDataLoaderIter, name)).parameters) == ["self"]
-    calls = []
-
-    class Iterator(_SingleProcessDataLoaderIter):
-        def _next_data(self):
-            calls.append(self._num_yielded)
-            return super()._next_data()
-
-    assert [batch.tolist() for batch in Iterator(DataLoader([10, 11, 12], batch_size=2))] == [
-        [10, 11],
-        [12],
-    ]
-    assert calls == [0, 1, 2]  # torch's own __next__ asks here, and counts afterwards
+def test_a_jagged_tensor_is_torchs():
+    values, offsets = torch.arange(3), torch.tensor([0, 1, 3])
+    ours = torch_internals.jagged(values, offsets, 2)
+    torchs = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=2)
+    assert torch.equal(ours.to_padded_tensor(-1), torchs.to_padded_tensor(-1))
+    for jagged in (ours, torchs):
+        assert [part.tolist() for part in torch_internals.jagged_parts(jagged)] == [
+            [0, 1, 2],
+            [0, 1, 3],
+        ]
 
 
-def test_pin_memory_takes_a_batch_and_a_device():
-    assert list(inspect.signature(pin_memory).parameters) == ["data", "device"]
+WAYS = """
+import builtins, torch
+from torch_tfrecord import PaddedCollate, torch_internals
+usual = builtins.__import__
+def import_no_internals(name, globals=None, *rest):
+    ours = (globals or {}).get("__name__") == "torch_tfrecord.torch_internals"
+    if ours and name.startswith("torch.") and "._" in name:
+        raise ImportError(name)
+    return usual(name, globals, *rest)
+PaddedCollate
+builtins.__import__ = import_no_internals
+jagged = torch_internals.jagged(torch.arange(3), torch.tensor([0, 1, 3]), 2)
+print([row.tolist() for row in jagged.unbind()])
+print(PaddedCollate()([{"x": torch.arange(1)}, {"x": torch.arange(2)}]))
+torch.Tensor.pin_memory = lambda tensor: tensor + 1
+print(torch_internals.pin({"x": (torch.zeros(1), [b"a"])}))
+"""
+
+
+def test_documented_ways_take_their_places():
+    """In a release of torch that lacks what it does not document."""
+    done = subprocess.run([sys.executable, "-c", WAYS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [
+        "[[0], [1, 2]]",
+        "{'x': tensor([[0, 0],",
+        "        [0, 1]])}",
+        "{'x': (tensor([1.]), [b'a'])}",
+    ]), done.stderr  # fmt: skip
 
 
 # By module, what `internals` finds: where it was last seen, and why it is used.
 TORCH, PYTHON = "torch 2.15", "Python 3.11"
 LISTED = {
-    "index_tools/_files.py": {
+    "torch_tfrecord/torch_internals.py": {
+        "torch.utils._pytree": (
+            TORCH,
+            "samples are dicts for torch.export and pin_memory; `register_pytree_node`",
+        ),
+        "torch.utils.data._utils.collate.collate": (TORCH, "default_collate with more functions"),
+        "torch.utils.data._utils.collate.default_collate_fn_map": (
+            TORCH,
+            "the documented map of default_collate is in there alone",
+        ),
+        "torch.utils.data._utils.pin_memory.pin_memory": (TORCH, "what pins a batch of any form"),
+        "torch._C": (TORCH, "DisableTorchFunctionSubclass: jagged tensors answer in 20 us"),
+        "torch.autograd.profiler._is_profiler_enabled": (TORCH, "whether it records steps"),
+        "torch.nested._internal.nested_tensor.NestedTensor": (
+            TORCH,
+            "torch's function takes three times as long",
+        ),
+        "_metadata_cache=": (TORCH, "the longest row, which to_padded_tensor needs"),
+        "._forward_hooks": (TORCH, "a transform with hooks is not replaced"),
+        "._forward_pre_hooks": (TORCH, "a transform with hooks is not replaced"),
+        "._indices": (TORCH, "of sparse tensors that are not coalesced"),
+        "._lengths": (TORCH, "whether a jagged tensor has gaps"),
+        "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
+        "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
+        "._values": (TORCH, "parts of jagged and sparse tensors"),
+        "._workers": (TORCH, "which worker was killed"),
+    },
+    "index_tools/_workers.py": {
         "multiprocessing.forkserver": (PYTHON, "its server starts with Ctrl-C ignored"),
         "multiprocessing.forkserver.ensure_running": (
             PYTHON,
             "its server starts with Ctrl-C ignored",
         ),
-    },
-    "torch_tfrecord/loading/collate.py": {
-        "torch.utils._pytree": (
-            TORCH,
-            "samples are dicts for torch.export and pin_memory; `register_pytree_node`",
-        ),
-        "torch.utils.data._utils.collate": (
-            TORCH,
-            "the documented map of default_collate is in there alone",
-        ),
-    },
-    "torch_tfrecord/loading/padded_values.py": {
-        "torch._C": (
-            TORCH,
-            "DisableTorchFunctionSubclass: a jagged tensor answers each question in 20 us",
-        ),
-        "._lengths": (TORCH, "whether a jagged tensor has gaps"),
-        "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
-        "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
-        "._values": (TORCH, "a jagged tensor's parts without torch's operators"),
-    },
-    "torch_tfrecord/loading/sample_block.py": {
-        "._lengths": (TORCH, "whether a jagged tensor has gaps"),
-        "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
     },
     "torch_tfrecord/loading/transport.py": {
         "multiprocessing.reduction.ForkingPickler": (PYTHON, "how a worker's queue sends batches"),
@@ -106,45 +115,9 @@ LISTED = {
             PYTHON,
             "how a worker's queue sends batches",
         ),
-        "torch.multiprocessing.reductions.reduce_tensor": (
-            TORCH,
-            "how torch sends tensors that are not ours",
-        ),
-        "torch.UntypedStorage._new_shared": (TORCH, "shared memory without a copy"),
-        "._indices": (TORCH, "of sparse tensors that are not coalesced"),
-        "._lengths": (TORCH, "whether a jagged tensor has gaps"),
-        "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
-        "._values": (TORCH, "of sparse tensors that are not coalesced"),
     },
     "torch_tfrecord/errors.py": {
         "sys._getframe": (PYTHON, "which line of the user's a warning points to"),
-    },
-    "torch_tfrecord/images/leading_crops.py": {
-        "._forward_hooks": (TORCH, "a transform with hooks is not replaced"),
-        "._forward_pre_hooks": (TORCH, "a transform with hooks is not replaced"),
-    },
-    "torch_tfrecord/loading/read_ahead.py": {
-        "torch.utils.data._utils.pin_memory.pin_memory": (TORCH, "what pins a batch of any form"),
-        "torch.utils.data.dataloader._SingleProcessDataLoaderIter": (
-            TORCH,
-            "the iterator that threads take over",
-        ),
-        "torch.autograd.profiler._is_profiler_enabled": (TORCH, "then torch records the step"),
-        "._collate_fn": (TORCH, "of torch's iterator"),
-        "._dataset": (TORCH, "of torch's iterator"),
-        "._next_data": (TORCH, "of torch's iterator, replaced"),
-        "._num_yielded": (TORCH, "of torch's iterator"),
-        "._pin_memory": (TORCH, "of torch's iterator"),
-        "._pin_memory_device": (TORCH, "of torch's iterator"),
-        "._sampler_iter": (TORCH, "of torch's iterator"),
-    },
-    "torch_tfrecord/loading/record_loader.py": {
-        "._workers": (TORCH, "which worker was killed"),
-        "object.__setattr__('drop_last')": (
-            TORCH,
-            "torch forbids it; Accelerate counts the last batch by it",
-        ),
-        "object.__setattr__('sampler')": (TORCH, "torch forbids it; trainers call its set_epoch"),
     },
     "torch_tfrecord/order/epoch_count.py": {
         "multiprocessing.context.get_spawning_popen": (
@@ -183,18 +156,9 @@ LISTED = {
     "torch_tfrecord/tfds/episode_columns.py": {
         "._values": ("ours", "columns of our own have this name, too"),
     },
-    "torch_tfrecord/columns/containers.py": {
-        "_metadata_cache=": (TORCH, "the longest row, which to_padded_tensor needs"),
-        "torch.nested._internal.nested_tensor.NestedTensor": (
-            TORCH,
-            "torch's function takes three times as long",
-        ),
-    },
     "torch_tfrecord/columns/stacking.py": {
-        "._indices": (TORCH, "of sparse tensors that are not coalesced"),
-        "._torch_tfrecord_listed": (TORCH, "a mark of ours on a tensor"),
-        "._torch_tfrecord_ragged": (TORCH, "a mark of ours on a tensor"),
-        "._values": (TORCH, "of sparse tensors that are not coalesced"),
+        "._torch_tfrecord_listed": ("ours", "a mark of ours on a tensor"),
+        "._torch_tfrecord_ragged": ("ours", "a mark of ours on a tensor"),
     },
 }
 
@@ -217,6 +181,8 @@ def test_all_use_of_internals_is_listed():
     assert {path: names for path, names in found.items() if names} == {
         path: {*rows} for path, rows in LISTED.items()
     }
+    of_torch = {path for path, rows in LISTED.items() for seen, _ in rows.values() if seen == TORCH}
+    assert of_torch == {"torch_tfrecord/torch_internals.py"}
 
 
 LINES = {
@@ -269,13 +235,13 @@ def _go_on(self):
     [
         (
             "read_ahead",
-            "class _ReadAheadIterator:\n def _next_data(self): return self._dataset, self._pool",
-            {"._next_data", "._dataset"},
+            "class ReadAheadLoader:\n def _get_iterator(self): return self._auto_collation, self._order",
+            {"._get_iterator", "._auto_collation"},
         ),
         (
             "record_loader",
-            "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'drop_last', self._order)",
-            {"object.__setattr__('drop_last')"},
+            "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'batch_size', self._order)",
+            {"object.__setattr__('batch_size')"},
         ),
     ],
 )

@@ -1,5 +1,7 @@
 """Several processes that need the same indexes: each is built once, whoever is killed, and nobody
 waits for ever.
+
+Covers records/index_keeper.
 """
 
 import errno
@@ -15,9 +17,9 @@ from helpers import framed
 from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
-from torch_tfrecord.records import build_turns, index_keeper
-from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
-from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.files.temporaries import hidden_name
+from torch_tfrecord.records import index_keeper
+from torch_tfrecord.records.index_keeper import IndexKeeper, build_alone
 from torch_tfrecord.records.sidecar import sidecar_folder, sidecar_path
 
 FORK = multiprocessing.get_context("fork")
@@ -77,13 +79,13 @@ def test_each_index_is_built_once(files, log, world_size):
 
 def test_ranks_begin_with_their_share(monkeypatch):
     paths = [str(number) for number in range(7)]
-    assert list(in_own_order(paths)) == paths
+    assert list(index_keeper._in_own_order(paths)) == paths
     for rank, expected in enumerate(["0 3 6 1 4 2 5", "1 4 2 5 0 3 6", "2 5 0 3 6 1 4"]):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "3")
-        assert list(in_own_order(paths)) == expected.split()
+        assert list(index_keeper._in_own_order(paths)) == expected.split()
     monkeypatch.setenv("RANK", "3")  # no rank of three
-    assert list(in_own_order(paths)) == paths
+    assert list(index_keeper._in_own_order(paths)) == paths
 
 
 def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
@@ -112,8 +114,8 @@ def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
 
 
 def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
-    monkeypatch.setattr(build_turns, "_SILENT_SECONDS", 0)
-    monkeypatch.setattr(build_turns, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(index_keeper, "_SILENT_SECONDS", 0)
+    monkeypatch.setattr(index_keeper, "_MOST_SECONDS", 0.1)
     with build_alone([sidecar_path(files[0])], sidecar_folder) as is_alone:
         assert is_alone
         with pytest.warns(
@@ -152,6 +154,7 @@ def fail_at(files, number):
     assert len(files) > number
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks(files, monkeypatch, number):
     def flock(descriptor, how):
@@ -165,7 +168,7 @@ def test_a_file_system_without_locks(files, monkeypatch, number):
 def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
     """Who opened it before it was removed must not take it for the one that others see."""
     place = str(tmp_path / "kept")
-    (lock,) = (tmp_path / build_turns.hidden_name("kept", "lock"),)
+    (lock,) = (tmp_path / hidden_name("kept", "lock"),)
     with build_alone([place], sidecar_folder) as is_alone:
         assert is_alone and lock.exists()
         with build_alone([place], sidecar_folder) as other:
@@ -174,16 +177,6 @@ def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
         with build_alone([place], sidecar_folder) as other:
             assert other
     assert not lock.exists()
-
-
-def test_waiting_grows(monkeypatch):
-    pauses = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    waiting = Waiting("x", "index")
-    for _ in range(8):
-        waiting.pause()
-    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
-    assert not waiting.is_over
 
 
 JOB = """
@@ -207,7 +200,7 @@ assert len(ds) == 12 and ds[11] == b"abc"
 @pytest.mark.slow
 def test_torchrun(files, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
-    root = Path(build_turns.__file__).parents[2]
+    root = Path(index_keeper.__file__).parents[2]
     environment = {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
     done = torchrun(2, tmp_path / "job.py", tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]

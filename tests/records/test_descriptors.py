@@ -277,7 +277,8 @@ def test_who_reads_writes_or_lists_names_the_limit(tmp_path, tmp_path_factory):
 RLDS = """
 import resource, sys, threading
 import numpy as np, torch
-from torch_tfrecord import ReadAheadLoader, tfds
+from torch_tfrecord import tfds
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 f = tfds.features
 features = {"steps": f.Dataset({"number": f.Scalar("int64"), "frame": f.Tensor((200,), "uint8", encoding="bytes")})}
 def episode(number):

@@ -1,8 +1,7 @@
 """The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is
 damaged or stale.
 
-Covers records/manifest_build, records/manifest_files, records/manifest_shards,
-records/manifest_table.
+Covers records/manifest_build, records/manifest_shards.
 """
 
 import multiprocessing
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import compressed, framed
-from sidecars import changed, flipped_in_place, mended, taken_apart
+from sidecars import changed, flipped_in_place, taken_apart
 
 from torch_tfrecord import (
     IndexMismatchError,
@@ -30,18 +29,19 @@ from torch_tfrecord import (
     find_files,
 )
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.records import index_keeper, manifest_files, manifest_table
+from torch_tfrecord.records import index_keeper, manifest_shards
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.length_blocks import pack_lengths, unpack_lengths
-from torch_tfrecord.records.manifest import Manifest, manifest_parts, shard_row
-from torch_tfrecord.records.manifest_build import write_manifest
-from torch_tfrecord.records.manifest_files import (
+from torch_tfrecord.records.manifest import (
+    Manifest,
     common_folder,
     manifest_path,
+    pack_manifest,
     relative_names,
     shard_paths,
+    shard_row,
 )
-from torch_tfrecord.records.manifest_table import ManifestTable
+from torch_tfrecord.records.manifest_build import write_manifest
+from torch_tfrecord.records.manifest_shards import ManifestTable
 from torch_tfrecord.records.record_table import RecordTable
 
 COUNTS = [3, 0, 5000, 2048, 1, 4096, 700]
@@ -82,9 +82,9 @@ def manifest_of(folder):
 def lazily(request, monkeypatch):
     """Both ways of looking up; by blocks with room for three."""
     if request.param == "by blocks":
-        monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
-        monkeypatch.setattr(manifest_table, "_KEPT_BLOCKS", 3)
-        monkeypatch.setattr(manifest_table, "_BLOCKS_AT_ONCE", 2)
+        monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
+        monkeypatch.setattr(manifest_shards, "_KEPT_BLOCKS", 3)
+        monkeypatch.setattr(manifest_shards, "_BLOCKS_AT_ONCE", 2)
     return request.param == "by blocks"
 
 
@@ -286,8 +286,7 @@ def test_its_size_for_records_of_one_kind():
         np.int64
     )
     row = shard_row(index_of(lengths))
-    parts = list(manifest_parts(["x"] * 10, [row] * 10))
-    assert sum(map(len, parts)) < 3 * 10 * len(lengths)
+    assert len(pack_manifest(["x"] * 10, [row] * 10)) < 4.01 * 10 * len(lengths)
 
 
 def index_of(lengths, **facts):
@@ -340,9 +339,7 @@ def test_a_changed_shard(data, change):
     assert ds.raw(sum(COUNTS[:4])) != WANTED[sum(COUNTS[:4])]
 
 
-@pytest.mark.parametrize("most_asked_singly", [100, 1], ids=["by name", "by the folder's entries"])
-def test_a_missing_shard(data, most_asked_singly, monkeypatch):
-    monkeypatch.setattr(manifest_files, "_MOST_ASKED_SINGLY", most_asked_singly)
+def test_a_missing_shard(data):
     (data / "x-00004-of-00007").unlink()
     (data / "x-00005-of-00007").unlink()
     (data / "x-00005-of-00007").symlink_to("nowhere")
@@ -376,7 +373,7 @@ def test_a_shard_that_changes_while_it_is_used(data):
 
 
 def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
+    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
     pickled = pickle.dumps(TFRecordDataset(str(data)))
     (data / "x-00004-of-00007").write_bytes(framed(b"new"))
     build_manifest(data)
@@ -393,7 +390,7 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
 @pytest.mark.parametrize("bits", [[5], pytest.param(range(8), marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     """In the head when it is opened, in a block when one of its records is looked up."""
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
+    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
     (tmp_path / "x").write_bytes(framed(*payloads(3, 40)))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     for _ in flipped_in_place(
@@ -436,11 +433,7 @@ def arrays_with(name, change):
 
 def changed_head(content, arrays=None, **metadata):
     """A manifest with other arrays and metadata, and checksums as they need to be."""
-    _, own = taken_apart(content)
-    blocks = own["blocks"].tobytes()
-    whole = changed(content, arrays, **metadata)
-    head = whole[: -len(blocks)] if blocks else whole
-    return mended(head) + blocks
+    return changed(content, arrays, lazy="lengths", **metadata)
 
 
 def plus(number, at=0):
@@ -457,21 +450,26 @@ def plus(number, at=0):
         (
             "num_records",
             plus(1),
-            "block 0: expected a block of [0-9]+ bytes, got|records one behind the other",
+            "expected 41 lengths, got 40",
         ),
         (
             "num_records",
             plus(-1),
-            "block 0: expected a block of [0-9]+ bytes, got|records one behind the other",
+            "expected 39 lengths, got 40",
         ),
         ("num_records", plus(1 << 40), "numbers of a TFRecord file, got others in row 0"),
         ("file_sizes", plus(1), "numbers of a TFRecord file, got others in row 0"),
         ("stream_sizes", plus(-(1 << 63) + 5), "numbers of a TFRecord file, got others in row 0"),
         ("compression", plus(7), "numbers of a TFRecord file, got others in row 0"),
         ("fingerprints", plus(1 << 40), "numbers of a TFRecord file, got others in row 0"),
-        ("mtimes_ns", lambda array: array[:0], r"expected 1 rows in each column, got \[0, 1\]"),
+        (
+            "mtimes_ns",
+            lambda array: array[:0],
+            r"expected a row for each shard in each column, got \[0, 1\]",
+        ),
         ("block_offsets", plus(16), "records one behind the other from byte 16 to byte"),
-        ("block_bytes", plus(1), "expected 37 bytes of blocks, got 36"),
+        ("lengths", lambda array: array[:-1], "expected 40 lengths, got 39"),
+        ("lengths", lambda array: array.astype(np.int64), "of uint32 uint64, got others"),
         (
             "block_crcs",
             lambda array: array[:0],
@@ -505,12 +503,16 @@ def test_lengths_that_lie(tmp_path):
     content = framed(*payloads(3, 40))
     (tmp_path / "x").write_bytes(content)
     index, rng = build_index(tmp_path / "x"), np.random.default_rng(0)
-    for _ in range(50):
-        lengths = index.lengths.copy()
-        lengths[rng.integers(40, size=4)] = rng.choice([0, 7, 1 << 40, (1 << 62) - 1], 4)
-        lie = [pack_lengths(lengths)]
-        row = shard_row(index)._replace(blocks=lie, crcs=[crc32c(lie[0])])
-        (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(["x"], [row])))
+    honest = pack_manifest(["x"], [shard_row(index)])
+    for number in range(50):
+        dtype = (np.uint32, np.uint64)[number % 2]
+        lengths = index.lengths.astype(dtype)
+        most = np.iinfo(dtype).max
+        lengths[rng.integers(40, size=4)] = rng.choice(np.array([0, 7, most // 2, most], dtype), 4)
+        crcs = np.array([crc32c(lengths)], np.uint32)
+        (tmp_path / "m.safetensors").write_bytes(
+            changed_head(honest, {"lengths": lengths, "block_crcs": crcs})
+        )
         with pytest.raises(
             IndexMismatchError, match="block 0: expected records one behind the other from byte 0"
         ):
@@ -523,7 +525,7 @@ def test_a_swapped_pair_of_lengths_is_noticed_when_it_is_read(tmp_path):
     lie = shard_row(
         index_of(index.lengths[::-1], mtime_ns=index.mtime_ns, fingerprint=index.fingerprint)
     )
-    (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(["x"], [lie])))
+    (tmp_path / "m.safetensors").write_bytes(pack_manifest(["x"], [lie]))
     with pytest.raises(
         IndexMismatchError,
         match=r"x: record 0 at byte 0: expected a record of 2 bytes \(by the index\)",
@@ -558,9 +560,7 @@ def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text
 def test_long_names_are_read(tmp_path):
     row = shard_row(index_of(np.array([1])))
     for names in (["s3://bucket/" + "a" * 4000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
-        (tmp_path / "m.safetensors").write_bytes(
-            b"".join(manifest_parts(names, [row] * len(names)))
-        )
+        (tmp_path / "m.safetensors").write_bytes(pack_manifest(names, [row] * len(names)))
         assert Manifest(str(tmp_path / "m.safetensors")).names() == names
 
 
@@ -679,12 +679,12 @@ def test_other_processes(data, lazily, method):
 
 @pytest.mark.slow
 def test_a_spawned_process(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
+    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
     check_other_process(data, "spawn")
 
 
 def test_it_pickles_small(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
+    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
     ds = TFRecordDataset(str(data))
     pickled = pickle.dumps(ds)
     assert not any(name.encode() in pickled for name in ds.files)
@@ -720,24 +720,18 @@ def test_a_hundred_thousand_shards(tmp_path):
     row = row._replace(facts=RecordIndex.bare(row.facts.file_size))
     names = [f"x-{shard:06d}-of-100000" for shard in range(100_000)]
     path = tmp_path / "m.safetensors"
-    path.write_bytes(
-        b"".join(manifest_parts([f"s3://bucket/{name}" for name in names], [row] * len(names)))
-    )
-    assert path.stat().st_size < 3 * 3000 * len(names)
+    path.write_bytes(pack_manifest([f"s3://bucket/{name}" for name in names], [row] * len(names)))
+    assert path.stat().st_size < 4.05 * 3000 * len(names)
     ds = TFRecordDataset(path)
     assert len(ds) == 300_000_000
     assert ds.files[77] == "s3://bucket/x-000077-of-100000"
-    offsets = np.r_[0, np.cumsum(row_lengths(row) + 16)]
+    offsets = np.r_[0, np.cumsum(row.lengths + 16)]
     positions = rng.integers(0, len(ds), 1000)
     files, found, lengths = ds._record_files.table.find(positions)
     np.testing.assert_array_equal(files, positions // 3000)
     np.testing.assert_array_equal(found, offsets[positions % 3000])
-    np.testing.assert_array_equal(lengths, row_lengths(row)[positions % 3000])
+    np.testing.assert_array_equal(lengths, row.lengths[positions % 3000])
     assert len(pickle.dumps(ds)) < 3000
-
-
-def row_lengths(row):
-    return np.concatenate([unpack_lengths(row.blocks[0], 2048), unpack_lengths(row.blocks[1], 952)])
 
 
 # Remote files.

@@ -8,7 +8,6 @@ import pytest
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.files import checksum
 from torch_tfrecord.files.inflated import InflatedSource, PipeSource
 from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.records import resync
@@ -103,13 +102,11 @@ def hostile(rng):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Windows, pieces and marks of a few bytes, so that records lie across them."""
+    """Windows and pieces of a few bytes, so that records lie across them."""
 
-    def change(window, piece, mark):
+    def change(window, piece):
         monkeypatch.setattr(resync, "_RESYNC_BYTES", window)
         monkeypatch.setattr(resync, "_PIECE_BYTES", piece)
-        monkeypatch.setattr(resync, "MARK_BYTES", mark)
-        monkeypatch.setattr(checksum, "MARK_BYTES", mark)
         return window
 
     return change
@@ -120,9 +117,7 @@ def small(monkeypatch):
 def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
     rng = random.Random(seed)
     for _ in range(6):
-        window = small(
-            rng.choice([64, 200, 1000, 5000]), rng.choice([64, 100, 1000]), rng.choice([16, 64])
-        )
+        window = small(rng.choice([64, 200, 1000, 5000]), rng.choice([64, 100, 1000]))
         data = hostile(rng)
         if way == "plain":
             source = Memory(data)
@@ -189,7 +184,8 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
     """Each byte is read, searched and summed a few times, at any size, where it was once for each
     damaged place.
     """
-    small(1 << 14, 1 << 13, 64)
+    small(1 << 14, 1 << 13)
+    monkeypatch.setattr(resync, "_BUDGET_BYTES", 1 << 14)
     monkeypatch.setattr(LocalFile, "chunk_bytes", 1 << 12)
     work = dict.fromkeys(("read", "headers", "sums"), 0)
 
@@ -206,16 +202,16 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
     into = count("read", LocalFile.read_into, lambda file, buffer, offset: len(buffer))
     monkeypatch.setattr(LocalFile, "read_into", into)
     monkeypatch.setattr(resync, "find_headers", count("headers", resync.find_headers, len))
-    sums = count("sums", checksum.crc32c, lambda data, *before: len(data))
-    monkeypatch.setattr(checksum, "crc32c", sums)
+    sums = count("sums", resync.crc32c, lambda data, *before: len(data))
+    monkeypatch.setattr(resync, "crc32c", sums)
     for size in (400, 1600):
         data = make(size)
         (tmp_path / "a").write_bytes(data)
         work.update(read=0, headers=0, sums=0)
         sum(1 for _ in read_records(tmp_path / "a", on_error="skip"))
         assert work["headers"] <= 1.1 * len(data) + (1 << 14)
-        assert work["sums"] <= 8 * len(data) + (1 << 14), size
-        assert work["read"] <= 8 * len(data) + (1 << 17), size
+        assert work["sums"] <= 10 * len(data) + (1 << 15), size
+        assert work["read"] <= 12 * len(data) + (1 << 17), size
 
 
 def test_headers_that_claim_what_follows(tmp_path, recwarn):

@@ -1,7 +1,6 @@
 """Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several
 processes at once.
 
-Covers records/sidecar_file.
 Covers records/index_keeper.
 """
 
@@ -32,7 +31,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.records import index_keeper, sidecar
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.sidecar import old_sidecar_path, places, sidecar_path
+from torch_tfrecord.records.sidecar import places, sidecar_path, visible_sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -213,8 +212,8 @@ def _damaged(place, data):
 
 def _newer_version(place, data):
     content = place.read_bytes()
-    assert content.count(b'"version":"3"') == 1
-    place.write_bytes(content.replace(b'"version":"3"', b'"version":"4"'))
+    assert content.count(b'"version":"4"') == 1
+    place.write_bytes(content.replace(b'"version":"4"', b'"version":"5"'))
 
 
 def _older_version(place, data):
@@ -300,7 +299,7 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
 
 
 def test_a_writer_leaves_what_is_no_index_alone(data):
-    old = Path(old_sidecar_path(data))
+    old = Path(visible_sidecar_path(data))
     _own_tensors(old)
     before = old.read_bytes()
     for write_index in (False, True):
@@ -431,7 +430,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
     }
     looked_at = list(places(data, **options))
     assert looked_at[0] == sidecar_path(data, **options)
-    assert looked_at[-1] == old_sidecar_path(data) == f"{data}.index.safetensors"
+    assert looked_at[-1] == visible_sidecar_path(data) == f"{data}.index.safetensors"
     assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {
         looked_at[0]
     }
@@ -445,7 +444,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
 
 
 def test_a_stale_index_at_one_place_does_not_hide_a_fresh_one_at_another(data, builds):
-    both = [sidecar_path(data), old_sidecar_path(data)]
+    both = [sidecar_path(data), visible_sidecar_path(data)]
     fresh = build_index(data).to_bytes()
     other = Path(data).parent / "other"
     other.write_bytes(framed(b"more"))

@@ -28,7 +28,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import old_sidecar_path, sidecar_path
+from torch_tfrecord.records.sidecar import sidecar_path, visible_sidecar_path
 
 # What is no regular file. robustness 74
 
@@ -517,7 +517,7 @@ def test_the_index_of_a_remote_file(remote, recwarn):
     ):
         IndexKeeper("require").indexes([path])
     # One that lies beside the data is used, where it lay before, too.
-    for place in (sidecar_path(path), old_sidecar_path(path)):
+    for place in (sidecar_path(path), visible_sidecar_path(path)):
         remote.pipe(place.removeprefix("memory:/"), index.to_bytes())
         assert IndexKeeper("require").indexes([path]) == [index]
         assert find_files("memory://bucket/*") == ["memory://bucket/x"]

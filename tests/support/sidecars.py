@@ -4,14 +4,13 @@ write.
 
 import json
 import os
-import re
 import struct
 
 import numpy as np
 
 from torch_tfrecord.files.checksum import crc32c
 
-_DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "U8": "u1"}
+_DTYPES = {"I64": "<i8", "F64": "<f8", "U64": "<u8", "U32": "<u4", "U8": "u1"}
 
 
 def taken_apart(content):
@@ -28,16 +27,17 @@ def taken_apart(content):
     return header, arrays
 
 
-def mended(content):
-    """The same bytes with the checksum that they need."""
-    found = re.search(rb'"checksum":"(.{8})"', content, re.DOTALL)
-    begin, end = found.span(1)
-    return (
-        content[:begin] + b"%08x" % crc32c(content[end:], crc32c(content[:begin])) + content[end:]
-    )
+def mended(header, arrays, lazy=""):
+    """The header with the checksum that it and the arrays need."""
+    metadata = {name: text for name, text in header["__metadata__"].items() if name != "checksum"}
+    described = {name: [array.dtype.name, len(array)] for name, array in arrays.items()}
+    crc = crc32c(json.dumps([metadata, described], sort_keys=True).encode())
+    for name in sorted(arrays.keys() - {lazy}):
+        crc = crc32c(arrays[name].tobytes(), crc)
+    return {**header, "__metadata__": {**metadata, "checksum": f"{crc:08x}"}}
 
 
-def put_together(header, arrays):
+def put_together(header, arrays, lazy=""):
     """A sidecar of these metadata and arrays, with a right checksum; dtypes are those of the
     arrays.
     """
@@ -54,19 +54,19 @@ def put_together(header, arrays):
             "data_offsets": [len(data), end],
         }
         data += array.tobytes()
-    text = json.dumps(described, separators=(",", ":")).encode()
+    text = json.dumps(mended(described, arrays, lazy), separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return mended(struct.pack("<Q", len(text)) + text + data)
+    return struct.pack("<Q", len(text)) + text + data
 
 
-def changed(content, arrays=None, **metadata):
+def changed(content, arrays=None, *, lazy="", **metadata):
     """With other metadata (None takes one away) and arrays, and a right checksum."""
     header, own = taken_apart(content)
     merged = {**header["__metadata__"], **metadata}
     header["__metadata__"] = {name: value for name, value in merged.items() if value is not None}
+    own.update(arrays or {})
     return put_together(
-        header,
-        {name: array for name, array in {**own, **(arrays or {})}.items() if array is not None},
+        header, {name: array for name, array in own.items() if array is not None}, lazy
     )
 
 

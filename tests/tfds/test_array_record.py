@@ -1,8 +1,7 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
 from TFRecord.
 
-Covers loading/array_record_files, files/module_copy, records/array_record, records/array_record_module,
-records/numbered.
+Covers files/module_copy, records/array_record.
 """
 
 import builtins
@@ -39,7 +38,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files import descriptors, module_copy
-from torch_tfrecord.records import array_record_module
+from torch_tfrecord.records import array_record as our_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 from torch_tfrecord.tfds import step_samples
 
@@ -480,17 +479,17 @@ def test_where_no_copy_of_the_package_can_be_loaded(monkeypatch):
     def refuse(name):
         raise ImportError("already registered")
 
-    monkeypatch.setattr(array_record_module, "compiled_copy", refuse)
+    monkeypatch.setattr(our_module, "compiled_copy", refuse)
     registered = {name: value for name, value in vars(builtins).items() if "pybind" in name}
     assert registered
     with pytest.raises(ImportError, match=r'forked after .* multiprocessing_context="forkserver"'):
-        array_record_module._own_copy()
+        our_module._own_copy()
     assert {name: value for name, value in vars(builtins).items() if "pybind" in name} == registered
 
 
 def test_a_copy_has_classes_of_its_own(tmp_path):
     write(tmp_path / "x", [b"one", b"two"])
-    module = array_record_module._own_copy()
+    module = our_module._own_copy()
     assert module.ArrayRecordReader is not array_record.ArrayRecordReader
     assert sys.modules[array_record.__name__] is array_record
     assert module.ArrayRecordReader(str(tmp_path / "x")).read([1, 0]) == [b"two", b"one"]

@@ -250,7 +250,8 @@ DAMAGES = {
     ),
     "steps/words/ragged_flat_values": (
         lambda value: [1, 2, 3],
-        "feature 'steps/words' (Text, key 'steps/words/ragged_flat_values'): Data types don't match. Data type: int64",
+        "feature 'steps/words' (Text, key 'steps/words/ragged_flat_values'): "
+        "Data types don't match. Data type: int64 but",
     ),
     "steps/phrases/ragged_flat_values": (
         lambda value: [value[0], b"\xff", *value[2:]],

@@ -9,7 +9,8 @@ from rlds_episodes import LENGTHS, pixels, state, write_episodes
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
-from torch_tfrecord import Mixture, ReadAheadLoader, RecordSampler, collate, make_dataloader
+from torch_tfrecord import Mixture, RecordSampler, collate, make_dataloader
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.tfds import RLDSDataset, UniformGoals, episode_columns
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]

@@ -29,13 +29,13 @@ from torch_tfrecord import (
     ImageDecodeError,
     IndexMismatchError,
     ParseError,
-    ReadAheadLoader,
     TFRecordWriter,
     collate,
     decode_example,
     decode_image,
     tfds,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, elements, rlds, step_samples

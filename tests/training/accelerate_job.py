@@ -20,7 +20,8 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from trainer_loaders import BATCH_SIZE, FEATURES, NAMES, Loaders, caught, ids, two_epochs
 
-from torch_tfrecord import RecordBatchSampler, RecordSampler, TFRecordIterableDataset, collate
+from torch_tfrecord import RecordSampler, TFRecordIterableDataset, collate
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 
 def accelerator(**config):

@@ -24,14 +24,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
-    ReadAheadLoader,
-    RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
     collate,
     make_dataloader,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}

@@ -7,16 +7,15 @@ from itertools import combinations
 
 import pytest
 import torch
+from streams import stream_mixture
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
-    IterableMixture,
     Mixture,
     ParseError,
     RandomResizedCrop,
-    RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -26,6 +25,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.position_batch import EpochPosition
 
 pytestmark = pytest.mark.filterwarnings(
@@ -107,7 +107,7 @@ LOADERS = {
     ),
     "stream": lambda ds: TFRecordIterableDataset(ds.files, FEATURES),
     "stream's batches": lambda ds: TFRecordIterableDataset(ds.files, FEATURES, batch_size=5),
-    "IterableMixture": lambda ds: IterableMixture([TFRecordIterableDataset(ds.files, FEATURES)]),
+    "mixture of streams": lambda ds: stream_mixture([TFRecordIterableDataset(ds.files, FEATURES)]),
 }
 
 

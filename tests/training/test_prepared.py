@@ -14,7 +14,8 @@ from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
-from torch_tfrecord import RecordBatchSampler, RecordSampler, collate, make_dataloader
+from torch_tfrecord import RecordSampler, collate, make_dataloader
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.position_batch import PositionBatch
 
 

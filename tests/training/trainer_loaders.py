@@ -5,13 +5,13 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
-    RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
     collate,
     make_dataloader,
 )
+from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 BATCH_SIZE = 8

@@ -8,13 +8,14 @@ are nested lists.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+
+from torch_tfrecord.torch_internals import jagged
 
 __all__ = [
     "Nested",
@@ -215,25 +216,9 @@ def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
     It stores the length of its longest row; without it, ``to_padded_tensor`` would pad to the sum
     of all lengths.
-
-    Built with the class itself, as in torch's operators: torch's function takes three times as
-    long, and its check for torch.fx tracing makes torch write a warning to stderr, once per
-    process.
     """
-    longest = _longest(offsets)
-    if not values.requires_grad:  # gradients only flow through torch's own view
-        with contextlib.suppress(ImportError):  # not public
-            from torch.nested._internal.nested_tensor import NestedTensor
-
-            return NestedTensor(
-                values, offsets, _metadata_cache={"max_seqlen": torch.zeros(longest, 0)}
-            )
-    return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
-
-
-def _longest(offsets: torch.Tensor) -> int:
     ends = offsets.numpy(force=True)  # faster than torch for few rows
-    return int((ends[1:] - ends[:-1]).max(initial=0))
+    return jagged(values, offsets, int((ends[1:] - ends[:-1]).max(initial=0)))
 
 
 def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:

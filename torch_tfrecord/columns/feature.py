@@ -29,7 +29,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -41,6 +41,7 @@ from torch_tfrecord.columns.reading import Reader
 from torch_tfrecord.columns.steps import StepReader
 from torch_tfrecord.columns.value_encoder import ValueEncoder
 from torch_tfrecord.protobuf.encoding import ListValues
+from torch_tfrecord.shown import show_code
 
 __all__ = [
     "Feature",
@@ -71,14 +72,7 @@ class Feature:
 
     def __repr__(self) -> str:
         """Show the Python code that builds this spec."""
-        shown = [
-            _code(value)
-            if item.default is MISSING and item.kw_only is not True
-            else f"{item.name}={_code(value)}"
-            for item in sorted(fields(self), key=lambda item: item.kw_only is True)
-            if (value := getattr(self, item.name)) != item.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return show_code(self, _code)
 
     def key_of(self, name: str) -> str:
         """The name in the record, given the name of the output."""

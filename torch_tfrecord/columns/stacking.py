@@ -22,6 +22,7 @@ from torch_tfrecord.columns.containers import (
     wrap_nested,
 )
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.torch_internals import sparse_parts
 
 __all__ = [
     "as_kind_of",
@@ -201,11 +202,7 @@ def _is_sparse(value: Any) -> bool:
 
 def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
     """The indices, and a tensor or list of values."""
-    return (
-        (value.indices, value.values)
-        if isinstance(value, SparseList)
-        else (value._indices(), value._values())
-    )
+    return (value.indices, value.values) if isinstance(value, SparseList) else sparse_parts(value)
 
 
 def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:

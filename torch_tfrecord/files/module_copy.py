@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+from torch_tfrecord.files.per_process import PerProcess
+
 __all__ = ["compiled_copy", "module_of_process"]
 
 
@@ -29,8 +31,7 @@ class _Loaded:
         self.modules: list[Any] = []  # one, once it was loaded
 
 
-# by name and number of the process; those of its forebears come along
-_loaded: dict[str, dict[int, _Loaded]] = {}
+_loaded: dict[str, PerProcess[_Loaded]] = {}  # by name
 
 
 def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[], Any]) -> Any:
@@ -41,14 +42,14 @@ def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[]
         first: Loads it where no other process can have used it.
         own_copy: Loads it in a child that was forked from a process that may have used it.
     """
-    processes = _loaded.setdefault(name, {})
-    loaded = processes.setdefault(os.getpid(), _Loaded())
+    processes = _loaded.setdefault(name, PerProcess(_Loaded, keeps_parents=True))
+    loaded = processes.get()
     with loaded.lock:
         if not loaded.modules:
             # Whoever was forked from a process that has it imported cannot know whether it was used
             # there.
             was_forked = multiprocessing.parent_process() is not None and name in sys.modules
-            loaded.modules.append(own_copy() if was_forked or len(processes) > 1 else first())
+            loaded.modules.append(own_copy() if was_forked or processes.was_forked else first())
         return loaded.modules[0]
 
 

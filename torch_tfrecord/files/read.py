@@ -24,7 +24,7 @@ from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.files.transfers import FileRange
 from torch_tfrecord.native import native_module
 
-__all__ = ["BlockMemory", "SourceOf", "read_local_records", "read_pieces"]
+__all__ = ["BlockMemory", "PendingRange", "SourceOf", "read_local_records", "read_pieces"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
@@ -208,7 +208,7 @@ class BlockMemory:
             data = block.data()
             buffer[start : start + end - begin] = data[begin - block.begin : end - block.begin]
 
-    def _block(self, file: RemoteFile, number: int, offset: int) -> _Block:
+    def _block(self, file: RemoteFile, number: int, offset: int) -> PendingRange:
         """The block of a byte; asked for where it is not here."""
         kept = self._kept.get()
         key = number, offset // self._block_bytes, file.num_forgotten
@@ -216,7 +216,7 @@ class BlockMemory:
             block = kept.blocks.pop(key, None)
             if block is None or block.has_failed or not block.begin <= offset < block.end:
                 kept.num_bytes -= 0 if block is None else block.end - block.begin
-                block = _Block(file, *self._extent_of(number, offset, self._block_bytes))
+                block = PendingRange(file, *self._extent_of(number, offset, self._block_bytes))
                 kept.num_bytes += block.end - block.begin
             kept.blocks[key] = block
             while kept.num_bytes > self._most_bytes and len(kept.blocks) > 1:
@@ -230,12 +230,17 @@ class _Blocks:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.blocks: OrderedDict[tuple[int, int, int], _Block] = OrderedDict()
+        self.blocks: OrderedDict[tuple[int, int, int], PendingRange] = OrderedDict()
         self.num_bytes = 0
 
 
-class _Block:
-    """One block, under way or here."""
+class PendingRange:
+    """A range of a remote file that was asked for: under way, or here. Safe from threads.
+
+    Attributes:
+        begin, end: Of the range.
+        has_failed: Whether it could not be read.
+    """
 
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
         self.begin, self.end = begin, end

@@ -89,12 +89,14 @@ class LocalFile(FileSource):
 
     def hold_if_free(self) -> Descriptor | None:
         """As `hold`, for whoever holds some already; None where too many are open."""
-        if self._held is None:
+        held = self._held
+        if held is None:
             held = open_if_free(self._place, self)
             if held is None:
                 return None
             self._held = self._same(held)
-        return self.hold()
+        held.is_used = True
+        return held
 
     def _same(self, held: Descriptor) -> Descriptor:
         """What was opened again, if it is the file of before."""

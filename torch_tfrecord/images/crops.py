@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from torch_tfrecord.images.codec import CHANNELS, EncodedImage
 from torch_tfrecord.images.regions import Pixels, Region, StoredImage, view_pixels
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.shown import show_code
 
 __all__ = [
     "Crop",
@@ -94,7 +95,7 @@ class Crop:
 
     def __repr__(self) -> str:
         """Show the Python code that builds this crop."""
-        return f"{type(self).__name__}({', '.join(_arguments(self))})"
+        return show_code(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,15 +231,6 @@ class ResizedCenterCrop(Crop):
 
 def _uniform(random: RandomStream) -> float:
     return random.below(1 << 53) / (1 << 53)
-
-
-def _arguments(crop: Any) -> Iterator[str]:
-    for item in fields(crop):
-        value = getattr(crop, item.name)
-        if item.default is MISSING:
-            yield repr(value)
-        elif value != item.default:
-            yield f"{item.name}={value!r}"
 
 
 def _sides(name: str, value: Any) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 
 from torch_tfrecord.images.crops import ValueTable, empty_batch, place_pixels
 from torch_tfrecord.images.regions import Region, StoredImage
+from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
 
@@ -75,10 +76,7 @@ def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
     compiled one has.
     """
     return (
-        type(step) in kinds
-        and not any(map(callable, vars(step).values()))
-        and not step._forward_hooks
-        and not step._forward_pre_hooks
+        type(step) in kinds and not any(map(callable, vars(step).values())) and not has_hooks(step)
     )
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 from torch.utils.data import default_collate
-from torch.utils.data._utils import collate as torchs
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_tensor
@@ -21,6 +18,7 @@ from torch_tfrecord.loading.sample_block import join_samples
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
+from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
 
 __all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
 
@@ -90,18 +88,11 @@ def register_samples() -> None:
     by their class.
     """
     register_in_worker()
-    if Sample not in torchs.default_collate_fn_map:
-        of_dict = _pytree.SUPPORTED_NODES[dict]
-        with contextlib.suppress(ValueError):  # another thread has just done it
-            _pytree.register_pytree_node(
-                Sample,
-                of_dict.flatten_fn,
-                of_dict.unflatten_fn,
-                serialized_type_name="torch_tfrecord.Sample",
-                flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
-            )
-        torchs.default_collate_fn_map.update(dict.fromkeys(WHOLE_KINDS, _listed))
-        torchs.default_collate_fn_map[Sample] = _collate_for_torch
+    functions = collate_functions()
+    if Sample not in functions:
+        register_as_dict(Sample, "torch_tfrecord.Sample")
+        functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
+        functions[Sample] = _collate_for_torch
 
 
 def _listed(values: Sequence[Any], *, collate_fn_map: Any = None) -> list[Any]:
@@ -119,9 +110,7 @@ def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) ->
         return for_transport(_untyped(_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
-    return torchs.collate(
-        plain, collate_fn_map=collate_fn_map | dict.fromkeys((bool, int, float), numbers)
-    )
+    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
 
 def _untyped(batch: Any) -> Any:

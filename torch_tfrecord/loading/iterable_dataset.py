@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,22 +15,28 @@ from torch_tfrecord.arguments import OnError, at_least, check_callable, integer,
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.record_groups import RecordGroup, grouped, regroup
+from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
+from torch_tfrecord.loading.sample_maker import (
+    RecordRows,
+    SampleMaker,
+    located_error,
+    transform_samples,
+)
 from torch_tfrecord.loading.stream_iteration import (
     LastIteration,
     LoadedStates,
     StreamIteration,
+    StreamStates,
     check_states,
 )
-from torch_tfrecord.loading.stream_pieces import Piece
-from torch_tfrecord.loading.stream_samples import batch_of, samples_of
-from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup, grouped, regroup
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
@@ -39,7 +46,13 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import read_blocks
 from torch_tfrecord.records.scan import Block, SkippedBytes
-from torch_tfrecord.samples import LEFT_OUT, RecordPlace
+from torch_tfrecord.samples import (
+    LEFT_OUT,
+    RecordPlace,
+    SampleList,
+    transform_one,
+    without_left_out,
+)
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
@@ -334,20 +347,20 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int
     ) -> Iterator[Any]:
         def load(group: RecordGroup) -> Sequence[Any]:
-            return batch_of(self._maker, self._rows(group, epoch))
+            return _batch_of(self._maker, self._rows(group, epoch))
 
         # Before another error, so that the error of the first bad record is raised.
         for group in regroup(groups, size, drop_last=self._drop_last, before_error=load):
             samples = load(group)
             batch = collate(samples) if len(samples) else LEFT_OUT
-            stream.num_taken += len(group.numbers)
+            stream.part, stream.num_taken = group, len(group.numbers)
             if batch is not LEFT_OUT:
                 yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed several at a time."""
         for group in stream.parts():
-            for sample in samples_of(self._maker, stream, self._rows(group, epoch)):
+            for sample in _samples_of(self._maker, self._rows(group, epoch)):
                 stream.num_taken += 1
                 if sample is not LEFT_OUT:
                     yield sample
@@ -384,3 +397,76 @@ def _digest(files: Sequence[str]) -> str:
     """
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+# From records to samples.
+
+
+def _samples_of(maker: SampleMaker, rows: RecordRows) -> Iterable[Any]:
+    """The samples of a part of a stream; those before a bad record are yielded before its error is
+    raised.
+    """
+    return _parsed(maker, rows) if maker.transform is None else _transformed(maker, rows)
+
+
+def _parsed(maker: SampleMaker, rows: RecordRows) -> Iterable[Any]:
+    try:
+        samples: Sequence[Any] = maker.batch(rows)
+    except TFRecordError:
+        return _parsed_by_halves(maker, rows)
+    if not isinstance(samples, ColumnBatch) or not samples.block.template:
+        return samples
+    return samples.block.samples()
+
+
+def _parsed_by_halves(maker: SampleMaker, rows: RecordRows) -> Iterator[Any]:
+    size = len(rows.records)
+    if size == 1:
+        yield from maker.each(rows)
+        return
+    yield from _parsed(maker, rows.part(0, size // 2))
+    yield from _parsed(maker, rows.part(size // 2, size))
+
+
+def _transformed(maker: SampleMaker, rows: RecordRows) -> Iterator[Any]:
+    """The samples, each cropped and transformed only when it is taken."""
+    uncropped = _uncropped(maker, rows)
+    if uncropped is None:
+        places, transform = rows.places, maker.transform
+        for row, sample in enumerate(_parsed(maker, rows)):
+            yield transform_one(transform, row, sample, places, maker.errors)  # type: ignore[arg-type]
+        return
+    for row in range(len(uncropped)):
+        try:
+            sample = uncropped.transform_row(maker.transform, row, maker.errors)
+        except NotCroppedError:
+            sample = maker.tried(partial(maker.parsed, *rows.row(row)))
+            sample = transform_one(maker.transform, row, sample, rows.places, maker.errors)  # type: ignore[arg-type]
+        yield sample
+
+
+def _uncropped(maker: SampleMaker, rows: RecordRows) -> UncroppedBatch | None:
+    found = maker.uncropped(rows, (0, len(rows.records)), in_turn=True)
+    return None if found is None else found[0]
+
+
+def _batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
+    """The samples of a batch; a TFRecordError is that of its first bad record."""
+    uncropped = _uncropped(maker, rows)
+    if uncropped is not None:
+        with suppress(NotCroppedError):
+            return without_left_out(uncropped.transformed(maker.transform, maker.errors))
+    try:
+        samples = maker.batch(rows)
+    except LimitExceededError as error:
+        if maker.transform is None and all(sample is not LEFT_OUT for sample in maker.each(rows)):
+            # no record is too large alone
+            raise located_error(error, rows.place) from error.__cause__
+        samples = maker.without_columns(rows)
+    except TFRecordError:
+        if not maker.errors.skips:
+            return SampleList(
+                (maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places
+            )
+        samples = maker.one_by_one(rows)
+    return without_left_out(transform_samples(maker.transform, samples, maker.errors))

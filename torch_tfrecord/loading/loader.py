@@ -131,7 +131,8 @@ def make_dataloader(
             iterates.
         num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they
             prepare one more batch than there are threads. 0 for none. None: one per processor, up
-            to 8, and fewer where that is as fast (`ReadAheadLoader`). Compressed files use one.
+            to 8; one for small samples that are mostly bytes and str, which hold the GIL; 8 for
+            remote files. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1.
         compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`.

@@ -22,7 +22,7 @@ from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
+from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
     SampleMaker,
@@ -155,7 +155,7 @@ class TFRecordDataset(Dataset[Any]):
     def _from_source(
         cls,
         files: Sequence[str],
-        source: RecordSource,
+        source: RecordFiles,
         features: Any = None,
         *,
         positions: Sequence[int] | None = None,
@@ -185,7 +185,7 @@ class TFRecordDataset(Dataset[Any]):
     def _set_up(
         self,
         files: list[str],
-        source: RecordSource,
+        source: RecordFiles,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
@@ -401,7 +401,7 @@ class TFRecordDataset(Dataset[Any]):
         """Choose the epoch, from 0, for random draws of features (a fused crop); applies to running
         workers, too.
 
-        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own
+        Positions from `make_dataloader` and `RecordSampler` carry their own
         epoch, which takes precedence. Until you choose an epoch, all others get new draws each
         time, seeded by torch's default generator.
         """

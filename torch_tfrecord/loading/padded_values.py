@@ -19,6 +19,7 @@ from torch_tfrecord.columns.dtypes import dtype_name
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import keep_type, numbers
+from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
     "ColumnRows",
@@ -61,16 +62,15 @@ def column_rows(column: Any) -> ColumnRows | None:
     """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a
     gradient.
     """
-    # or a jagged tensor answers each question in Python, in 20 us
-    with torch._C.DisableTorchFunctionSubclass():
+    with as_plain_tensors():
         if not _is_plain(column):
             return None
         if column.layout == torch.strided and not column.is_nested:
             return ColumnRows(column, None)
-        if column.layout != torch.jagged or column._lengths is not None or column._ragged_idx != 1:
+        parts = jagged_parts(column) if column.layout == torch.jagged else None
+        if parts is None:
             return None
-        # Not `values()`: torch's operator, for gradients.
-        values, offsets = column._values, column._offsets.contiguous()
+        values, offsets = parts[0], parts[1].contiguous()
         ends = offsets.numpy()
         return (
             ColumnRows(values, offsets)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter, thread_time
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch.autograd import profiler
+import torch
+from torch.profiler import record_function
 from torch.utils.data import DataLoader, RandomSampler
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from torch_tfrecord.arguments import at_least, integer
+from torch_tfrecord.columns.one_value import Text
+from torch_tfrecord.columns.whole_values import Json, Proto
+from torch_tfrecord.errors import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
-from torch_tfrecord.loading.pace import Pace
 from torch_tfrecord.loading.padding import PaddedCollate
 from torch_tfrecord.loading.sample_maker import check_left
 from torch_tfrecord.native import has_native
@@ -27,24 +29,58 @@ from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import LEFT_OUT
+from torch_tfrecord.torch_internals import is_profiling, pin
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
 
 # With more threads than this they wait for the GIL, except with large images.
 _MOST_THREADS = 8
+# Samples of more bytes than this are worth a second thread even if they are Python objects.
+_SMALL_SAMPLE = 1 << 12
+# A task loads as many batches as have about so many bytes in the files, up to that number.
+_TASK_BYTES = 1 << 20
+_MOST_BATCHES = 4
 
 
 def usual_num_threads(dataset: object = None) -> int:
     """The default number of threads that read ahead: one per processor that this process may use,
     up to 8.
 
-    Without the compiled core it is one: parsing in Python holds the GIL, and several threads would
-    only take turns. For remote files it is 8: the threads mostly wait.
+    Batches of numbers and of images are made without the GIL, so that threads share the work. It is
+    one where they would only take turns: small samples that are mostly Python objects (bytes, str),
+    compressed files, and anything without the compiled core. For remote files it is 8: the threads
+    mostly wait.
     """
-    if any(store.is_remote for store in stores(dataset)):
+    files = stores(dataset)
+    if any(store.first_compressed for store in files) or not has_native():
+        return 1
+    if any(store.is_remote for store in files):
         return _MOST_THREADS
-    return min(num_processors(), _MOST_THREADS) if has_native() else 1
+    if dataset is not None and all(map(_holds_lock, leaves(dataset))):
+        return 1
+    return min(num_processors(), _MOST_THREADS)
+
+
+def _holds_lock(leaf: Any) -> bool:
+    """Whether samples are small, and most of their values Python objects."""
+    features = getattr(leaf, "features", None)
+    if not 0 < _sample_bytes(leaf) <= _SMALL_SAMPLE:
+        return False
+    specs = list(features.values()) if isinstance(features, Mapping) else [features]
+    objects = [spec for spec in specs if spec is None or _makes_objects(spec)]
+    return 2 * len(objects) > len(specs)
+
+
+def _makes_objects(spec: Any) -> bool:
+    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
+
+
+def _sample_bytes(dataset: object) -> float:
+    """About how many bytes of the files a sample has; 0 if that is unknown."""
+    found = [(leaf, store) for leaf in leaves(dataset) for store in stores(leaf)]
+    num_samples = sum(max(len(leaf), store.extent[1]) for leaf, store in found)
+    return sum(store.extent[2] for _, store in found) / max(num_samples, 1)
 
 
 # What was loaded, or else the error.
@@ -80,20 +116,13 @@ class ReadAheadLoader(DataLoader[Any]):
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
             `Mixture` of these.
         num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with
-            batches that take less than 4 ms, up to 4 instead of one). None for one per processor
-            that this process may use, up to 8, or 8 for remote files; of these, half are tried, and
-            half of those, where they wait for each other (batches of many Python objects hold the
-            GIL), and kept if that is as fast. Compressed files are read by one thread.
+            batches of less than 1 MiB in the files, up to 4 instead of one). None: see
+            `usual_num_threads`. Compressed files are read by one thread.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
 
     Raises:
         TypeError: Threads were to read any other dataset.
-
-    Example:
-        >>> ds = tfds.RLDSDataset("bridge/0.1.0", "train", action_horizon=4)  # doctest: +SKIP
-        >>> for batch in ReadAheadLoader(ds, batch_size=64, shuffle=True):  # doctest: +SKIP
-        ...     ...
     """
 
     def __init__(
@@ -112,13 +141,13 @@ class ReadAheadLoader(DataLoader[Any]):
         )
         if self.num_threads and not self.num_workers:
             _check_leaves(leaves(read))
+            # several would read out of order, which means to decompress from the beginning
             if any(store.first_compressed for store in stores(read)):
-                self.num_threads = 1  # several would read out of order, which means to decompress from the beginning
+                self.num_threads = 1
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
-        # Threads that wait for a remote file do not wait for each other.
-        is_fixed = num_threads is not None or any(store.is_remote for store in stores(read))
-        self._pace = Pace(self.num_threads, is_fixed=is_fixed)
+        each = 0 if self.num_workers else _sample_bytes(read)
+        self._samples_at_once = _TASK_BYTES / each if each else 0
 
     def __repr__(self) -> str:
         size = (
@@ -153,53 +182,49 @@ class _Task(NamedTuple):
     """Batches that one thread loads one after another."""
 
     positions: Sequence[Sequence[int]]
-    loading: Future[_Loaded]
+    loading: Future[list[_Outcome]]
 
 
-class _Loaded(NamedTuple):
-    """The result of a task: for each batch what was loaded or its error; the seconds it took, and
-    those it computed.
-    """
-
-    batches: list[_Outcome]
-    seconds: float
-    cpu_seconds: float
-
-
-class _ReadAheadIterator(_SingleProcessDataLoaderIter):
+class _ReadAheadIterator(Iterator[Any]):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is
     dropped.
 
     A thread that delivers a batch wakes the thread that iterates, which costs as much as loading a
-    hundred rows of numbers. So batches that load quickly are loaded and delivered several at once.
+    hundred rows of numbers. So small batches are loaded and delivered several at once.
     """
 
-    _dataset: Any  # LoadsAhead
-
     def __init__(self, loader: ReadAheadLoader) -> None:
-        super().__init__(loader)  # type: ignore[no-untyped-call, unused-ignore] # has none before torch 2.9
+        self._loader = loader
+        self._dataset = cast("LoadsAhead", loader.dataset)
+        self._order = iter(self._batches)
+        # As torch's iterator does: what the generator draws later must not depend on threads.
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._pins = loader.pin_memory and _can_pin()
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
-        is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
-        self._ahead = (
-            self._collate_fn if is_ours and not self._dataset._has_user_transform else None
-        )
+        collate_fn = loader.collate_fn
+        is_ours = collate_fn is collate or isinstance(collate_fn, PaddedCollate)
+        self._ahead = collate_fn if is_ours and not self._dataset._has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
-        # A transform's images are decoded by all threads.
-        self._pace = (
-            loader._pace if self._ahead is not None else Pace(loader.num_threads, is_fixed=True)
-        )
         self._salts: RandomStream | None = None
-        self._num_threads = 0
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
 
+    @property
+    def _batches(self) -> Any:
+        """The batches of positions."""
+        loader = self._loader
+        return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def __next__(self) -> Any:
-        if getattr(profiler, "_is_profiler_enabled", True):
-            return super().__next__()  # torch's, which records the step for the profiler
-        self._num_yielded += 1
-        return self._next_data()
+        if not is_profiling():
+            return self._next_data()
+        with record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
+            return self._next_data()
 
     def _next_data(self) -> Any:
         if self._is_interrupted:
@@ -221,10 +246,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             self._start()
             # those of before a fork
             self._tasks = deque(self._submit(task.positions) for task in self._tasks)
-        elif self._num_threads != self._pace.num_threads:
-            self._pool.shutdown(wait=False)
-            self._start()
-        while not self._is_ended and len(self._tasks) <= self._num_threads:
+        while not self._is_ended and len(self._tasks) <= self._loader.num_threads:
             self._begin_task()
         if not self._loaded:
             self._wait()
@@ -233,36 +255,37 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             raise error
         if self._ahead is None:
             samples: Any = check_left(self._transformed(loaded), self._dataset)
-            loaded = self._collate_fn(samples) if len(samples) else LEFT_OUT
-        batch = loaded
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+            loaded = self._loader.collate_fn(samples) if len(samples) else LEFT_OUT
+        return pin(loaded) if self._pins else loaded
 
     def _transformed(self, loaded: Any) -> Any:
         with helped_by(self._pool):
             return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
-        """Start the threads, or others: after a fork, or as many as the pace has learned to be
-        best.
-        """
-        self._num_threads = self._pace.num_threads
-        self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
+        """Start the threads, also those of a process that was forked meanwhile."""
+        self._pool = ThreadPoolExecutor(self._loader.num_threads, "tfrecord-read-ahead")
         self._pid = os.getpid()
         # Once the iterator is dropped, no further batch is started.
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
 
     def _begin_task(self) -> None:
-        size = self._pace.num_batches
         positions: list[Sequence[int]] = []
+        # the first batch alone: the training waits for it
+        num_samples, most = 0, self._loader._samples_at_once if self._tasks else 0
         try:
-            while len(positions) < size and not self._is_ended:
+            while not self._is_ended and (
+                not positions
+                or (len(positions) < _MOST_BATCHES and num_samples + len(positions[0]) <= most)
+            ):
                 # Not islice: Lightning's batch sampler for predictions starts over with each
                 # iter().
-                batch = next(self._sampler_iter, None)
+                batch = next(self._order, None)
                 if batch is None:
                     self._is_ended = True
                 else:
                     positions.append(self._salted(batch))
+                    num_samples += len(batch)
         finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
@@ -287,32 +310,31 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         if not self._tasks:
             self._pool.shutdown(wait=False)
             raise StopIteration
-        batches, seconds, cpu_seconds = self._tasks.popleft().loading.result()
-        self._loaded.extend(batches)
-        self._pace.learn(len(batches), seconds, cpu_seconds, perf_counter())
+        self._loaded.extend(self._tasks.popleft().loading.result())
+
+
+def _can_pin() -> bool:
+    """Whether memory can be pinned, as torch decides it; else a warning, as torch's."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is not None and device.type != "mps":
+        return True
+    why = "no accelerator is found" if device is None else "not supported on MPS now"
+    warnings.warn(
+        f"'pin_memory' argument is set as true but {why}, device pinned memory won't be used.",
+        stacklevel=outer_level(),
+    )
+    return False
 
 
 def _load(
     dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
-) -> _Loaded:
-    begin, cpu_begin = perf_counter(), thread_time()
-    loaded = _load_together(dataset, batches, collate_fn) if len(batches) > 1 else None
-    if loaded is None:
-        loaded = [_load_one(dataset, positions, collate_fn) for positions in batches]
-    return _Loaded(loaded, perf_counter() - begin, thread_time() - cpu_begin)
-
-
-def _load_together(
-    dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
-) -> list[_Outcome] | None:
-    """None if one of the batches fails: loading each alone finds out which."""
-    try:
-        return [
-            (_finish(dataset, samples, collate_fn), None)
-            for samples in dataset._load_batches(batches)
-        ]
-    except Exception:
-        return None
+) -> list[_Outcome]:
+    """The batches of a task. Where one fails, each is loaded alone, to find out which."""
+    if len(batches) > 1:
+        with suppress(Exception):
+            found = dataset._load_batches(batches)
+            return [(_finish(dataset, samples, collate_fn), None) for samples in found]
+    return [_load_one(dataset, positions, collate_fn) for positions in batches]
 
 
 def _load_one(

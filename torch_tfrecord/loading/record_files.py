@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.order.block_shuffle import plan_lanes
-from torch_tfrecord.order.leaves import Store
+from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards
@@ -31,38 +31,15 @@ from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
-__all__ = ["RecordFiles", "RecordSource"]
+__all__ = ["ArrayRecordFiles", "RecordFiles"]
 
 
 _MOST_OPEN = 256
 
 
-class RecordSource(Store, Protocol):
-    """What a map-style dataset reads its records from, by position over all files: `RecordFiles`,
+class RecordFiles:
+    """Reads records by their position over all files, and keeps files open between reads: see also
     `ArrayRecordFiles`.
-
-    A dataset and its slices share one object. Pickles without open files; may be used after fork
-    and spawn, and from threads.
-    """
-
-    table: RecordTable
-
-    @property
-    def paths(self) -> list[str] | None:
-        """The files' paths where they need not travel, since a manifest names them."""
-
-    def read(self, position: int) -> bytes:
-        """The payload of one record; raises the error that names it."""
-
-    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
-        """The payloads of several records; if one cannot be read, `read` finds out which."""
-
-    def place(self, position: int) -> RecordPlace:
-        """Where a record is."""
-
-
-class RecordFiles(ProcessCache[ByteSource]):
-    """Reads records by their position over all files, and keeps files open between reads.
 
     A dataset and its slices share one object. Pickles without open files; may be used after fork
     and spawn, and from threads.
@@ -94,11 +71,14 @@ class RecordFiles(ProcessCache[ByteSource]):
         access: Access = DEFAULT_ACCESS,
     ) -> None:
         self._paths, self._access = paths, access
+        self._reader = RecordReader(verify_crc)
+        self._facts: list[RecordIndex] | ManifestShards = []
+        self._set_up(self._table(indexes))
+
+    def _set_up(self, table: RecordTable) -> None:
+        paths, self.table = self._paths, table
         self.is_remote = any(map(is_remote, paths))
         self._blocks: BlockMemory | None = None
-        self._facts: list[RecordIndex] | ManifestShards = []
-        self.table = self._table(indexes)
-        self._reader = RecordReader(verify_crc)
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
         self.lanes = plan_lanes(*self.extent)
@@ -107,7 +87,9 @@ class RecordFiles(ProcessCache[ByteSource]):
         self.slow_file = None if is_kept else self.first_compressed
         self.has_warned = False
         # Each open compressed file keeps some MiB of decompressed data.
-        super().__init__(_MOST_OPEN if self.first_compressed is None else most_open)
+        self._sources: ProcessCache[ByteSource] = ProcessCache(
+            _MOST_OPEN if self.first_compressed is None else most_open
+        )
 
     def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
         if isinstance(indexes, ManifestShards):
@@ -196,11 +178,11 @@ class RecordFiles(ProcessCache[ByteSource]):
         return RecordPlace(self._paths[file], offset, number)
 
     def _source(self, file: int) -> ByteSource:
-        return self.find(file, self._open)
+        return self._sources.find(file, self._open)
 
     def _open_together(self, files: npt.NDArray[np.int64]) -> None:
         """Open all files that are not, at once: each may take a request or two."""
-        closed = [file for file in np.unique(files).tolist() if file not in self]
+        closed = [file for file in np.unique(files).tolist() if file not in self._sources]
         if len(closed) > 1:
             for _ in each_at_once(self._source, closed):
                 pass
@@ -230,3 +212,59 @@ class RecordFiles(ProcessCache[ByteSource]):
         source = open_file(path, self._access)
         index.check_fresh(source)
         return source
+
+
+class ArrayRecordFiles(RecordFiles):
+    """The same of ArrayRecord files.
+
+    Args:
+        paths: The files.
+        indexes: One for each file, checked against it when it is opened.
+
+    Attributes:
+        table: Where the records are, roughly: as if all of a file had the same size.
+    """
+
+    first_compressed: str | None = None
+
+    def __init__(self, paths: Sequence[str], indexes: Sequence[ArrayRecordIndex]) -> None:
+        self._paths, self._access, self._facts = paths, DEFAULT_ACCESS, []
+        self._indexes = indexes
+        self._readers: ProcessCache[ArrayRecordFile] = ProcessCache(_MOST_OPEN)
+        self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)
+        self._set_up(RecordTable.of_borders([*map(_even_borders, indexes)]))
+
+    def read(self, position: int) -> bytes:
+        """The payload of one record; see `RecordFiles`."""
+        file, number, _, _ = self.table.find_one(position)
+        try:
+            return self._readers.find(file, self._open_reader).read(number)
+        except TFRecordError as error:
+            raise error.locate(path=self._paths[file], position=number) from error.__cause__
+
+    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
+        """The payloads of several records, in file order; see `RecordFiles`."""
+        order = np.argsort(positions, kind="stable")
+        wanted = positions[order]
+        files = np.searchsorted(self._begins, wanted, side="right") - 1
+        numbers = wanted - self._begins[files]
+        payloads: list[bytes] = []
+        for first, last in pairwise(np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist()):
+            reader = self._readers.find(int(files[first]), self._open_reader)
+            payloads += reader.read_many(numbers[first:last].tolist())
+        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        starts, lengths = np.empty((2, len(payloads)), np.int64)
+        starts[order], lengths[order] = np.cumsum(sizes) - sizes, sizes
+        return PackedRecords(b"".join(payloads), starts, lengths)
+
+    def place(self, position: int) -> RecordPlace:
+        """Where a record is; no byte offset is known."""
+        file, number, _, _ = self.table.find_one(position)
+        return RecordPlace(self._paths[file], None, number)
+
+    def _open_reader(self, file: int) -> ArrayRecordFile:
+        return ArrayRecordFile(self._paths[file], self._indexes[file])
+
+
+def _even_borders(index: ArrayRecordIndex) -> npt.NDArray[np.int64]:
+    return np.arange(len(index) + 1, dtype=np.int64) * index.file_size // max(len(index), 1)

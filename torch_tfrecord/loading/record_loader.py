@@ -17,6 +17,7 @@ from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSample
 from torch_tfrecord.order.leaves import leaves
 from torch_tfrecord.order.ranks import resolve_rank
 from torch_tfrecord.samples import LEFT_OUT
+from torch_tfrecord.torch_internals import show_order, workers_of
 
 __all__ = ["RecordLoader"]
 
@@ -61,12 +62,7 @@ class RecordLoader(ReadAheadLoader):
         super().__init__(
             dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs
         )
-        # DataLoader puts a SequentialSampler here, which it does not use, and does not let it be
-        # replaced later.
-        object.__setattr__(self, "sampler", self._order.sampler)
-        # DataLoader sets False with any batch sampler; Accelerate needs it to count the samples of
-        # the last batch.
-        object.__setattr__(self, "drop_last", self._order.drop_last)
+        show_order(self, self._order.sampler, drop_last=self._order.drop_last)
 
     def __iter__(self) -> Any:
         running = self._order._running
@@ -165,7 +161,7 @@ class _ReceivedBatches(Iterator[Any]):
                 log.tell()
             raise
         except (ConnectionError, EOFError) as error:
-            lost = _ended_workers(getattr(self._iterator, "_workers", ()))
+            lost = _ended_workers(workers_of(self._iterator))
             if not lost:
                 raise
             raise RuntimeError(f"a batch was lost: {', '.join(lost)}") from error

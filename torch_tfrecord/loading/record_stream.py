@@ -4,22 +4,36 @@ resumable.
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from torch_tfrecord.loading.record_groups import GroupCutter, PartSizes, RecordGroup, StreamRecord
-from torch_tfrecord.loading.stream_marks import AheadMarks, GroupMarks, Mark
-from torch_tfrecord.loading.stream_pieces import MOST_RECORDS, Piece, picked_pieces
+from torch_tfrecord.loading.stream_pieces import (
+    MOST_RECORDS,
+    Piece,
+    RecordGroup,
+    StreamRecord,
+    picked_pieces,
+    read_groups,
+    read_records,
+)
 from torch_tfrecord.order.random_stream import RandomStream
-from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["RecordStream"]
+
+# How many records are parsed together: the first sample does not wait long, and later parts take
+# half the time or less; powers of two, so that batches of as many rarely come from two parts.
+# A limit in bytes bounds the memory of what is parsed.
+_PART_SIZES = (16, 16, 32, 64, 128, 256, 512)
+_MOST_TOGETHER = 1024
+_MOST_BYTES = 1 << 20
 
 
 class RecordStream:
@@ -40,9 +54,9 @@ class RecordStream:
         random: Draws from the buffer.
 
     Attributes:
-        num_taken: How many records of `groups` or `parts` were taken; the consumer counts them
-            here.
-        sizes: How many records come in each of `parts`.
+        is_plain: Whether nothing is mixed, so that records come in groups, not one by one.
+        part, num_taken: The records given last, and how many of them the consumer has taken; it
+            counts them here.
     """
 
     def __init__(
@@ -56,9 +70,9 @@ class RecordStream:
         random: RandomStream,
     ) -> None:
         self._pieces, self._read = pieces, read
+        self._records_of: Callable[[Piece], Iterator[StreamRecord]] = partial(read_records, read)
         self._block_length, self._buffer_size = block_length, buffer_size
         self._random = random
-        # If nothing is mixed, records come in groups, not one by one.
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
         self._slots: list[Iterator[StreamRecord] | None] = [None] * cycle_length
@@ -68,27 +82,38 @@ class RecordStream:
         self._turn = 0  # records taken in this turn
         self._buffer: list[StreamRecord] = []
         self._num_draws = 0
-        self._drawn, self._was_replaced = -1, False  # the last draw
-        self._marks = GroupMarks()
-        self._ahead: AheadMarks | None = None
+        self.part: RecordGroup | None = None
         self.num_taken = 0
-        self.sizes = PartSizes()
+        # While this stream has read a part ahead of the consumer: a copy from before that part,
+        # which follows the consumer when someone asks for the place.
+        self._behind: RecordStream | None = None
+        self._behind_records: Iterator[StreamRecord] = iter(())
+        self._num_behind = 0
 
     # Where it is.
 
     def place(self) -> dict[str, Any]:
         """The place right after the record taken last, as JSON values."""
-        if self._ahead is not None:
-            return self._ahead.place(self.num_taken, self._buffer)
-        place = self._mark().place(self._buffer)
-        if self.is_plain and self.num_taken:
-            piece, number = self._marks.last(self.num_taken)
-            place.update(next_piece=piece + 1, slots=[[piece, number + 1]])
-        return place
-
-    def _mark(self) -> Mark:
-        slots, draw = tuple(self._slot_places), (self._num_draws, self._drawn, self._was_replaced)
-        return Mark(self._next_piece, self._slot, self._turn, slots, *draw)
+        if self._behind is not None:
+            missing = self.num_taken - self._num_behind
+            self._num_behind += sum(1 for _ in islice(self._behind_records, missing))
+            return self._behind.place()
+        if self.is_plain and self.part is not None and self.num_taken:
+            file, number = (
+                self.part.files[self.num_taken - 1],
+                self.part.numbers[self.num_taken - 1],
+            )
+            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
+            piece = next(each for each in pieces if self._pieces[each].has(file, number))
+            self._next_piece, self._slot_places = piece + 1, [(piece, int(number) + 1)]
+        return {
+            "next_piece": self._next_piece,
+            "slot": self._slot,
+            "turn": self._turn,
+            "draws": self._num_draws,
+            "slots": [slot and list(slot) for slot in self._slot_places],
+            "waiting": [[file, number] for _, file, _, number in self._buffer],
+        }
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
@@ -151,7 +176,7 @@ class RecordStream:
         """The records of a saved shuffle buffer, read again."""
         found: dict[tuple[int, int], StreamRecord] = {}
         for piece in picked_pieces((file, number) for file, number in waiting):
-            for record in _records(self._read, piece):
+            for record in self._records_of(piece):
                 found[record[1], record[3]] = record
         missing = [(file, number) for file, number in waiting if (file, number) not in found]
         if missing:
@@ -163,26 +188,24 @@ class RecordStream:
     # In groups.
 
     def groups(self) -> Iterator[RecordGroup]:
-        """All records of a stream without mixing; the consumer counts in `num_taken`."""
+        """All records of a stream without mixing."""
         place = self._slot_places[0]
         if place is not None:
-            yield from self._marked(*place)
+            yield from self._groups(*place)
         for number in range(self._next_piece, len(self._pieces)):
-            yield from self._marked(number, self._pieces[number].first)
+            yield from self._groups(number, self._pieces[number].first)
 
-    def _marked(self, number: int, first: int) -> Iterator[RecordGroup]:
-        for group in _groups(self._read, self._pieces[number]._replace(first=first)):
-            self._marks.add(number, group.numbers, self.num_taken)
-            yield group
+    def _groups(self, number: int, first: int) -> Iterator[RecordGroup]:
+        return read_groups(self._read, self._pieces[number]._replace(first=first))
 
     # One by one.
 
     def records(self) -> Iterator[StreamRecord]:
         """All records."""
-        return self._mixed() if self._buffer_size else self._interleaved()
+        return self._mixed(self._interleaved()) if self._buffer_size else self._interleaved()
 
     def _open(self, number: int, first: int) -> Iterator[StreamRecord]:
-        return _records(self._read, self._pieces[number]._replace(first=first))
+        return self._records_of(self._pieces[number]._replace(first=first))
 
     def _interleaved(self) -> Iterator[StreamRecord]:
         slots, places = self._slots, self._slot_places
@@ -207,21 +230,19 @@ class RecordStream:
                     num_open -= 1
             self._turn, self._slot = 0, (number + 1) % len(slots)
 
-    def _mixed(self) -> Iterator[StreamRecord]:
+    def _mixed(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
         buffer, size, below = self._buffer, self._buffer_size, self._random.below
-        for record in self._interleaved():
+        for record in records:
             if len(buffer) < size:
                 buffer.append(record)
                 continue
             chosen = below(size)
             self._num_draws += 1
-            self._drawn, self._was_replaced = chosen, True
             given, buffer[chosen] = buffer[chosen], record
             yield given
         while buffer:
             chosen = below(len(buffer))
             self._num_draws += 1
-            self._drawn, self._was_replaced = chosen, False
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
@@ -231,40 +252,73 @@ class RecordStream:
         """All records, several at a time; the consumer counts in `num_taken`, which decides
         `place`.
         """
-        if not self.is_plain:
-            yield from self._parts_ahead()
-            return
-        groups = GroupCutter(self.groups())
-        while (group := groups.cut(*self.sizes.after(self.num_taken))) is not None:
-            yield group
+        for part in self._plain_parts() if self.is_plain else self._mixed_parts():
+            self.part, self.num_taken = part, 0
+            yield part
 
-    def _parts_ahead(self) -> Iterator[RecordGroup]:
-        records = self.records()
-        while True:
-            self._ahead = ahead = AheadMarks(self._mark(), len(self._buffer), self.num_taken)
-            error = self._read_ahead(records, ahead, *self.sizes.after(self.num_taken)[:2])
-            if ahead.records:
-                yield RecordGroup.of(ahead.records)
-            self._ahead = None
-            if error is not None:
-                raise error
-            if not ahead.records:
-                return
+    def _plain_parts(self) -> Iterator[RecordGroup]:
+        sizes = iter(_PART_SIZES)
+        for group in self.groups():
+            while len(group.numbers):
+                ends = np.cumsum(group.records.lengths[: next(sizes, _MOST_TOGETHER)])
+                end = max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right")))
+                yield group.part(slice(end))
+                group = group.part(slice(end, None))
 
-    def _read_ahead(
-        self, records: Iterator[StreamRecord], ahead: AheadMarks, size: int, most_bytes: int
-    ) -> Exception | None:
-        """Read the next part; an error is returned, to be raised after the records before it."""
-        num_bytes = 0
-        try:
-            for record in islice(records, size):
-                ahead.add(record, self._mark())
-                num_bytes += len(record[0])
-                if num_bytes > most_bytes:
-                    break
-        except Exception as error:
-            return error
-        return None
+    def _mixed_parts(self) -> Iterator[RecordGroup]:
+        sizes = iter(_PART_SIZES)
+        read: dict[int, list[StreamRecord]] = {}  # for a part, by file
+        records: Iterator[StreamRecord] = _noted(self._interleaved(), read)
+        if self._buffer_size:
+            records = self._mixed(records)
+        failure: Exception | None = None
+        while failure is None:
+            read.clear()
+            self._behind, self._num_behind = self._copy(read), 0
+            self._behind_records = self._behind.records()
+            part: list[StreamRecord] = []
+            num_bytes = 0
+            try:
+                for record in islice(records, next(sizes, _MOST_TOGETHER)):
+                    part.append(record)
+                    num_bytes += len(record[0])
+                    if num_bytes > _MOST_BYTES:
+                        break
+            except Exception as error:  # raised after the records before it
+                failure = error
+            if part:
+                yield RecordGroup.of(part)
+            self._behind = None
+            if not part:
+                break
+        if failure is not None:
+            raise failure
+
+    def _copy(self, read: Mapping[int, Sequence[StreamRecord]]) -> RecordStream:
+        """A stream at the same place, which takes records that were read from there on."""
+        other = copy.copy(self)
+        other._random, other._buffer = copy.copy(self._random), self._buffer.copy()
+        other._records_of = partial(_read_before, read)
+        other._slot_places = self._slot_places.copy()
+        other._slots = [slot and other._open(*slot) for slot in other._slot_places]
+        other._behind = None
+        return other
+
+
+def _read_before(
+    read: Mapping[int, Sequence[StreamRecord]], piece: Piece
+) -> Iterator[StreamRecord]:
+    for record in read.get(piece.file, ()):
+        if piece.has(record[1], record[3]):
+            yield record
+
+
+def _noted(
+    records: Iterable[StreamRecord], read: dict[int, list[StreamRecord]]
+) -> Iterator[StreamRecord]:
+    for record in records:
+        read.setdefault(record[1], []).append(record)
+        yield record
 
 
 def _are_pairs(pairs: Any, limit: int) -> bool:
@@ -280,55 +334,3 @@ def _are_pairs(pairs: Any, limit: int) -> bool:
 
 def _are_distinct(items: Sequence[Sequence[int]]) -> bool:
     return len(set(map(tuple, items))) == len(items)
-
-
-# Not methods: a stream that refers to itself would keep files open after it is dropped.
-
-
-def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
-    """The records of a piece, block by block."""
-    # nothing after it is read
-    last = None if piece.picked is None else max(piece.picked, default=-1)
-    if last == -1:
-        return
-    end = 0
-    for block in read(piece.file):
-        end = block.position + len(block.offsets)
-        if block.records is None:
-            continue
-        rows = _rows(piece, block)
-        records = PackedRecords(
-            block.records.buffer, block.records.starts[rows], block.records.lengths[rows]
-        )
-        numbers = np.arange(block.position, block.position + len(block.records))[rows]
-        if len(numbers):
-            yield RecordGroup(
-                records, np.full(len(numbers), piece.file), block.offsets[rows], numbers
-            )
-        if last is not None and end > last:
-            return
-    if end < piece.first:
-        raise ValueError(
-            f"the file has changed: file {piece.file} has fewer than {piece.first} records"
-        )
-    if last is not None:
-        raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
-
-
-def _records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:
-    # As separate objects: a shuffle buffer must not keep whole blocks alive for a few records.
-    for group in _groups(read, piece):
-        columns = (group.records, group.files, group.offsets, group.numbers)
-        yield from zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _rows(piece: Piece, block: Block) -> Any:
-    """Which rows of a block belong to a piece: a slice or an array."""
-    end = block.position + len(block.offsets)
-    low = max(piece.first, block.position)
-    if piece.picked is not None:
-        picked = np.array(piece.picked, dtype=np.int64)
-        return picked[(picked >= low) & (picked < end)] - block.position
-    return slice(
-        min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts
-    )

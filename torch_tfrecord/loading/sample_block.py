@@ -20,6 +20,7 @@ from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_t
 from torch_tfrecord.columns.listed_values import WHOLE_KINDS
 from torch_tfrecord.columns.stacking import as_kind_of, is_listed, mark_listed, rows_of
 from torch_tfrecord.loading.sample import UNSEEN, Sample, make_samples
+from torch_tfrecord.torch_internals import jagged_parts
 
 __all__ = ["SampleBlock", "join_samples", "take_apart"]
 
@@ -50,8 +51,6 @@ class SampleBlock:
     Attributes:
         again: Parses the columns once more, into new memory; if it is known, a batch may `take` the
             columns.
-        joined: Called for each batch that ends in this block, with its number of samples and the
-            row after its end.
     """
 
     __slots__ = (
@@ -62,7 +61,6 @@ class SampleBlock:
         "_looked",
         "_rows",
         "again",
-        "joined",
         "lock",
         "num_rows",
         "template",
@@ -72,7 +70,6 @@ class SampleBlock:
         self._columns = columns
         self.num_rows = num_rows
         self.again: Callable[[], Any] | None = None
-        self.joined: Callable[[int, int], None] | None = None
         self._is_read = False
         self.lock = threading.Lock()
         self.template: dict[Any, object] = dict.fromkeys(
@@ -179,8 +176,6 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
         return None
     rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
     taken = _taken(blocks[-1], rows) if len(distinct) == 1 else None
-    if blocks[-1].joined is not None:
-        blocks[-1].joined(len(rows), max(int(rows[-1]), ~int(rows[-1])) + 1)
     if taken is not None:
         return taken
     looked = _looked(samples, names, rows)
@@ -339,12 +334,11 @@ _NUMPYS |= {torch.uint16, torch.uint32, torch.uint64, *_INTEGERS.values()}
 
 
 def _joined_jagged(columns: Sequence[Any], chosen: _Chosen) -> torch.Tensor | None:
-    values = _same([_dense(column.values()) for column in columns])
-    if values is None or any(
-        column._lengths is not None or column._ragged_idx != 1 for column in columns
-    ):
+    parts = [part for part in map(jagged_parts, columns) if part is not None]
+    values = _same([_dense(part[0]) for part in parts]) if len(parts) == len(columns) else None
+    if values is None:
         return None
-    offsets = [column.offsets().numpy() for column in columns]
+    offsets = [part[1].numpy() for part in parts]
     joined = np.zeros(chosen.num_rows + 1, np.int64)
     for each, rows, places in zip(offsets, chosen.rows, chosen.places, strict=True):
         joined[1:][places] = np.diff(each)[rows]

@@ -1,15 +1,37 @@
-"""The unread rest of an epoch, as pieces of files, and how it is divided among consumers."""
+"""The unread rest of an epoch: pieces of files, how they are divided among consumers, and their
+records, in groups with the file and offset of each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.order.shares import file_shares
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["MOST_RECORDS", "Piece", "deal_out", "picked_pieces"]
+__all__ = [
+    "MOST_RECORDS",
+    "Piece",
+    "RecordGroup",
+    "StreamRecord",
+    "deal_out",
+    "grouped",
+    "picked_pieces",
+    "read_groups",
+    "read_records",
+    "regroup",
+]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 MOST_RECORDS = 1 << 40
 """Limit on the records of one file: their numbers are below it, in the states of streams, too."""
@@ -32,6 +54,14 @@ class Piece(NamedTuple):
     parts: int = 1
     first: int = 0
     picked: tuple[int, ...] | None = None
+
+    def has(self, file: int, number: int) -> bool:
+        """Whether a record is part of it."""
+        if file != self.file or number < self.first:
+            return False
+        if self.picked is not None:
+            return number in self.picked
+        return number % self.parts == self.part
 
     def split(self, part: int, parts: int) -> Piece:
         """One of `parts` parts, which together have every record exactly once."""
@@ -99,3 +129,172 @@ def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
 
 def _ascend(numbers: Sequence[int]) -> bool:
     return all(before < after for before, after in pairwise(numbers))
+
+
+# Their records.
+
+# One record: payload, number of its file, offset of its length field, and its number in the file. A
+# plain tuple, since making a named one takes longer than everything else that a stream does with a
+# small record.
+StreamRecord: TypeAlias = "tuple[bytes, int, int, int]"
+
+
+class RecordGroup(NamedTuple):
+    """Several records: their payloads, and for each the number of its file, its offset, and its
+    number in the file.
+    """
+
+    records: PackedRecords
+    files: _Integers
+    offsets: _Integers
+    numbers: _Integers
+
+    def part(self, rows: slice) -> RecordGroup:
+        """Some of the records, not copied."""
+        return RecordGroup(
+            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
+        )
+
+    def place(self, row: int) -> tuple[int, int, int]:
+        """Number of the file, offset and number in the file of a record."""
+        return int(self.files[row]), int(self.offsets[row]), int(self.numbers[row])
+
+    @classmethod
+    def of(cls, records: Sequence[StreamRecord]) -> RecordGroup:
+        """Single records as a group; copies them into one buffer."""
+        payloads, *places = zip(*records, strict=True)
+        lengths = np.array([*map(len, payloads)], dtype=np.int64)
+        packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
+        return cls(packed, *(np.array(column, dtype=np.int64) for column in places))
+
+    @classmethod
+    def join(cls, groups: Sequence[RecordGroup]) -> RecordGroup:
+        """Several groups, of at least one record each, as one; copies them into one buffer unless
+        there is only one.
+        """
+        if len(groups) == 1:
+            return groups[0]
+        parts, starts, end = [], [], 0
+        for group in groups:
+            records = group.records
+            low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
+            parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
+            starts.append(records.starts + (end - low))
+            end += high - low
+        lengths = [group.records.lengths for group in groups]
+        joined = np.concatenate(parts, out=scratch_bytes(end))
+        packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
+        return cls(
+            packed,
+            *(
+                np.concatenate(column)
+                for column in zip(*(group[1:] for group in groups), strict=True)
+            ),
+        )
+
+
+def grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
+    """Groups of up to `size` records; the records before an error are yielded before it is
+    raised.
+    """
+    while True:
+        taken: list[StreamRecord] = []
+        try:
+            taken.extend(islice(records, size))
+        except TFRecordError:
+            if taken:
+                yield RecordGroup.of(taken)
+            raise
+        if not taken:
+            return
+        yield RecordGroup.of(taken)
+
+
+def regroup(
+    groups: Iterator[RecordGroup],
+    size: int,
+    *,
+    drop_last: bool,
+    before_error: Callable[[RecordGroup], object],
+) -> Iterator[RecordGroup]:
+    """The same records in groups of `size`; the last may have fewer, or is dropped with
+    `drop_last`.
+
+    Args:
+        groups: In order; empty ones are skipped.
+        size: At least 1.
+        drop_last: Drop a last group that is not full.
+        before_error: If `groups` raises a TFRecordError, called with the records of the group that
+            was not full yet.
+    """
+    waiting: list[RecordGroup] = []
+    missing = size
+    try:
+        for group in groups:
+            while len(group.numbers) >= missing:
+                yield RecordGroup.join([*waiting, group.part(slice(missing))])
+                group = group.part(slice(missing, None))
+                waiting, missing = [], size
+            if len(group.numbers):
+                waiting.append(group)
+                missing -= len(group.numbers)
+    except TFRecordError:
+        if waiting:
+            before_error(RecordGroup.join(waiting))
+        raise
+    if waiting and not drop_last:
+        yield RecordGroup.join(waiting)
+
+
+# Not methods: a stream that refers to itself would keep files open after it is dropped.
+
+
+def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
+    """The records of a piece, block by block."""
+    # nothing after it is read
+    last = None if piece.picked is None else max(piece.picked, default=-1)
+    if last == -1:
+        return
+    end = 0
+    for block in read(piece.file):
+        end = block.position + len(block.offsets)
+        if block.records is None:
+            continue
+        rows = _rows(piece, block)
+        records = PackedRecords(
+            block.records.buffer, block.records.starts[rows], block.records.lengths[rows]
+        )
+        numbers = np.arange(block.position, block.position + len(block.records))[rows]
+        if len(numbers):
+            yield RecordGroup(
+                records, np.full(len(numbers), piece.file), block.offsets[rows], numbers
+            )
+        if last is not None and end > last:
+            return
+    if end < piece.first:
+        raise ValueError(
+            f"the file has changed: file {piece.file} has fewer than {piece.first} records"
+        )
+    if last is not None:
+        raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
+
+
+def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:
+    """The records of a piece, as separate objects: a shuffle buffer must not keep whole blocks alive
+    for a few records.
+    """
+    for group in read_groups(read, piece):
+        columns = (group.records, group.files, group.offsets, group.numbers)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _rows(piece: Piece, block: Block) -> Any:
+    """Which rows of a block belong to a piece: a slice or an array."""
+    end = block.position + len(block.offsets)
+    low = max(piece.first, block.position)
+    if piece.picked is not None:
+        picked = np.array(piece.picked, dtype=np.int64)
+        return picked[(picked >= low) & (picked < end)] - block.position
+    return slice(
+        min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts
+    )

@@ -16,7 +16,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
@@ -24,6 +23,7 @@ from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_
 from torch_tfrecord.loading.sample import Sample
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
+from torch_tfrecord.torch_internals import jagged_parts, sparse_parts
 
 __all__ = ["for_transport", "register_in_worker"]
 
@@ -61,9 +61,8 @@ def register_in_worker() -> None:
         for kind in (_SentDict, _SentTuple, _SentList):
             ForkingPickler.register(kind, _reduce)
         ForkingPickler.register(Sample, _reduce_sample)
-        ForkingPickler.register(torch.Tensor, _reduce_tensor)
-        for image in _IMAGE_KINDS:  # torch fails to send uint16, uint32 and uint64
-            ForkingPickler.register(image, _reduce_tensor)
+        for image in _IMAGE_KINDS:  # torch fails to send those of uint16, uint32 and uint64
+            ForkingPickler.register(image, _reduce_image)
 
 
 class _SentDict(dict[Any, Any]):
@@ -107,17 +106,8 @@ def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
     return _reduce(_SentDict(sample.copy()))
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor outside our batches, for example in a batch of a custom `collate_fn`, or in a
-    sample.
-    """
-    packer = _Packer(worker_memory())
-    node = packer.node(tensor)
-    if node[0] is not False and not tensor.is_shared():  # shared tensors stay shared
-        return _unpack, (*packer.message(), node)
-    if type(tensor) in _IMAGE_KINDS:
-        return type(tensor), (tensor.as_subclass(torch.Tensor),)
-    return reduce_tensor(tensor)  # type: ignore[no-any-return]
+def _reduce_image(image: torch.Tensor) -> tuple[Any, ...]:
+    return type(image), (image.as_subclass(torch.Tensor),)
 
 
 class _Packer:
@@ -173,14 +163,13 @@ class _Packer:
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor
         if tensor.layout == torch.jagged:
-            is_plain = tensor._lengths is None and tensor._ragged_idx == 1
-            parts = self.node(tensor.values()), self.node(tensor.offsets())
-            return (jagged_tensor, *parts) if is_plain else (False, tensor)
+            parts = jagged_parts(tensor)
+            return (False, tensor) if parts is None else (jagged_tensor, *map(self.node, parts))
         if tensor.layout == torch.sparse_coo:
             make = partial(
                 make_sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced()
             )
-            return make, self.node(tensor._indices()), self.node(tensor._values())
+            return (make, *map(self.node, sparse_parts(tensor)))
         if (
             tensor.layout != torch.strided
             or tensor.is_nested
@@ -242,8 +231,7 @@ class _Packer:
             return memoryview(self._memories[-1])
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
-            storage = torch.UntypedStorage._new_shared(num_bytes)
-            self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            self._memories.append(torch.empty(num_bytes, dtype=torch.uint8).share_memory_())
             memory: memoryview = self._memories[-1].numpy().data
             return memory
         memory = memoryview(piece)

@@ -8,22 +8,40 @@ in file order, and a child that was forked while another thread was in there can
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import importlib
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, reserve_descriptor
-from torch_tfrecord.files.storage import LocalFile, is_remote
-from torch_tfrecord.records.array_record_module import array_record_module
+from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
+from torch_tfrecord.files.storage import LocalFile, is_remote, open_file
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["ArrayRecordFile", "ArrayRecordIndex", "array_record_indexes"]
+__all__ = [
+    "ArrayRecordFile",
+    "ArrayRecordIndex",
+    "FileIndex",
+    "array_record_indexes",
+    "array_record_module",
+    "has_ranges",
+    "open_records",
+    "read_record",
+    "record_offset",
+]
 
+_NAME = "array_record.python.array_record_module"
+# where the classes of all modules that were made with pybind11 are registered
+_PYBIND = "__pybind11_internals"
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for random access
 _BUFFER_BYTES = 1 << 12  # 1 MiB takes 3 times as long for small records
 _ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, whatever is wrong
@@ -177,3 +195,89 @@ def _damaged(what: str, error: Exception, path: str) -> CorruptRecordError:
     return CorruptRecordError(
         f"expected an intact ArrayRecord {what}, got an error of array-record: {reason}", path=path
     )
+
+
+# The compiled module for this process, also in a child that was forked after its parent had used it.
+#
+# A thread of the module (Riegeli's BackgroundCleaner) waits for a lock. A fork copies the lock, but
+# not the thread: a child that reads by the parent's module follows a pointer into a stack that
+# another thread may have by now, and crashes. (DataLoader's workers do, also with new readers.) A
+# second copy of the module has its own.
+
+
+def array_record_module() -> Any:
+    """The module for this process.
+
+    Raises:
+        ImportError: The package is missing, or cannot be loaded twice.
+    """
+    return module_of_process(_NAME, _first, _own_copy)
+
+
+def _first() -> Any:
+    try:
+        return importlib.import_module(_NAME)
+    except ImportError as error:
+        raise ImportError(
+            "ArrayRecord files need the package array-record: pip install 'torch-tfrecord[arrayrecord]'"
+        ) from error
+
+
+def _own_copy() -> Any:
+    hidden = {name: value for name, value in vars(builtins).items() if name.startswith(_PYBIND)}
+    for name in hidden:  # else it refuses to register a class again
+        delattr(builtins, name)
+    try:
+        return compiled_copy(_NAME)
+    except ImportError as error:
+        raise ImportError(
+            "array-record cannot be used in a process that was forked after its parent had used it: set "
+            'multiprocessing_context="forkserver" of the DataLoader'
+        ) from error
+    finally:
+        vars(builtins).update(hidden)
+
+
+# Records by number, of a data file in either format.
+
+FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"
+"""The number of records of a file, and which file it is."""
+
+
+def has_ranges(records: FileIndex) -> TypeGuard[RecordIndex]:
+    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord
+    file.
+    """
+    return isinstance(records, RecordIndex) and not records.compression_type
+
+
+def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS) -> Any:
+    """Open a data file for `read_record`, after a check that it is still the one that was indexed.
+
+    Returns:
+        A `ByteSource`, or an `ArrayRecordFile`.
+    """
+    if isinstance(records, ArrayRecordIndex):
+        return ArrayRecordFile(path, records)
+    source = open_file(path, access)
+    records.check_fresh(source)
+    return open_stream(source, records.compression_type)[0]
+
+
+def read_record(stream: Any, records: FileIndex, number: int) -> bytes:
+    """Read a whole record and check it.
+
+    Args:
+        stream: From `open_records`.
+        records: The index of the file.
+        number: Number of the record.
+    """
+    if isinstance(records, ArrayRecordIndex):
+        found: bytes = stream.read(number)
+        return found
+    return RecordReader().read(stream, int(records.offsets[number]), int(records.lengths[number]))
+
+
+def record_offset(records: FileIndex, number: int) -> int | None:
+    """First byte of a record; None in an ArrayRecord file."""
+    return None if isinstance(records, ArrayRecordIndex) else int(records.offsets[number])

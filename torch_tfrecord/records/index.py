@@ -31,14 +31,14 @@ from torch_tfrecord.records.compression import (
 )
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar, stored_number
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
-    "3",
+    "4",
     "an index",
     ("file_size", "mtime_ns", "compression_type", "fingerprint", "etag"),
     {"offsets": "int64", "lengths": "int64"},
@@ -186,7 +186,7 @@ class RecordIndex:
         """Write the index as a safetensors file; it appears complete or not at all.
 
         The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata,
-        ``format``, ``version``, ``checksum`` (CRC-32C of all of the file but its own digits),
+        ``format``, ``version``, ``checksum`` (CRC-32C of the other metadata and the arrays),
         ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint`` and ``etag``. What was at
         `path` is replaced, and a symbolic link is followed: you named it.
 

@@ -1,11 +1,18 @@
 """Finding the indexes of data files, building those that are missing or stale, and keeping what was
 built.
+
+One process at a time builds what is kept beside a data file; the others wait for it, or build
+others meanwhile. A lock of the kernel's says who builds: it goes with its process, however that
+ends. Where the file system has no locks, or nothing can be written, each process builds for itself;
+what is kept appears whole or not at all in any case.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import sys
 import threading
 import warnings
 from collections import deque
@@ -15,15 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, get_args
 
+from filelock import FileLock, Timeout
+
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.temporaries import hidden_name
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar import (
     SIDECAR_FOLDER,
@@ -35,12 +44,56 @@ from torch_tfrecord.records.sidecar import (
 )
 from torch_tfrecord.shown import printable
 
-__all__ = ["IndexKeeper", "Kept", "SidecarKeeper"]
+__all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]
 
 _Index = TypeVar("_Index")
 
 _FILES_AT_ONCE = 256  # remote ones, asked for their sizes
 _MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+_SILENT_SECONDS = 5.0
+_MOST_SECONDS = 600.0  # a process may be stopped, or a child of a killed one may hold its lock
+
+
+@contextlib.contextmanager
+def build_alone(
+    places: Iterable[str],
+    folder: Callable[[str], contextlib.AbstractContextManager[None]],
+    seconds: float = 0.0,
+) -> Iterator[bool]:
+    """Whether this process may build what is kept at the first of these places: False while another
+    one builds it.
+
+    Args:
+        places: Where it may be kept; the first one that can be written has the lock.
+        folder: Makes the folder of a place; OSError where it cannot.
+        seconds: How long to wait for another process.
+    """
+    with contextlib.ExitStack() as held:
+        for place in places:
+            lock = FileLock(
+                Path(place).parent / hidden_name(os.path.basename(place), "lock"), mode=0o666
+            )
+            try:
+                with contextlib.ExitStack() as own:
+                    own.enter_context(folder(place))
+                    own.enter_context(lock.acquire(timeout=seconds))
+                    own.callback(_remove, lock.lock_file)
+                    held.enter_context(own.pop_all())
+            except Timeout:
+                yield False
+                return
+            except (OSError, NotImplementedError) as error:  # there can be no lock here
+                if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                    _remove(lock.lock_file)
+                continue
+            break
+        yield True
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 @contextlib.contextmanager
@@ -119,17 +172,20 @@ class SidecarKeeper(Generic[_Index]):
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {there}, got none ({self._advice})", path=kept.path
             )
-        waiting = Waiting(kept.path, self._kind)
-        while True:
-            with self._building_alone(kept.name) as is_alone:
+        for seconds in (0.0, _SILENT_SECONDS, _MOST_SECONDS):
+            with self._building_alone(kept.name, seconds) as is_alone:
                 # Another process may have built it meanwhile.
                 found, _ = self._load(kept, new_places(kept.name, self._index_dir))
                 if found is not None:
                     return found
-                if is_alone or waiting.is_over:
+                if is_alone:
                     return self._build_and_keep(kept)
-            if not self._help():
-                waiting.pause()
+            if seconds:
+                text = f"another process builds its {self._kind}; waiting for it"
+                warnings.warn(f"{printable(kept.path)}: {text}", stacklevel=outer_level())
+            while not seconds and self._help():
+                pass
+        return self._build_and_keep(kept)
 
     def _load(
         self, kept: Kept[_Index], where: Iterable[str]
@@ -145,8 +201,10 @@ class SidecarKeeper(Generic[_Index]):
                 continue
         return None, stale
 
-    def _building_alone(self, name: str) -> contextlib.AbstractContextManager[bool]:
-        return build_alone(new_places(name, self._index_dir), _tidy_folder)
+    def _building_alone(
+        self, name: str, seconds: float = 0.0
+    ) -> contextlib.AbstractContextManager[bool]:
+        return build_alone(new_places(name, self._index_dir), _tidy_folder, seconds)
 
     def _help(self) -> bool:
         """Build something else that is missing while another process builds what is asked for;
@@ -243,7 +301,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
-        self._to_help = deque(in_own_order(paths))
+        self._to_help = deque(_in_own_order(paths))
         found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
             yield self.index(open_file(path)) if found is None else next(found)
@@ -293,6 +351,26 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
                         self._build_and_keep(kept)
                         return True
         return False
+
+
+def _in_own_order(paths: Sequence[str]) -> Iterator[str]:
+    """First this rank's share of files, then those of the ranks behind it: ranks that build
+    together rarely meet.
+    """
+    rank, world_size = _rank()
+    for number in range(world_size):
+        yield from paths[(rank + number) % world_size :: world_size]
+
+
+def _rank() -> tuple[int, int]:
+    """Of torch.distributed where it is initialised, else of torchrun's environment, else 0 of 1."""
+    distributed = sys.modules.get("torch.distributed")  # not imported here: that takes seconds
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
+        return int(rank), int(world_size)
+    return 0, 1
 
 
 def _reason(error: OSError) -> str:

@@ -1,15 +1,19 @@
 """The manifest: one file for the indexes of all shards, of which a reader loads what it needs.
 
-Its head has a row for each shard and for each block of records, under one checksum; the blocks
-behind it have a checksum each. A data set opens from the head alone, and the blocks of the records
-that it reads follow by ranges, so that 100,000 shards with 10^9 records need some tens of MiB.
+It is a sidecar of three parts: a row for each shard, a row for each block of records, and the
+lengths of all records, shard after shard. The rows stand under the sidecar's checksum; the lengths
+stay in the file and are read block by block, each under a checksum of its own. A dataset opens
+from the rows alone, so that 100,000 shards with 10^9 records need some tens of MiB.
+
 Names are relative to the folder of the manifest: data are copied together with it.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,43 +24,66 @@ from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.read import read_pieces
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
-from torch_tfrecord.records.length_blocks import BLOCK_RECORDS, pack_lengths, unpack_lengths
-from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_source, stored_number
+from torch_tfrecord.records.sidecar import (
+    SIDECAR_FOLDER,
+    Sidecar,
+    SidecarFormat,
+    pack,
+    read_source,
+    stored_number,
+)
+from torch_tfrecord.shown import without_secrets
 
-__all__ = ["MANIFEST_SUFFIX", "Manifest", "ShardRow", "is_manifest", "manifest_parts", "shard_row"]
+__all__ = [
+    "BLOCK_RECORDS",
+    "MANIFEST_SUFFIX",
+    "Manifest",
+    "ShardRow",
+    "common_folder",
+    "is_manifest",
+    "manifest_path",
+    "pack_manifest",
+    "relative_names",
+    "shard_paths",
+    "shard_row",
+]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 MANIFEST_SUFFIX = ".safetensors"  # of no data: whatever is in this form holds no records
+BLOCK_RECORDS = 2048  # whose lengths are read and checked together
 _INDEX_SUFFIX = ".index.safetensors"
-_ROWS = {
+_NAME = "manifest.safetensors"
+_SHARD_ROWS = {
     "file_sizes": "int64",
     "stream_sizes": "int64",  # decompressed
     "num_records": "int64",
-    "mtimes_ns": "int64",  # 0 where it is not known
-    "fingerprints": "int64",  # -1 where it is not known
+    "mtimes_ns": "int64",  # 0 if unknown
+    "fingerprints": "int64",  # -1 if unknown
     "compression": "uint8",  # number in COMPRESSION_TYPES
+}
+_BLOCK_ROWS = {
+    # Bytes of all records before the block, in the streams of all shards one after another.
+    "block_offsets": "int64",
+    "block_crcs": "uint32",
 }
 _FORMAT = SidecarFormat(
     "torch_tfrecord.manifest",
-    "1",
+    "2",
     "a manifest",
-    ("num_files", "names_bytes", "etags_bytes"),
+    ("names_bytes", "etags_bytes"),
+    # The texts are compressed by zlib; each ends with a zero byte.
     {
-        **{name: dtype for name, dtype in _ROWS.items() if dtype == "int64"},
-        "block_offsets": "int64",  # of its first record, in the stream
-        "block_bytes": "uint32",
-        "block_crcs": "uint32",
-        "compression": "uint8",
-        "names": "uint8",  # zlib; each ends with a zero byte
+        **_SHARD_ROWS,
+        **_BLOCK_ROWS,
+        "names": "uint8",
         "etags": "uint8",
-        "blocks": "uint8",  # of each shard in order; see `length_blocks`
+        "lengths": "uint32 uint64",
     },
-    is_lazy=True,
+    lazy="lengths",
     first_read_bytes=1 << 20,
 )
 _MOST_HEAD_BYTES = 1 << 32
@@ -70,19 +97,20 @@ class ShardRow(NamedTuple):
 
     Attributes:
         facts: Its index, without records.
-        num_records: How many there are.
-        stream_size: Bytes of the records, decompressed.
-        offsets: Of the first record of each block.
-        blocks: See `length_blocks`.
-        crcs: CRC-32C of each block.
+        lengths: uint32, or int64 if one is too long for that, [N]: the payload lengths.
     """
 
     facts: RecordIndex
-    num_records: int
-    stream_size: int
-    offsets: Sequence[int]
-    blocks: Sequence[bytes]
-    crcs: Sequence[int]
+    lengths: npt.NDArray[np.integer[Any]]
+
+
+def shard_row(index: RecordIndex) -> ShardRow:
+    """The row of a shard."""
+    return ShardRow(index.without_records(), _shorten(index.lengths))
+
+
+def _shorten(lengths: _Integers) -> npt.NDArray[np.integer[Any]]:
+    return lengths.astype(np.uint32) if lengths.max(initial=0) < 1 << 32 else lengths
 
 
 def is_manifest(path: str) -> bool:
@@ -90,81 +118,74 @@ def is_manifest(path: str) -> bool:
     return path.endswith(MANIFEST_SUFFIX) and not path.endswith(_INDEX_SUFFIX)
 
 
-def shard_row(index: RecordIndex) -> ShardRow:
-    """The row of a shard."""
-    firsts = range(0, len(index), BLOCK_RECORDS)
-    blocks = [pack_lengths(index.lengths[first : first + BLOCK_RECORDS]) for first in firsts]
-    stream_size = int(index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES) if len(index) else 0
-    crcs = [crc32c(block) for block in blocks]
-    return ShardRow(
-        index.without_records(),
-        len(index),
-        stream_size,
-        index.offsets[firsts].tolist(),
-        blocks,
-        crcs,
-    )
-
-
-def manifest_parts(names: Sequence[str], rows: Sequence[ShardRow]) -> Iterable[bytes]:
-    """The bytes of a manifest, in pieces.
+def pack_manifest(names: Sequence[str], rows: Sequence[ShardRow]) -> bytes:
+    """The bytes of a manifest.
 
     Args:
-        names: Of each shard, relative to the manifest's folder, with ``/``; or with a
+        names: Name of each shard, relative to the manifest's folder, with ``/``; or with a
             ``scheme://``.
-        rows: Of each shard, in the same order.
+        rows: Row of each shard, in the same order.
     """
-    columns: dict[str, Sequence[Any]] = {
-        "file_sizes": [row.facts.file_size for row in rows],
-        "stream_sizes": [row.stream_size for row in rows],
-        "num_records": [row.num_records for row in rows],
-        "mtimes_ns": [row.facts.mtime_ns for row in rows],
-        "fingerprints": [
-            _UNKNOWN if row.facts.fingerprint is None else row.facts.fingerprint for row in rows
-        ],
-        "compression": [COMPRESSION_TYPES.index(row.facts.compression_type) for row in rows],
-        "block_offsets": [offset for row in rows for offset in row.offsets],
-        "block_bytes": [len(block) for row in rows for block in row.blocks],
-        "block_crcs": [crc for row in rows for crc in row.crcs],
-    }
-    arrays = {name: np.array(values, _FORMAT.arrays[name]) for name, values in columns.items()}
-    has_etags = any(row.facts.etag for row in rows)
-    texts = {
-        "names": _joined(names),
-        "etags": _joined([row.facts.etag or "" for row in rows]) if has_etags else b"",
-    }
-    packed = {name: np.frombuffer(zlib.compress(text), np.uint8) for name, text in texts.items()}
-    metadata = {
-        "num_files": str(len(rows)),
-        **{f"{name}_bytes": str(len(text)) for name, text in texts.items()},
-    }
-    yield pack(
-        _FORMAT, metadata, {**arrays, **packed}, int(arrays["block_bytes"].sum(dtype=np.int64))
+    facts = [row.facts for row in rows]
+    longest = max((int(row.lengths.max(initial=0)) for row in rows), default=0)
+    lengths = np.empty(
+        sum(len(row.lengths) for row in rows), np.uint32 if longest < 1 << 32 else np.uint64
     )
-    for row in rows:
-        yield from row.blocks
+    np.concatenate([lengths[:0], *(row.lengths for row in rows)], out=lengths, casting="unsafe")
+    firsts = range(0, len(lengths), BLOCK_RECORDS)
+    blocks = [lengths[first : first + BLOCK_RECORDS] for first in firsts]
+    block_bytes = [int(block.sum(dtype=np.int64)) + len(block) * OVERHEAD_BYTES for block in blocks]
+    columns = {
+        "file_sizes": [index.file_size for index in facts],
+        "stream_sizes": [
+            int(row.lengths.sum(dtype=np.int64)) + len(row.lengths) * OVERHEAD_BYTES for row in rows
+        ],
+        "num_records": [len(row.lengths) for row in rows],
+        "mtimes_ns": [index.mtime_ns for index in facts],
+        "fingerprints": [
+            _UNKNOWN if index.fingerprint is None else index.fingerprint for index in facts
+        ],
+        "compression": [COMPRESSION_TYPES.index(index.compression_type) for index in facts],
+        "block_offsets": np.cumsum(block_bytes) - block_bytes,
+        "block_crcs": [crc32c(block.data) for block in blocks],
+    }
+    texts = {
+        "names": _join(names),
+        "etags": _join([index.etag or "" for index in facts])
+        if any(index.etag for index in facts)
+        else b"",
+    }
+    return pack(
+        _FORMAT,
+        {f"{name}_bytes": str(len(text)) for name, text in texts.items()},
+        {
+            **{name: np.array(values, _FORMAT.arrays[name]) for name, values in columns.items()},
+            **{name: np.frombuffer(zlib.compress(text), np.uint8) for name, text in texts.items()},
+            "lengths": lengths,
+        },
+    )
 
 
-def _joined(texts: Sequence[str]) -> bytes:
+def _join(texts: Sequence[str]) -> bytes:
     return b"".join(text.encode("utf-8", "surrogateescape") + b"\0" for text in texts)
 
 
 class Manifest:
-    """A manifest that is open: its head is in memory, its blocks are read when they are asked for.
+    """An open manifest: its rows are in memory, its lengths are read on demand.
 
-    Pickles as its path: who unpickles it reads the head again, and holds it against the checksum of
-    before. May be used after a fork, whose processes share the head, and from threads.
+    Pickles as its path: unpickling reads the rows again and compares the checksum. Can be used
+    after a fork, where the processes share the rows, and from threads.
 
     Args:
         path: The file.
-        access: How a remote one is reached.
+        access: How to reach a remote file.
 
     Attributes:
         path, access: The same.
 
     Raises:
-        IndexMismatchError: damaged, of another format or version, or not consistent in itself.
-        OSError: it cannot be opened or read.
+        IndexMismatchError: It is damaged, has another format or version, or contradicts itself.
+        OSError: It cannot be opened or read.
     """
 
     def __init__(self, path: str, access: Access = DEFAULT_ACCESS) -> None:
@@ -174,10 +195,10 @@ class Manifest:
 
     @property
     def head(self) -> _Head:
-        """The rows, read again where this was unpickled.
+        """The rows; read again after unpickling.
 
         Raises:
-            IndexMismatchError: it is not what was opened first.
+            IndexMismatchError: The file is not what was opened first.
         """
         head = self._head
         if head is None:
@@ -195,11 +216,11 @@ class Manifest:
         return len(self.head.num_records)
 
     def names(self) -> list[str]:
-        """The shards' names, as `manifest_parts` was given them."""
+        """The shards' names, as given to `pack_manifest`."""
         return self.head.names()
 
     def facts(self, shard: int) -> RecordIndex:
-        """What holds a shard's file against the manifest: its index without records."""
+        """The index of a shard without records, to compare with its file."""
         head = self.head
         fingerprint = head.fingerprints.item(shard)
         return RecordIndex.bare(
@@ -211,34 +232,40 @@ class Manifest:
         )
 
     def row(self, shard: int) -> ShardRow:
-        """All that is said of a shard, for another manifest; its blocks are checked."""
-        head = self.head
-        first, last = head.first_blocks[shard : shard + 2].tolist()
-        blocks = head.read_blocks(np.arange(first, last))
-        return ShardRow(
-            self.facts(shard),
-            head.num_records.item(shard),
-            head.stream_sizes.item(shard),
-            head.block_offsets[first:last].tolist(),
-            blocks,
-            head.block_crcs[first:last].tolist(),
-        )
+        """Everything about a shard, for another manifest; its lengths are checked."""
+        (offsets,) = self.offsets(np.array([shard]))
+        return ShardRow(self.facts(shard), _shorten(np.diff(offsets) - OVERHEAD_BYTES))
 
-    def borders(self, blocks: _Integers) -> _Integers:
-        """Where the records of blocks lie, by ascending numbers of the blocks.
-
-        Returns:
-            int64 [M, BLOCK_RECORDS + 1]: of each the offsets of its records, then the end of the
-            last.
+    def offsets(self, shards: _Integers) -> list[_Integers]:
+        """The offsets of the records of some shards: int64 [N + 1] for each, its end last.
 
         Raises:
-            IndexMismatchError: a block is damaged, or its records do not lie one behind the other.
+            IndexMismatchError: The lengths are damaged.
         """
-        return self.head.borders(blocks)
+        head = self.head
+        firsts, lasts = head.first_records[shards], head.first_records[shards + 1] - 1
+        first_blocks = firsts // BLOCK_RECORDS
+        ranges = zip(first_blocks.tolist(), (lasts // BLOCK_RECORDS).tolist(), strict=True)
+        needed = np.unique(np.concatenate([np.arange(one, last + 1) for one, last in ranges]))
+        needed = needed[needed < len(head.block_offsets)]  # empty shards may be behind the last
+        borders = head.read_borders(needed)[:, :-1].reshape(-1)
+        begins = np.searchsorted(needed, first_blocks) * BLOCK_RECORDS + firsts % BLOCK_RECORDS
+        found = []
+        for shard, begin in zip(shards.tolist(), begins.tolist(), strict=True):
+            start, end = head.stream_starts[shard : shard + 2]
+            of_shard = borders[begin : begin + head.num_records.item(shard)]
+            found.append(np.append(of_shard, end) - start)
+        return found
 
 
 class _Head:
-    """What is read of a manifest when it is opened; see `_ROWS` for its columns."""
+    """The rows of a manifest; see `_SHARD_ROWS` and `_BLOCK_ROWS`.
+
+    Attributes:
+        first_records: int64 [F + 1]: number of the first record of each shard, then of all.
+        stream_starts: int64 [F + 1]: bytes of all records before each shard, then of all.
+        etags: The shards' ETags, "" if unknown; empty if all are.
+    """
 
     file_sizes: _Integers
     stream_sizes: _Integers
@@ -247,146 +274,244 @@ class _Head:
     fingerprints: _Integers
     block_offsets: _Integers
     compression: npt.NDArray[np.uint8]
-    block_bytes: npt.NDArray[np.uint32]
     block_crcs: npt.NDArray[np.uint32]
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
         found = read_source(source, _FORMAT, lambda _: _MOST_HEAD_BYTES, "any manifest")
         self.checksum = found.checksum
-        self._metadata = found.metadata
-        self._packed_names = found.arrays["names"]
+        self._lengths = found.places["lengths"]
+        for name in (*_SHARD_ROWS, *_BLOCK_ROWS):
+            setattr(self, name, found.arrays[name])
         try:
-            for name in ("block_offsets", "block_bytes", "block_crcs", *_ROWS):
-                setattr(self, name, found.arrays[name])
-            num_files = stored_number(found.metadata["num_files"], "num_files")
-            self._check_rows(num_files)
-            counts = (self.num_records + (BLOCK_RECORDS - 1)) // BLOCK_RECORDS
-            self.first_blocks = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-            self._check_blocks(found.arrays, source.file_size - found.starts["blocks"])
-            self._block_begins = found.starts["blocks"] + (
-                np.cumsum(self.block_bytes, dtype=np.int64) - self.block_bytes
-            )
-            self.etags = (
-                self._texts(found.arrays["etags"], "etags_bytes")
-                if found.metadata["etags_bytes"] != "0"
-                else []
-            )
+            self._check_shards()
+            self.first_records = _sums(self.num_records)
+            self.stream_starts = _sums(self.stream_sizes)
+            self._check_blocks()
+            self.etags = self._texts(found, "etags") if found.metadata["etags_bytes"] != "0" else []
         except IndexMismatchError as error:
             error.locate(path=source.path)
             raise
+        self._names = found._replace(arrays={"names": found.arrays["names"]}, places={})
 
-    def _check_rows(self, num_files: int) -> None:
-        lengths = {len(getattr(self, name)) for name in _ROWS}
-        if lengths != {num_files}:
+    def _check_shards(self) -> None:
+        counts = {len(getattr(self, name)) for name in _SHARD_ROWS}
+        if len(counts) > 1:
             raise IndexMismatchError(
-                f"expected {num_files} rows in each column, got {sorted(lengths)}"
+                f"expected a row for each shard in each column, got {sorted(counts)}"
             )
-        sizes = (self.file_sizes, self.stream_sizes, self.num_records, self.mtimes_ns)
-        is_bad = np.zeros(num_files, bool)
-        for column in sizes:
-            is_bad |= (column < 0) | (column >= _FAR)
-        is_bad |= (self.num_records > self.stream_sizes // OVERHEAD_BYTES) | (
+        is_bad = (self.num_records > self.stream_sizes // OVERHEAD_BYTES) | (
             self.compression >= len(COMPRESSION_TYPES)
         )
+        for column in (self.file_sizes, self.stream_sizes, self.num_records, self.mtimes_ns):
+            is_bad |= (column < 0) | (column >= _FAR)
         is_bad |= (self.fingerprints < _UNKNOWN) | (self.fingerprints >= 1 << 32)
         is_bad |= (self.compression == 0) & (self.file_sizes != self.stream_sizes)
         is_bad |= (self.num_records == 0) & (self.stream_sizes > 0)
+        # Summed as floats, which do not overflow.
+        is_bad |= np.cumsum(self.stream_sizes, dtype=np.float64) >= _FAR
         if is_bad.any():
             raise IndexMismatchError(
                 f"expected numbers of a TFRecord file, got others in row {int(is_bad.argmax())}"
             )
 
-    def _check_blocks(self, arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int) -> None:
-        num_blocks = int(self.first_blocks[-1])
-        lengths = {len(arrays[name]) for name in ("block_offsets", "block_bytes", "block_crcs")}
-        if lengths != {num_blocks}:
+    def _check_blocks(self) -> None:
+        num_records = int(self.first_records[-1])
+        if self._lengths.length != num_records:
+            raise IndexMismatchError(f"expected {num_records} lengths, got {self._lengths.length}")
+        expected = -(-num_records // BLOCK_RECORDS)
+        counts = {len(getattr(self, name)) for name in _BLOCK_ROWS}
+        if counts != {expected}:
             raise IndexMismatchError(
-                f"expected {num_blocks} blocks, by the numbers of records, got {sorted(lengths)}"
+                f"expected {expected} blocks, by the numbers of records, got {sorted(counts)}"
             )
-        block_bytes = int(self.block_bytes.sum(dtype=np.int64))
-        if block_bytes != lazy_bytes:
-            raise IndexMismatchError(f"expected {block_bytes} bytes of blocks, got {lazy_bytes}")
 
     def names(self) -> list[str]:
-        return self._texts(self._packed_names, "names_bytes")
+        """The shards' names."""
+        return self._texts(self._names, "names")
 
-    def _texts(self, packed: npt.NDArray[Any], field: str) -> list[str]:
-        size = stored_number(self._metadata[field], field)
+    def _texts(self, found: Sidecar, name: str) -> list[str]:
+        count = len(self.num_records)
+        size = stored_number(found.metadata[f"{name}_bytes"], f"{name}_bytes")
         try:
-            if not 0 <= size <= len(self.num_records) * _MOST_TEXT_BYTES:
+            if not 0 <= size <= count * _MOST_TEXT_BYTES:
                 raise ValueError(f"{size} bytes")
             inflater = zlib.decompressobj()
-            text = inflater.decompress(packed.tobytes(), size + 1)
-            texts = text.decode("utf-8", "surrogateescape").split("\0", len(self.num_records))
-            if (
-                len(text) != size
-                or not inflater.eof
-                or len(texts) != len(self.num_records) + 1
-                or texts.pop()
-            ):
+            text = inflater.decompress(found.arrays[name].tobytes(), size + 1)
+            texts = text.decode("utf-8", "surrogateescape").split("\0", count)
+            if len(text) != size or not inflater.eof or len(texts) != count + 1 or texts.pop():
                 raise ValueError(f"{len(text)} bytes of others")
         except (ValueError, zlib.error) as error:
-            text_ = f"expected a text for each of {len(self.num_records)} shards, got {error}"
+            text_ = f"expected a text for each of {count} shards, got {error}"
             raise IndexMismatchError(text_, path=self._source.path) from error
         return texts
 
-    def read_blocks(self, blocks: _Integers) -> list[bytes]:
-        """The bytes of blocks, by ascending numbers, each held against its checksum."""
-        begins, sizes = self._block_begins[blocks], self.block_bytes[blocks].astype(np.int64)
+    def read_borders(self, blocks: _Integers) -> _Integers:
+        """Where the records of some blocks lie.
+
+        Args:
+            blocks: int64 [M]: numbers of the blocks, ascending.
+
+        Returns:
+            int64 [M, BLOCK_RECORDS + 1]: the offset of each record and the end of the last, in the
+            streams of all shards one after another. What is missing in the last block repeats its
+            end.
+
+        Raises:
+            IndexMismatchError: A block is damaged, or its records do not follow each other.
+        """
+        dtype, total, begin = self._lengths
+        firsts = blocks * BLOCK_RECORDS
+        counts = np.minimum(total - firsts, BLOCK_RECORDS)
+        begins, sizes = begin + firsts * dtype.itemsize, counts * dtype.itemsize
         files = np.zeros(len(blocks), np.int64)
         buffer, places = read_pieces(lambda _: self._source, files, begins, sizes)
-        found = PackedRecords(buffer, places, sizes).tolist()
-        for number, block in zip(blocks.tolist(), found, strict=True):
-            if crc32c(block) != self.block_crcs.item(number):
-                text = f"expected block {number} with checksum {self.block_crcs[number]:08x}, got {crc32c(block):08x}"
-                raise IndexMismatchError(f"{text}: it is damaged", path=self._source.path)
-        return found
-
-    def borders(self, blocks: _Integers) -> _Integers:
         found = np.empty((len(blocks), BLOCK_RECORDS + 1), np.int64)
-        shards = np.searchsorted(self.first_blocks, blocks, side="right") - 1
-        numbers = zip(
-            blocks.tolist(), shards.tolist(), self.read_blocks(blocks), found, strict=True
-        )
-        for number, shard, block, borders in numbers:
-            self._fill(borders, number, shard, block)
+        each = zip(blocks.tolist(), counts.tolist(), places.tolist(), found, strict=True)
+        for number, count, place, borders in each:
+            lengths = np.frombuffer(buffer, dtype, count, place)
+            self._fill(borders, number, lengths)
         return found
 
-    def _fill(self, borders: _Integers, number: int, shard: int, block: bytes) -> None:
-        first_block, next_first = self.first_blocks[shard : shard + 2].tolist()
-        size = self.stream_sizes.item(shard)
-        is_last = number + 1 == next_first
-        count = (
-            self.num_records.item(shard) - (number - first_block) * BLOCK_RECORDS
-            if is_last
-            else BLOCK_RECORDS
-        )
+    def _fill(self, borders: _Integers, number: int, lengths: npt.NDArray[Any]) -> None:
+        got, expected = crc32c(lengths.data), self.block_crcs.item(number)
+        if got != expected:
+            text = f"expected block {number} with checksum {expected:08x}, got {got:08x}"
+            raise IndexMismatchError(f"{text}: it is damaged", path=self._source.path)
+        total = int(self.stream_starts[-1])
+        is_last = number + 1 == len(self.block_offsets)
         begin = self.block_offsets.item(number)
-        end = size if is_last else self.block_offsets.item(number + 1)
-        try:
-            lengths = unpack_lengths(block, count)
-        except ValueError as error:
-            raise IndexMismatchError(
-                f"block {number}: expected {error}", path=self._source.path
-            ) from error
-        borders[0] = begin
-        borders[1:] = end
+        end = total if is_last else self.block_offsets.item(number + 1)
+        first, count = number * BLOCK_RECORDS, len(lengths)
+        borders[0], borders[1:] = begin, end
         inside = borders[1 : count + 1]
-        np.cumsum(lengths, out=inside)
+        np.cumsum(lengths, out=inside, dtype=np.int64)
         inside += np.arange(1, count + 1) * OVERHEAD_BYTES + begin
-        # With a length below 2^62 behind an end below it no sum overflows unseen.
-        is_whole = (
-            begin >= 0
-            and (number > first_block or begin == 0)
-            and inside.item(count - 1) == end <= size
-        )
+        # Each shard that begins here must begin where the ones before it end.
+        low = np.searchsorted(self.first_records, first)
+        high = np.searchsorted(self.first_records, first + count, side="right")
+        starts = borders[self.first_records[low:high] - first]
+        # No sum overflows unseen: all lengths are compared first, and then all sums.
+        is_whole = lengths.max() <= total and inside.min() > 0 and inside.max() <= total
         if (
             not is_whole
-            or lengths.min() < 0
-            or lengths.max() > size
-            or inside.min() < 0
-            or inside.max() > size
+            or not 0 <= begin < end == inside.item(count - 1)
+            or (number == 0 and begin > 0)
+            or (starts != self.stream_starts[low:high]).any()
         ):
             text = f"block {number}: expected records one behind the other from byte {begin} to byte {end}"
             raise IndexMismatchError(f"{text}, got others", path=self._source.path)
+
+
+def _sums(numbers: _Integers) -> _Integers:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
+
+
+# Names.
+
+
+def common_folder(files: Sequence[str]) -> str:
+    """The folder that holds all of some sorted files, as they write it, with its slash; "" for the
+    current one.
+    """
+    folder = _folder(files[0])
+    while not files[-1].startswith(folder):
+        folder = _folder(folder[:-1])
+    return folder
+
+
+def manifest_path(files: Sequence[str], index_dir: str | None = None) -> str:
+    """Where the manifest of sorted files is kept: in the hidden folder beside them, or in another
+    folder.
+    """
+    if index_dir is not None:
+        return os.path.join(index_dir, _NAME)
+    return f"{common_folder(files)}{SIDECAR_FOLDER}/{_NAME}"
+
+
+def shard_paths(path: str, names: Sequence[str]) -> list[str]:
+    """The paths of a manifest's shards, by their names in it.
+
+    Raises:
+        IndexMismatchError: a name leads out of the storage of a manifest that lies elsewhere, or is
+            none.
+    """
+    folders: dict[str, str] = {}
+    found = []
+    for name in names:
+        folder, slash, last = name.rpartition("/")
+        prefix = folders.get(folder)
+        if prefix is None:
+            prefix = folders[folder] = _joined(_folder(path), folder + slash, path)
+        if last in ("", ".", ".."):
+            raise IndexMismatchError(
+                "expected a manifest that names files, got a name that is none", path=path
+            )
+        found.append(prefix + last)
+    return found
+
+
+def _folder(path: str) -> str:
+    return path[: path.rfind("/") + 1]
+
+
+def _joined(base: str, folder: str, path: str) -> str:
+    """A folder relative to another one, as that one is written; both with their slash, "" for the
+    current one.
+    """
+    # Whoever serves a manifest must not choose other files of this machine, nor another bucket.
+    problem = IndexMismatchError(
+        f"expected names relative to the manifest's folder, got {folder[:80]!r}", path=path
+    )
+    if "://" in folder and not is_remote(path):
+        return folder
+    if folder.startswith(("/", "file:")) or "://" in folder:
+        raise problem
+    while folder.startswith("../") and base.rpartition("/")[0].rpartition("/")[2] not in (
+        "",
+        ".",
+        "..",
+    ):
+        base, folder = base[: base.rfind("/", 0, -1) + 1], folder[3:]
+    if ".." in folder.lstrip("./").split("/") or (
+        is_remote(path) and (folder.startswith("..") or base.count("/") < 3)
+    ):
+        raise problem
+    return base + folder
+
+
+def relative_names(files: Sequence[str], path: str) -> list[str]:
+    """What a manifest calls its shards: `shard_paths`, turned around.
+
+    Raises:
+        ValueError: the manifest would lie in another storage than they, or a name may hold a
+            secret.
+    """
+    folders: dict[str, str] = {}
+    names = []
+    for file in files:
+        if file != without_secrets(file):
+            raise ValueError(
+                f"a manifest tells its names to whoever has it: {without_secrets(file)} would tell a user or a query; "
+                "give them as storage_options"
+            )
+        folder = _folder(file)
+        if folder not in folders:
+            folders[folder] = _relative(folder, _folder(path), path)
+        names.append(folders[folder] + file[len(folder) :])
+    return names
+
+
+def _relative(folder: str, base: str, path: str) -> str:
+    if is_remote(folder) and not is_remote(path):
+        return folder
+    if is_remote(path) and folder.split("/", 3)[:3] != base.split("/", 3)[:3]:
+        text = f"out must be in the storage of the data, {folder}, or a local path, got {path!r}"
+        raise ValueError(without_secrets(text))
+    relative = (
+        posixpath.relpath(folder.partition("://")[2], base.partition("://")[2])
+        if is_remote(path)
+        else ""
+    )
+    relative = relative or os.path.relpath(folder or os.curdir, base or os.curdir)
+    return "" if relative == os.curdir else f"{relative}/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,16 +14,19 @@ from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
     ShardRow,
     is_manifest,
-    manifest_parts,
+    manifest_path,
+    pack_manifest,
+    relative_names,
+    shard_paths,
     shard_row,
 )
-from torch_tfrecord.records.manifest_files import manifest_path, relative_names, shard_paths
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.upload_file import upload_bytes
@@ -59,7 +63,7 @@ def build_manifest(
     each.
 
     It holds name, size, modification time and fingerprint of each shard, and where its records lie,
-    in at most three bytes a record for records of one kind. A dataset of these files, or of some of
+    in four bytes a record (eight if one has 4 GiB or more). A dataset of these files, or of some of
     them, finds it by itself where it was written without `out`; else give the dataset the manifest
     in place of its files. It loads what it needs: 100,000 shards with 10^9 records need 40 to 90
     MiB. Names are relative to the manifest: copy the whole folder, and it stays valid.
@@ -116,23 +120,22 @@ def write_manifest(
         raise ValueError(
             f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
         )
-    known = _known_rows(place, access)
+    known = _known_shards(place, access)
     asked = {*files} if again else set()
     if out is None:
-        kept = (path for path, row in known.items() if _current(path, row, access))
+        kept = (path for path, shard in known.items() if shard.now(path, access) is not None)
         files = sorted({*files, *kept}, key=os.fsencode)
     keeper = IndexKeeper(index_dir=index_dir, access=access)
 
     def work(path: str) -> tuple[ShardRow, bool]:
         """The row of a file, and whether it is new."""
-        row = (
-            _current(path, known[path], access, infos.get(path))
-            if path in known and path not in asked
-            else None
-        )
-        if row is not None:
-            return row, False
-        source = open_file(path, access, infos.get(path))
+        info = infos.get(path)
+        if path in known and path not in asked:
+            with contextlib.suppress(IndexMismatchError):  # then the lengths are damaged
+                facts = known[path].now(path, access, info)
+                if facts is not None:
+                    return known[path].row()._replace(facts=facts), False
+        source = open_file(path, access, info)
         new = shard_row(keeper.index(source))
         return new._replace(facts=new.facts.of_version(source)), True
 
@@ -140,47 +143,53 @@ def write_manifest(
         ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0)
     )
     keeper.warn_of_displaced()
-    parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
+    content = pack_manifest(relative_names(files, place), [row for row, _ in found])
     if is_remote(place):
-        upload_bytes(place, b"".join(parts), access)
+        upload_bytes(place, content, access)
     elif out is None:
-        write_sidecar(place, *parts)
+        write_sidecar(place, content)
     else:
-        write_atomically(place, *parts)
-    num_records = sum(row.num_records for row, _ in found)
-    return WrittenManifest(
-        place, len(files), num_records, sum(map(len, parts)), sum(is_new for _, is_new in found)
-    )
+        write_atomically(place, content)
+    num_records = sum(len(row.lengths) for row, _ in found)
+    num_built = sum(is_new for _, is_new in found)
+    return WrittenManifest(place, len(files), num_records, len(content), num_built)
 
 
-def _known_rows(place: str, access: Access) -> dict[str, ShardRow]:
-    """What a manifest says that lies there already, by path."""
+class _KnownShard(NamedTuple):
+    """A shard of the manifest that is there already."""
+
+    manifest: Manifest
+    number: int
+
+    def row(self) -> ShardRow:
+        """Its row."""
+        return self.manifest.row(self.number)
+
+    def now(self, path: str, access: Access, info: RemoteInfo | None = None) -> RecordIndex | None:
+        """Its facts with time and ETag of now, if the file is still the same, else None."""
+        facts = self.manifest.facts(self.number)
+        try:
+            if not is_remote(path):
+                status = os.stat(path)
+                if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
+                    return facts
+            if facts.fingerprint is None:
+                return None
+            source = open_file(path, access, info)
+            # Without the time, which a copy changes.
+            facts.bare(
+                facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag
+            ).check_fresh(source)
+            return facts.of_version(source)
+        except (OSError, IndexMismatchError):
+            return None
+
+
+def _known_shards(place: str, access: Access) -> dict[str, _KnownShard]:
+    """The shards of the manifest that is there already, by path."""
     try:
         manifest = Manifest(place, access)
         paths = shard_paths(place, manifest.names())
-        return {path: manifest.row(number) for number, path in enumerate(paths)}
     except (OSError, IndexMismatchError):
         return {}
-
-
-def _current(
-    path: str, row: ShardRow, access: Access, info: RemoteInfo | None = None
-) -> ShardRow | None:
-    """A row with time and ETag of now, if it is of a file as it is now, else None."""
-    facts = row.facts
-    try:
-        if not is_remote(path):
-            status = os.stat(path)
-            if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
-                return row
-        if facts.fingerprint is None:
-            return None
-        source = open_file(path, access, info)
-        # Without the time, which a copy changes.
-        timeless = facts.bare(
-            facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag
-        )
-        timeless.check_fresh(source)
-        return row._replace(facts=facts.of_version(source))
-    except (OSError, IndexMismatchError):
-        return None
+    return {path: _KnownShard(manifest, number) for number, path in enumerate(paths)}

@@ -1,9 +1,12 @@
-"""A data set opened from a manifest alone."""
+"""A dataset opened from a manifest alone: its shards, and where their records lie."""
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import warnings
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -14,23 +17,25 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.ranges import block_around
+from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.together import each_at_once
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
-from torch_tfrecord.records.manifest import Manifest
-from torch_tfrecord.records.manifest_files import (
-    check_local_files,
-    check_remote_files,
-    manifest_path,
-    shard_paths,
-    stale,
-)
-from torch_tfrecord.records.manifest_table import is_range, manifest_table
+from torch_tfrecord.records.manifest import BLOCK_RECORDS, Manifest, manifest_path, shard_paths
 from torch_tfrecord.records.paths import Paths, found_files, named_manifest
+from torch_tfrecord.records.record_table import RecordPlaces, RecordTable
 
-__all__ = ["ManifestShards", "open_shards"]
+__all__ = ["ManifestShards", "ManifestTable", "open_shards"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_READ_WHOLE_RECORDS = 1 << 20  # takes 8 MiB, and the compiled core looks them up
+_KEPT_BLOCKS = 2048  # takes 32 MiB in each process
+_BLOCKS_AT_ONCE = 256
 
 
 class ManifestShards:
@@ -57,12 +62,12 @@ class ManifestShards:
         self._mtimes = (
             None if is_remote(manifest.path) or is_remote(files[0]) else self._checked_mtimes()
         )
-        self.table = manifest_table(manifest, rows)
+        self.table = _open_table(manifest, rows)
         compressed = np.flatnonzero(manifest.head.compression[rows])
         self.first_compressed = files[compressed[0]] if len(compressed) else None
 
     def _checked_mtimes(self) -> _Integers | None:
-        mtimes = check_local_files(self._manifest, self.files, self._rows)
+        mtimes = _check_local_files(self._manifest, self.files, self._rows)
         return mtimes if (mtimes != self._manifest.head.mtimes_ns[self._rows]).any() else None
 
     def __len__(self) -> int:
@@ -85,12 +90,12 @@ class ManifestShards:
             if is_other.any():
                 first = int(is_other.argmax())
                 got = repr(COMPRESSION_TYPES[kinds[first]])
-                raise stale(
+                raise _stale(
                     self._manifest, self.files[first], f"compression {compression_type!r}", got
                 )
 
     def __getstate__(self) -> dict[str, object]:
-        is_all = is_range(self._rows, len(self._manifest))
+        is_all = _is_range(self._rows, len(self._manifest))
         return {**self.__dict__, "files": None, "_rows": None if is_all else self._rows}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -176,7 +181,7 @@ def _find_manifest(
         rows = _rows(manifest, files)
         if rows is None:
             return None
-        check_remote_files(manifest, files, rows, infos)
+        _check_remote_files(manifest, files, rows, infos)
         found = ManifestShards(manifest, rows, files)
         found.check_compression(compression_type)
         return found
@@ -200,10 +205,233 @@ def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
         return None
     if missing.any():
         first = int(missing.argmax())
-        raise stale(
+        raise _stale(
             manifest,
             files[first],
             f"all {len(files)} files in it",
             f"{int(missing.sum())} that it does not name",
         )
     return rows
+
+
+# Whether the files are what the manifest says.
+
+
+def _check_local_files(manifest: Manifest, files: Sequence[str], rows: _Integers) -> _Integers:
+    """Hold the names, sizes and times of local shards against a manifest, and the bytes of those
+    with another time.
+
+    Args:
+        manifest: The manifest.
+        files: Some of its shards.
+        rows: int64 [F]: of each its row.
+
+    Returns:
+        int64 [F]: when each was changed last, in nanoseconds.
+
+    Raises:
+        IndexMismatchError: a shard is not what the manifest says; names the first.
+        FileNotFoundError: a shard is missing.
+    """
+    head = manifest.head
+    states = np.array(list(map(_state, files)), np.int64).reshape(-1, 2)
+    sizes, mtimes = states[:, 0], states[:, 1]
+    if (sizes < 0).any():
+        first = int((sizes < 0).argmax())
+        text = f"{int((sizes < 0).sum())} of {len(files)} shards of the manifest are missing"
+        raise FileNotFoundError(errno.ENOENT, text, files[first])
+    is_other = sizes != head.file_sizes[rows]
+    if is_other.any():
+        first = int(is_other.argmax())
+        raise _stale(
+            manifest, files[first], f"{head.file_sizes[rows[first]]} bytes", f"{sizes[first]}"
+        )
+    changed = np.flatnonzero(mtimes != head.mtimes_ns[rows]).tolist()
+    _check_fingerprints(manifest, [(files[file], int(rows[file])) for file in changed])
+    return mtimes
+
+
+def _check_remote_files(
+    manifest: Manifest, files: Sequence[str], rows: _Integers, infos: Mapping[str, RemoteInfo]
+) -> None:
+    """Hold what a storage said of files against a manifest; what it did not say is seen when a file
+    is opened.
+
+    Raises:
+        IndexMismatchError: a shard is not what the manifest says; names the first.
+    """
+    head = manifest.head
+    for file, row in zip(files, rows.tolist(), strict=True) if infos else ():
+        info = infos.get(file)
+        if info is not None and info.size not in (None, head.file_sizes.item(row)):
+            raise _stale(manifest, file, f"{head.file_sizes[row]} bytes", f"{info.size}")
+        if (
+            info is not None
+            and info.etag
+            and head.etags
+            and head.etags[row]
+            and info.etag != head.etags[row]
+        ):
+            raise _stale(manifest, file, f"ETag {head.etags[row]}", info.etag)
+
+
+def _stale(manifest: Manifest, file: str, expected: str, got: str) -> IndexMismatchError:
+    """A shard is not what a manifest says."""
+    text = f"the manifest at {manifest.path} is not of this file as it is now: expected {expected}, got {got}"
+    return IndexMismatchError(text, path=file)
+
+
+def _state(file: str) -> tuple[int, int]:
+    """Size and time of a file; a size of -1 if it is missing."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_fingerprints(manifest: Manifest, shards: Sequence[tuple[str, int]]) -> None:
+    """Copying a folder changes the times: then the bytes at both ends decide, which are read by
+    several threads.
+    """
+
+    def check(shard: tuple[str, int]) -> None:
+        file, row = shard
+        expected, got = manifest.head.fingerprints.item(row), open_file(file).fingerprint()
+        if got != expected:
+            raise _stale(manifest, file, f"fingerprint {expected:#010x}", f"{got:#010x}")
+
+    if shards:
+        for _ in ProgressBar(
+            each_at_once(check, shards), "checking", total=len(shards), unit="file", delay=1.0
+        ):
+            pass
+
+
+# Where the records lie.
+
+
+def _is_range(rows: _Integers, count: int) -> bool:
+    """Whether these are all numbers below a count, in order."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+def _open_table(manifest: Manifest, rows: _Integers) -> RecordTable:
+    """The table of some shards of a manifest; read whole if they are few."""
+    if not len(rows) or manifest.head.num_records[rows].sum() > _READ_WHOLE_RECORDS:
+        return ManifestTable(manifest, rows)
+    return RecordTable.of_borders(manifest.offsets(rows))
+
+
+class ManifestTable(RecordTable):
+    """A `RecordTable` that holds a few MiB, however many records there are; it pickles without
+    them.
+
+    Args:
+        manifest: Where the records lie.
+        rows: int64 [F]: row of each file in it.
+    """
+
+    def __init__(self, manifest: Manifest, rows: _Integers) -> None:
+        head = manifest.head
+        self._manifest, self._rows = manifest, rows
+        self._ends = np.cumsum(head.num_records[rows])
+        self._starts = head.stream_starts[rows]
+        # From a position in the table to the number of the record in the manifest.
+        self._shifts = head.first_records[rows + 1] - self._ends
+        self._kept: ProcessCache[_KeptBlocks] = ProcessCache(1)
+
+    def __getstate__(self) -> tuple[Manifest, _Integers | None]:
+        return self._manifest, None if _is_range(self._rows, len(self._manifest)) else self._rows
+
+    def __setstate__(self, state: tuple[Manifest, _Integers | None]) -> None:
+        manifest, rows = state
+        ManifestTable.__init__(self, manifest, np.arange(len(manifest)) if rows is None else rows)
+
+    @property
+    def file_bytes(self) -> _Integers:
+        """Bytes of each file, decompressed."""
+        return self._manifest.head.stream_sizes[self._rows]
+
+    def find(self, positions: _Integers) -> RecordPlaces:
+        """The places of records, by positions from 0 to len - 1, in any order.
+
+        Raises:
+            IndexMismatchError: The manifest is damaged, or has changed.
+        """
+        files = np.searchsorted(self._ends, positions, side="right")
+        begins, ends = self._borders_at(positions + self._shifts[files])
+        return RecordPlaces(files, begins - self._starts[files], ends - begins - OVERHEAD_BYTES)
+
+    def find_one(self, position: int) -> tuple[int, int, int, int]:
+        """Number of the file, number in that file, offset and length of one record."""
+        file = bisect_right(self._ends, position)
+        record = position + self._shifts.item(file)
+        found = self._kept.find(0, _KeptBlocks).find_one(record)
+        begin, end = found or [border.item() for border in self._borders_at(np.array([record]))]
+        number = position - (self._ends.item(file - 1) if file else 0)
+        return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
+
+    def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
+        """See `RecordTable.block_extent`; only the file's records near the offset are looked up."""
+        head, row, start = self._manifest.head, self._rows.item(file), self._starts.item(file)
+        low = start + offset // block_bytes * block_bytes
+        begin = int(np.searchsorted(head.block_offsets, low, side="right")) - 1
+        end = int(np.searchsorted(head.block_offsets, low + block_bytes, side="right"))
+        first, last = head.first_records[row : row + 2].tolist()
+        records = np.arange(max(begin * BLOCK_RECORDS, first), min(end * BLOCK_RECORDS, last))
+        begins, ends = self._borders_at(records)
+        return block_around(np.append(begins, ends[-1:]) - start, offset, block_bytes)
+
+    def _borders_at(self, records: _Integers) -> tuple[_Integers, _Integers]:
+        """Where records begin and end, by their numbers in the manifest, in the streams of all its
+        shards one after another.
+        """
+        kept = self._kept.find(0, _KeptBlocks)
+        begins, ends, is_missing = kept.find(records)
+        missing = np.flatnonzero(is_missing)
+        if not len(missing):
+            return begins, ends
+        needed, number_of = np.unique(records[missing] // BLOCK_RECORDS, return_inverse=True)
+        for first in range(0, len(needed), _BLOCKS_AT_ONCE):
+            blocks = needed[first : first + _BLOCKS_AT_ONCE]
+            borders = self._manifest.head.read_borders(blocks)  # not locked: it may take a request
+            kept.keep(blocks, borders)
+            is_here = (number_of >= first) & (number_of < first + len(blocks))
+            rows, chosen = number_of[is_here] - first, missing[is_here]
+            places = records[chosen] % BLOCK_RECORDS
+            begins[chosen], ends[chosen] = borders[rows, places], borders[rows, places + 1]
+        return begins, ends
+
+
+class _KeptBlocks:
+    """Blocks that a process has read, each in the one slot that its number chooses; thread-safe."""
+
+    def __init__(self, _: int) -> None:
+        # Memory is taken as it is written to.
+        self._borders = np.empty((_KEPT_BLOCKS, BLOCK_RECORDS + 1), np.int64)
+        self._blocks = np.full(_KEPT_BLOCKS, -1, np.int64)
+        self._lock = threading.Lock()
+
+    def find(self, records: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
+        """Begins and ends of records if their blocks are here, and which are missing."""
+        blocks, places = np.divmod(records, BLOCK_RECORDS)
+        slots = blocks % len(self._blocks)
+        with self._lock:
+            is_missing = self._blocks[slots] != blocks
+            return self._borders[slots, places], self._borders[slots, places + 1], is_missing
+
+    def find_one(self, record: int) -> tuple[int, int] | None:
+        """Begin and end of one record; None if its block is not here."""
+        block, place = divmod(record, BLOCK_RECORDS)
+        slot = block % len(self._blocks)
+        with self._lock:
+            if self._blocks.item(slot) != block:
+                return None
+            return self._borders.item(slot, place), self._borders.item(slot, place + 1)
+
+    def keep(self, blocks: _Integers, borders: _Integers) -> None:
+        """Keep blocks in place of those that have their slots; of two for one slot, one."""
+        slots, first = np.unique(blocks % len(self._blocks), return_index=True)
+        with self._lock:
+            self._blocks[slots], self._borders[slots] = blocks[first], borders[first]

@@ -26,10 +26,8 @@ from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
-from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
-from torch_tfrecord.records.manifest_files import shard_paths
+from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
 from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = [
@@ -134,7 +132,6 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing
             ones are named).
         RemoteError: a storage does not answer as it should.
-        OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
         IndexMismatchError: a manifest is damaged, or a file that is none.
         TypeError: not a path, or a list in a list.
@@ -203,7 +200,6 @@ def _expand(path: str, files: _Names) -> list[str]:
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
-            _check_finished(filter(None, [_shard_of(path)]))
             return [path]
         return _check_shards(_directory_content(files, path), path)
     try:
@@ -319,23 +315,12 @@ def _shard_of(path: str) -> _Shard | None:
     return _Shard(base, suffix, int(number), int(total))
 
 
-def _check_finished(shards: Iterable[_Shard]) -> None:
-    """No writer may be in the middle of replacing a set."""
-    for base, suffix in {
-        (shard.base, shard.suffix) for shard in shards if not is_remote(shard.base)
-    }:
-        check_whole(base, suffix)
-
-
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
     """Every set of shards must be whole, as far as `pattern` would match its names."""
-    if (only := _whole_set(found)) is not None:
-        _check_finished([only])
+    if _whole_set(found) is not None:
         return found
     sets: dict[tuple[str, str], dict[int, set[int]]] = {}
-    shards = list(filter(None, map(_shard_of, found)))
-    _check_finished(shards)
-    for shard in shards:
+    for shard in filter(None, map(_shard_of, found)):
         sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(
             shard.number
         )

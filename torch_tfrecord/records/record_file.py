@@ -1,33 +1,47 @@
-"""TFRecord files being written, with their indexes."""
+"""TFRecord files being written, with their indexes: one alone, or a set that appears together."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import os
 import zlib
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.descriptors import named
 from torch_tfrecord.files.file_source import fingerprint
+from torch_tfrecord.files.temporaries import (
+    claim_folder,
+    clear_dead,
+    remove_folder,
+    sync_directory,
+    temporary_names,
+)
 from torch_tfrecord.records.compression import compressor
-from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import (
+    SIDECAR_FOLDER,
     in_sidecar_folder,
-    old_sidecar_path,
     remove_own,
     remove_sidecar,
     sidecar_folder,
     sidecar_path,
+    visible_sidecar_path,
 )
 
-__all__ = ["LocalRecordFile", "RecordFile"]
+__all__ = ["FileSet", "LocalRecordFile", "RecordFile"]
 
 _File = TypeVar("_File", bound="WritableFile")
+
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class WritableFile(Protocol):
@@ -166,7 +180,7 @@ class LocalRecordFile(RecordFile[AtomicFile]):
         if self._index_file is None:
             remove_sidecar(path)
         else:
-            remove_own(old_sidecar_path(path))
+            remove_own(visible_sidecar_path(path))
 
     def add_to(self, files: FileSet) -> None:
         """Hand the prepared file, then its index, to a set of files."""
@@ -183,3 +197,122 @@ class LocalRecordFile(RecordFile[AtomicFile]):
         super().discard()
         if self._index_file is not None:
             self._index_file.discard()
+
+
+class FileSet:
+    """Files of one folder, and indexes in its hidden folder, that are published together.
+
+    No system call renames many files, so all are complete, in a hidden folder, before the first is
+    renamed, and the files that they replace are kept there until the last one is. After a failure
+    the old files are put back. Only ``kill -9`` between two renames leaves some files old and some
+    new, each of them whole; the next writer of the set removes the hidden folder.
+
+    Args:
+        base: Prefix of its names, such as ``out/train`` for ``out/train-00003-of-00010.tfrecord``.
+        suffix: Suffix of its names.
+    """
+
+    def __init__(self, base: str, suffix: str) -> None:
+        self._path = Path(f"{base}-*{suffix}")
+        self._folder: Path | None = None
+        self._descriptor = -1
+        self._count = 0
+        self._pid = os.getpid()
+        clear_dead(temporary_names(self._path))
+
+    def add(self, file: AtomicFile) -> None:
+        """Close and keep a prepared file for `publish`; the files are numbered from 0."""
+        if self._folder is None:
+            with named(self._path):
+                self._folder, self._descriptor = claim_folder(temporary_names(self._path))
+        file.put(self._folder / f"{self._count}.new")
+        self._count += 1
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Give all files their names.
+
+        Args:
+            names: Name of each added file, in the set's folder.
+
+        Raises:
+            OSError: A file could not get its name, which the error gives; the old files are back in
+                place.
+        """
+        folder, parent = self._folder, self._path.parent
+        if folder is None:
+            raise ValueError("publish needs at least one file, got none")
+        moves = [
+            _Move(parent / name, folder / f"{number}.new", folder / f"{number}.old")
+            for number, name in enumerate(names)
+        ]
+        with contextlib.ExitStack() as folders:
+            for move in moves:
+                if move.is_index:  # find obstacles before any file is renamed
+                    folders.enter_context(sidecar_folder(str(move.path)))
+            sync_directory(folder)
+            try:
+                for step in (_Move.keep_old, _Move.publish_new):
+                    for move in moves:
+                        with named(move.path):
+                            step(move)
+                for path in {move.final.parent for move in moves}:
+                    sync_directory(path)
+            except BaseException:
+                try:
+                    for move in moves:
+                        move.take_back()
+                except OSError:
+                    self._folder = None  # it holds old files, which stay there
+                raise
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove everything that was not published; does nothing in a forked child."""
+        folder, self._folder = self._folder, None
+        if folder is not None and self._pid == os.getpid():
+            remove_folder(folder)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class _Move:
+    """The renames of one file of a set.
+
+    Args:
+        path: Its name.
+        new: Where it is now.
+        old: Where the file that it replaces is kept.
+    """
+
+    def __init__(self, path: Path, new: Path, old: Path) -> None:
+        self.path, self._new, self._old = path, new, old
+        self.is_index = path.parent.name == SIDECAR_FOLDER
+        # Symbolic links to data are kept.
+        self.final = path if self.is_index else Path(os.path.realpath(path))
+        self._replaces = os.path.lexists(self.final)
+
+    def keep_old(self) -> None:
+        """Give the file that is replaced a second name; without hard links, rename it."""
+        if not self._replaces:
+            return
+        try:
+            os.link(self.final, self._old)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            self.final.replace(self._old)
+
+    def publish_new(self) -> None:
+        """Give the new file its name."""
+        move = functools.partial(os.replace, self._new, self.final)
+        in_sidecar_folder(str(self.final), move) if self.is_index else move()
+
+    def take_back(self) -> None:
+        """Make everything as it was."""
+        if os.path.lexists(self._old):
+            # Renaming one name of a file to its other does nothing, and may be impossible here.
+            if not (self.final.exists() and self.final.samefile(self._old)):
+                self._old.replace(self.final)
+        elif not self._replaces and not self._new.exists():
+            self.final.unlink(missing_ok=True)

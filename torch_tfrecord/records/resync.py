@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from bisect import bisect_left, bisect_right
+from itertools import islice
 
-from torch_tfrecord.files.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
+from torch_tfrecord.files.checksum import crc32c, mask
 from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.inflated import SequentialSource
 from torch_tfrecord.records.framing import (
@@ -19,13 +19,14 @@ from torch_tfrecord.records.framing import (
 
 __all__ = ["RecordSearch", "behind_record"]
 
-_Integers = npt.NDArray[np.int64]
-_Checksums = npt.NDArray[np.uint32]
-
 # A damaged record up to this long is never mistaken for records that its payload may hold.
 _RESYNC_BYTES = 1 << 22
-# Bytes searched for headers at a time.
+# Bytes searched for headers at a time, and summed at a time.
 _PIECE_BYTES = 1 << 21
+# The bytes that all searches of a stream may sum together: so many, and so many more for each byte
+# that they have passed. Headers that claim the same bytes again and again are out of it soon.
+_BUDGET_BYTES = 1 << 26
+_BUDGET_PER_BYTE = 8
 
 
 def behind_record(source: ByteSource, offset: int) -> int | None:
@@ -46,52 +47,22 @@ def behind_record(source: ByteSource, offset: int) -> int | None:
     return offset
 
 
-class _Piece:
-    """The headers found in a part of the stream, with the keys from `checksum` for their payloads.
-
-    Attributes:
-        begin, content: The bytes, including some of the next piece.
-        end: Start of the next piece.
-        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may start a
-            complete record, the end of its payload, and the key of the payload's beginning.
-        closings, closed: uint32, int64 [M]: the keys of the positions before headers, as payload
-            ends, ascending, and the offsets of those headers.
-        is_settled: Whether `places` has only good records: those that extend beyond `content` were
-            checked, too.
-    """
-
-    def __init__(self, begin: int, content: bytes, end: int) -> None:
-        self.begin, self.content, self.end = begin, content, end
-        self.places = self.ends = self.closed = np.zeros(0, np.int64)
-        self.keys = self.closings = np.zeros(0, np.uint32)
-        self.is_settled = False
-
-    def last_closed(self, key: int, limit: int) -> int | None:
-        """The last header up to `limit` that directly follows a payload whose beginning has this
-        key.
-        """
-        first = int(np.searchsorted(self.closings, np.uint32(key)))
-        if first == len(self.closings) or self.closings[first] != key:
-            return None
-        last = int(np.searchsorted(self.closings, np.uint32(key), "right"))
-        place = first + int(np.searchsorted(self.closed[first:last], limit, "right")) - 1
-        return int(self.closed[place]) if place >= first else None
-
-
 class RecordSearch:
     """Finds the next record after each damaged one; searches must go forward in the stream.
 
-    Results are shared between searches: all searches of a stream together process its bytes a
-    constant number of times, regardless of the number of damaged places and the lengths in headers.
+    Bytes are searched for headers once. What is summed to check payloads has a budget that grows
+    with the stream, so that no file takes more than a few times its bytes, however many places are
+    damaged and whatever the headers claim.
     """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._sums = RunningChecksums(self._read)
-        self._pieces: list[_Piece] = []
-        self._begin = self._end = 0  # the range of the stream searched for headers so far
+        # The bytes from `_begin` to `_end`, and the offsets of the headers in them.
+        self._held = bytearray()
+        self._begin = self._end = 0
+        self._places: list[int] = []
         self._stream_end: int | None = None
-        self._closing_at_end: int | None = None
+        self._summed = 0
 
     def find(self, begin: int) -> int:
         """Offset of the next record after a damaged header at `begin`, or the end of the stream if
@@ -102,16 +73,8 @@ class RecordSearch:
         wins, and the last such place, as a header at the start of the payload is itself eight bytes
         with their checksum.
         """
-        self._keep_from(begin)
+        self._drop(begin)
         try:
-            # A header directly after a piece still belongs to it.
-            self._pieces = [piece for piece in self._pieces if piece.end + FOOTER_BYTES > begin]
-            if not self._pieces or self._end < begin:
-                self._pieces.clear()
-                self._sums.start(begin)
-                self._begin = self._end = begin
-            while self._stream_end is None and self._end < begin + _RESYNC_BYTES:
-                self._add_piece()
             closed = self._last_closed(begin)
             return self._first_record(begin) if closed is None else closed
         finally:
@@ -121,117 +84,87 @@ class RecordSearch:
         if isinstance(self._source, SequentialSource):
             self._source.keep_from = offset
 
+    def _drop(self, begin: int) -> None:
+        """Forget what lies before an offset, which nothing asks for any more."""
+        self._keep_from(begin)
+        del self._held[: begin - self._begin]
+        del self._places[: bisect_left(self._places, begin)]
+        self._begin, self._end = begin, max(self._end, begin)
+
+    def _search_more(self) -> None:
+        """Search the next piece for headers."""
+        first = max(self._end - HEADER_BYTES + 1, self._begin)  # one may lie across the border
+        piece = self._source.read(_PIECE_BYTES, self._end)
+        self._held += piece
+        self._end += len(piece)
+        if len(piece) < _PIECE_BYTES:
+            self._stream_end = self._end
+        self._places += [
+            first + at for at in find_headers(bytes(self._held[first - self._begin :]))
+        ]
+
     def _read(self, num_bytes: int, offset: int) -> bytes:
-        for piece in self._pieces:
-            at, end = offset - piece.begin, piece.begin + len(piece.content)
-            if at >= 0 and (offset + num_bytes <= end or end == self._stream_end):
-                return piece.content[at : at + num_bytes]
+        if offset + num_bytes <= self._end:
+            return bytes(self._held[offset - self._begin : offset + num_bytes - self._begin])
         return self._source.read(num_bytes, offset)
 
-    # Headers and their keys.
-
-    def _add_piece(self) -> None:
-        begin = self._end
-        end = (begin + _PIECE_BYTES) // MARK_BYTES * MARK_BYTES
-        # what a header may need whose footer starts before `end`
-        wanted = end - begin + OVERHEAD_BYTES - 1
-        content = self._source.read(wanted, begin)
-        if len(content) < wanted:
-            end = self._stream_end = begin + len(content)
-        piece = _Piece(begin, content, end)
-        self._pieces.append(piece)
-        self._sums.extend(end)  # while its bytes are in memory
-        places = begin + np.array(find_headers(content), dtype=np.int64)
-        if begin > self._begin:  # the first of them belong to the last piece
-            places = places[places >= begin + FOOTER_BYTES]
-        self._note_closings(piece, places[places >= self._begin + FOOTER_BYTES])
-        self._note_records(piece, places)
-        self._end = end
-
-    def _note_closings(self, piece: _Piece, places: _Integers) -> None:
-        closings = self._end_keys(places - FOOTER_BYTES)
-        order = np.argsort(closings, kind="stable")
-        piece.closings, piece.closed = closings[order], places[order]
-        if self._stream_end is not None and self._stream_end >= self._begin + OVERHEAD_BYTES:
-            self._closing_at_end = int(
-                self._end_keys(np.array([self._stream_end - FOOTER_BYTES]))[0]
-            )
-
-    def _note_records(self, piece: _Piece, places: _Integers) -> None:
-        fields = np.frombuffer(piece.content, np.uint8)[
-            (places - piece.begin)[:, None] + np.arange(8)
-        ]
-        lengths = np.ascontiguousarray(fields).view("<i8")[:, 0].astype(np.int64)
-        ends = places + HEADER_BYTES + lengths
-        limit, size = self._source.max_record_bytes, self._source.size
-        if size is not None:
-            is_possible = ends + FOOTER_BYTES <= size
-        else:
-            is_possible = lengths <= (lengths if limit is None else limit)
-        places, ends = places[is_possible], ends[is_possible]
-        keys = self._begin_keys(places + HEADER_BYTES)
-        is_inside = ends + FOOTER_BYTES <= piece.begin + len(piece.content)
-        is_good = ~is_inside
-        is_good[is_inside] = self._end_keys(ends[is_inside]) == keys[is_inside]
-        piece.places, piece.ends, piece.keys = places[is_good], ends[is_good], keys[is_good]
-
-    def _settle(self, piece: _Piece) -> None:
-        """Check which headers of a piece start good records that extend beyond it."""
-        is_good = piece.ends + FOOTER_BYTES <= piece.begin + len(piece.content)
-        open_ones = np.flatnonzero(~is_good)
-        stream_end = self._sums.extend(int(piece.ends[open_ones].max()) + FOOTER_BYTES)
-        open_ones = open_ones[piece.ends[open_ones] + FOOTER_BYTES <= stream_end]
-        is_good[open_ones] = self._end_keys(piece.ends[open_ones]) == piece.keys[open_ones]
-        piece.places, piece.ends, piece.keys = (
-            piece.places[is_good],
-            piece.ends[is_good],
-            piece.keys[is_good],
-        )
-        piece.is_settled = True
-
-    def _begin_keys(self, points: _Integers) -> _Checksums:
-        return moved(self._sums.up_to(points), -points)
-
-    def _end_keys(self, points: _Integers) -> _Checksums:
-        footers = b"".join(self._read(FOOTER_BYTES, point) for point in points.tolist())
-        stored = unmask(np.frombuffer(footers, "<u4").astype(np.uint32))
-        return moved(self._sums.up_to(points) ^ stored, -points)
-
-    # Lookups.
+    def _budget(self, offset: int) -> int:
+        return _BUDGET_BYTES + _BUDGET_PER_BYTE * offset - self._summed
 
     def _last_closed(self, begin: int) -> int | None:
-        end, first = self._stream_end, begin + OVERHEAD_BYTES
-        if end is not None and end < first:
-            return None
-        start = np.array([begin + HEADER_BYTES])
-        key = moved_by(int(self._sums.up_to(start)[0]), -begin - HEADER_BYTES)
-        if end is not None and end < begin + _RESYNC_BYTES and key == self._closing_at_end:
-            return end
-        for piece in reversed(self._pieces):
-            place = piece.last_closed(key, begin + _RESYNC_BYTES - HEADER_BYTES)
-            if place is not None:
-                return place if place >= first else None
-        return None
+        """The last place behind the checksum of everything since the damaged header."""
+        end = begin + min(_RESYNC_BYTES, self._budget(begin))
+        while self._end < end and self._stream_end is None:
+            self._search_more()
+        first = bisect_left(self._places, begin + OVERHEAD_BYTES)
+        places = self._places[first : bisect_right(self._places, end - HEADER_BYTES)]
+        if self._stream_end is not None and begin + OVERHEAD_BYTES <= self._stream_end < end:
+            places.append(self._stream_end)
+        crc, summed, last = 0, begin + HEADER_BYTES, None
+        with memoryview(self._held) as held:
+            for place in places:
+                footer = place - FOOTER_BYTES
+                crc = crc32c(held[summed - self._begin : footer - self._begin], crc)
+                summed = footer
+                if _is_of(crc, held[footer - self._begin : place - self._begin]):
+                    last = place
+        self._summed += summed - begin
+        return last
 
     def _first_record(self, begin: int) -> int:
+        """The first header whose payload matches its checksum."""
         while True:
-            for piece in self._pieces:
-                place = self._first_record_in(piece, begin)
-                if place is not None:
+            for place in islice(self._places, bisect_right(self._places, begin), None):
+                if self._is_record(place):
                     return place
             if self._stream_end is not None:
                 return self._stream_end
-            self._pieces.clear()  # they have nothing for this place or later ones
-            self._keep_from(self._end)
-            self._add_piece()
+            # What is held has nothing for this place or later ones, but a header's first bytes.
+            begin = max(begin, self._end - HEADER_BYTES)
+            self._drop(begin)
+            self._search_more()
 
-    def _first_record_in(self, piece: _Piece, begin: int) -> int | None:
-        number = int(np.searchsorted(piece.places, begin, "right"))
-        if number == len(piece.places):
-            return None
-        if piece.is_settled or piece.ends[number] + FOOTER_BYTES <= piece.begin + len(
-            piece.content
-        ):
-            return int(piece.places[number])
-        self._settle(piece)
-        return self._first_record_in(piece, begin)
+    def _is_record(self, place: int) -> bool:
+        """Whether the header at a place starts a complete record."""
+        length = payload_length(self._read(HEADER_BYTES, place))
+        size, limit = self._source.size, self._source.max_record_bytes
+        at, end = place + HEADER_BYTES, place + HEADER_BYTES + length
+        is_possible = (
+            end + FOOTER_BYTES <= size if size is not None else limit is None or length <= limit
+        )
+        if not is_possible or self._budget(place) <= 0:
+            return False
+        crc = 0
+        while at < end:
+            piece = self._read(min(_PIECE_BYTES, end - at), at)
+            self._summed += len(piece)
+            if not piece:
+                return False
+            crc = crc32c(piece, crc)
+            at += len(piece)
+        footer = self._read(FOOTER_BYTES, end)
+        return len(footer) == FOOTER_BYTES and _is_of(crc, footer)
+
+
+def _is_of(crc: int, footer: bytes | memoryview) -> bool:
+    return mask(crc) == int.from_bytes(footer, "little")

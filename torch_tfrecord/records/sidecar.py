@@ -1,9 +1,15 @@
-"""Where the index of a data file is kept: beside it, in a folder of the user's choice, in the
-user's cache, nowhere.
+"""Sidecars: files of ours that are stored next to data. Where they lie, and their form.
 
-Beside the data it lies in a hidden folder, under a name that shares nothing with the data's:
-TensorFlow's and pathlib's ``*`` match hidden names, too, so that ``.train-00000.index`` would still
-be taken for data by ``*train*``.
+The index of a data file lies in a hidden folder beside it, in a folder of the user's choice or in
+the user's cache. Beside the data its name shares nothing with the data's: TensorFlow's and
+pathlib's ``*`` match hidden names, too, so ``*train*`` would take ``.train-00000.index`` for data.
+
+A sidecar is a safetensors file: arrays of one dimension, and text metadata with ``format``,
+``version`` and ``checksum``. It is fully checked before it is used. The checksum is a CRC-32C over
+the other metadata and the arrays, so it detects any flipped bit that changes what is read. One
+array may be left out of it (`SidecarFormat.lazy`): it stays in the file, and its parts have
+checksums of their own. A checksum does not stop an attacker: code that reads a sidecar still checks
+its content against the data.
 """
 
 from __future__ import annotations
@@ -11,37 +17,59 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.cached_ranges import without_signature
-from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.user_cache import cache_dir
-from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "SIDECAR_FOLDER",
-    "SIDECAR_SUFFIX",
+    "Sidecar",
+    "SidecarFormat",
     "about_data",
     "in_sidecar_folder",
     "new_places",
-    "old_sidecar_path",
+    "pack",
     "places",
+    "read_sidecar",
+    "read_source",
     "remove_own",
     "remove_sidecar",
     "sidecar_folder",
     "sidecar_path",
+    "stored_number",
+    "visible_sidecar_path",
     "write_sidecar",
 ]
 
 SIDECAR_FOLDER = ".torch_index"
-SIDECAR_SUFFIX = ".index.safetensors"
+_SIDECAR_SUFFIX = ".index.safetensors"
 _MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
+_PREFIX = "torch_tfrecord."  # of the format names of all sidecars
+_MARK = f'"format":"{_PREFIX}'.encode()
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8  # of the header length field, which comes first
+_MOST_HEADER_BYTES = 1 << 20  # searched for the format name
+_DTYPES = {"I64": "int64", "F64": "float64", "U64": "uint64", "U32": "uint32", "U8": "uint8"}
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
@@ -54,20 +82,20 @@ def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
     """
     folder, slash, name = data_path.rpartition("/")
     if index_dir is None or os.path.realpath(index_dir) == os.path.realpath(folder + slash):
-        return f"{folder}{slash}{SIDECAR_FOLDER}/{_digest(name)}{SIDECAR_SUFFIX}"
+        return f"{folder}{slash}{SIDECAR_FOLDER}/{_digest(name)}{_SIDECAR_SUFFIX}"
     absolute = without_signature(data_path) if is_remote(data_path) else os.path.realpath(data_path)
     name = without_secrets(data_path).rpartition("/")[2].removesuffix("?...")
     short = os.fsdecode(os.fsencode(name)[:150])  # names have at most 255 bytes
-    return os.path.join(index_dir, f"{short}.{_digest(absolute)}{SIDECAR_SUFFIX}")
+    return os.path.join(index_dir, f"{short}.{_digest(absolute)}{_SIDECAR_SUFFIX}")
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
-def old_sidecar_path(data_path: str) -> str:
-    """``<data file>.index.safetensors``, where indexes were kept before; they are still read."""
-    return data_path + SIDECAR_SUFFIX
+def visible_sidecar_path(data_path: str) -> str:
+    """``<data file>.index.safetensors``, where users may save an index themselves; read last."""
+    return data_path + _SIDECAR_SUFFIX
 
 
 def new_places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
@@ -82,7 +110,7 @@ def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     yield from new_places(data_path, index_dir)
     if index_dir is not None or is_remote(data_path):
         yield sidecar_path(data_path)
-    yield old_sidecar_path(data_path)
+    yield visible_sidecar_path(data_path)
 
 
 def write_sidecar(place: str, *content: bytes) -> None:
@@ -109,13 +137,11 @@ def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
 
 
 def remove_sidecar(data_path: str) -> None:
-    """Remove the index of a data file, where it is kept beside it and where it was before; no file
-    that is none.
-    """
+    """Remove the index of a data file beside it."""
     place = sidecar_path(data_path)
     if not os.path.islink(os.path.dirname(place)):
         remove_own(place)
-    remove_own(old_sidecar_path(data_path))
+    remove_own(visible_sidecar_path(data_path))
     with contextlib.suppress(OSError):  # other indexes are there
         Path(place).parent.rmdir()
 
@@ -153,9 +179,14 @@ def sidecar_folder(place: str) -> Iterator[None]:
             errno.ELOOP, "expected no symbolic link at the place of the index", str(folder)
         )
     check_replaceable(place)
-    made = is_hidden and _made_hidden(folder)
+    made = False
     if not is_hidden:
         folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.exists():
+        folder.mkdir(exist_ok=True)
+        made = True
+        with contextlib.suppress(OSError):
+            shutil.copymode(folder.parent, folder)  # who may add data may add its index
     try:
         yield
     except BaseException:
@@ -165,11 +196,309 @@ def sidecar_folder(place: str) -> Iterator[None]:
         raise
 
 
-def _made_hidden(folder: Path) -> bool:
+# The file.
+
+
+class SidecarFormat(NamedTuple):
+    """One kind of sidecar.
+
+    Attributes:
+        name: Its format name, "torch_tfrecord." and a word.
+        version: The only version that is read.
+        what: Its name in errors, such as "an index".
+        fields: Names of the metadata fields.
+        arrays: Name -> "int64", "float64", "uint32" or "uint8", or several of them.
+        max_header_bytes: Maximum size of a header.
+        lazy: The array that stays in the file: it is neither read nor covered by the checksum.
+        first_read_bytes: Size of the first read, so that most of these files take one read.
+    """
+
+    name: str
+    version: str
+    what: str
+    fields: tuple[str, ...]
+    arrays: Mapping[str, str]
+    max_header_bytes: int = 1 << 16
+    lazy: str = ""
+    first_read_bytes: int = 1 << 12
+
+
+class Sidecar(NamedTuple):
+    """The content of a sidecar.
+
+    Attributes:
+        metadata: Field -> text.
+        arrays: Name -> array [N], read-only; without the lazy one.
+        places: Name -> dtype, length and first byte in the file of each array.
+        checksum: The 8 digits.
+    """
+
+    metadata: dict[str, str]
+    arrays: dict[str, npt.NDArray[Any]]
+    places: dict[str, ArrayPlace]
+    checksum: str
+
+
+class ArrayPlace(NamedTuple):
+    """Where an array lies in a file."""
+
+    dtype: np.dtype[Any]
+    length: int
+    begin: int
+
+
+def pack(
+    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]
+) -> bytes:
+    """Serialize a sidecar.
+
+    Raises:
+        OSError: The header is longer than `read_sidecar` accepts.
+    """
+    ordered = {name: np.ascontiguousarray(arrays[name]) for name in kind.arrays}
+    own = {"format": kind.name, "version": kind.version, **metadata}
+    places = {name: (array.dtype, len(array)) for name, array in ordered.items()}
+    own["checksum"] = _checksum(kind, own, places, ordered)
+    content = safetensors.numpy.save(ordered, own)
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    # safetensors leaves the order of the metadata to chance; equal sidecars are to be equal bytes.
+    header = {**json.loads(content[_LENGTH_BYTES:end]), _METADATA: own}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    if len(text) > kind.max_header_bytes:
+        raise OSError(
+            errno.EFBIG,
+            f"expected a header of at most {kind.max_header_bytes} bytes, got {len(text)}",
+        )
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, memoryview(content)[end:]])
+
+
+def read_sidecar(
+    path: str,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str = "the data file",
+    *,
+    access: Access = DEFAULT_ACCESS,
+) -> Sidecar:
+    """Read what `pack` wrote, and check everything that can be checked without the data.
+
+    Args:
+        path: The file.
+        kind: The expected kind.
+        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the
+            data, as a sparse file may claim gigabytes that it does not hold on disk. May raise
+            IndexMismatchError.
+        owner: Name of the data with that size, for errors.
+        access: How to reach a remote file.
+
+    Raises:
+        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly
+            large.
+        OSError: The file cannot be opened or read.
+    """
+    source = open_file(path, access.without_cache())  # rejects directories and pipes
+    return read_source(source, kind, most_bytes, owner)
+
+
+def read_source(
+    source: FileSource,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str,
+) -> Sidecar:
+    """`read_sidecar` of a file that is open already."""
     try:
-        folder.mkdir()
-    except FileExistsError:
+        return _read(source, kind, most_bytes, owner)
+    except (ValueError, RecursionError, MemoryError) as error:
+        text = f"expected {kind.what} written by torch_tfrecord, got {error}"
+        raise IndexMismatchError(text, path=source.path) from error
+    except IndexMismatchError as error:
+        error.locate(path=source.path)
+        raise
+
+
+def _read(
+    source: FileSource,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str,
+) -> Sidecar:
+    head = source.read(kind.first_read_bytes, 0)
+    end = _LENGTH_BYTES + _header_bytes(head, kind)
+    if len(head) < end:
+        head = source.read(end, 0)
+    metadata, checksum, places = _parse_header(head[:end], kind)
+    sizes = {name: place.length * place.dtype.itemsize for name, place in places.items()}
+    total = end + sum(sizes.values())
+    if source.file_size != total:
+        raise IndexMismatchError(
+            f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}"
+        )
+    lazy_bytes = sizes.pop(kind.lazy, 0)
+    array_bytes, limit = sum(sizes.values()), most_bytes(metadata)
+    if array_bytes > limit:
+        raise IndexMismatchError(
+            f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
+        )
+    # Read, not mapped: a file that is truncated while mapped kills the process.
+    lazy_begin = places[kind.lazy].begin if kind.lazy else total
+    content = head[:lazy_begin] if len(head) >= lazy_begin else source.read(lazy_begin, 0)
+    if content[:end] == head[:end]:
+        content += source.read(total - lazy_begin - lazy_bytes, lazy_begin + lazy_bytes)
+    if len(content) != end + array_bytes:
+        raise IndexMismatchError(
+            f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
+        )
+    arrays = {}
+    for name in sizes:
+        dtype, length, begin = places[name]
+        begin -= lazy_bytes if begin > lazy_begin else 0
+        arrays[name] = np.frombuffer(content, dtype, length, begin)
+    shapes = {name: place[:2] for name, place in places.items()}
+    own = {"format": kind.name, "version": kind.version, **metadata}
+    got = _checksum(kind, own, shapes, arrays)
+    if checksum != got:
+        raise IndexMismatchError(
+            f"expected {kind.what} with checksum {checksum[:8]}, got {got}: it is damaged"
+        )
+    return Sidecar(metadata, arrays, places, got)
+
+
+def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
+    found = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    if not _begins_as_ours(head):
+        raise _other(kind, "another file" if head else "an empty file")
+    if found > kind.max_header_bytes:
+        raise IndexMismatchError(
+            f"expected a header of at most {kind.max_header_bytes} bytes, got {found}"
+        )
+    return found
+
+
+def _other(kind: SidecarFormat, got: str) -> IndexMismatchError:
+    return IndexMismatchError(
+        f"expected {kind.what} written by torch_tfrecord, of format {kind.name!r} version {kind.version!r}, got {got}"
+    )
+
+
+def _parse_header(
+    head: bytes, kind: SidecarFormat
+) -> tuple[dict[str, str], str, dict[str, ArrayPlace]]:
+    """The fields, the checksum and where the arrays lie."""
+    header = json.loads(head[_LENGTH_BYTES:].decode())
+    metadata = header.pop(_METADATA)
+    if not isinstance(metadata, dict):
+        raise _other(kind, "another file")
+    name, version = metadata.pop("format", ""), metadata.pop("version", "")
+    if (name, version) != (kind.name, kind.version):
+        is_ours = str(name).startswith(_PREFIX)
+        raise _other(kind, "another version of one" if is_ours else "another file")
+    if metadata.keys() != {*kind.fields, "checksum"} or not all(
+        isinstance(text, str) for text in metadata.values()
+    ):
+        raise IndexMismatchError(
+            f"expected {kind.what} with the fields {', '.join(kind.fields)}, got others"
+        )
+    if header.keys() != kind.arrays.keys():
+        raise IndexMismatchError(
+            f"expected {kind.what} with the arrays {', '.join(kind.arrays)}, got others"
+        )
+    places = {name: _place(header[name], kind.arrays[name], len(head)) for name in kind.arrays}
+    return metadata, metadata.pop("checksum"), places
+
+
+def _place(described: object, dtypes: str, start: int) -> ArrayPlace:
+    match described:
+        case {"dtype": str(name), "shape": [int(length)], "data_offsets": [int(begin), int(end)]}:
+            dtype = np.dtype(_DTYPES.get(name, "V"))
+            if (
+                dtype.name in dtypes.split()
+                and 0 <= begin <= end == begin + length * dtype.itemsize
+            ):
+                return ArrayPlace(dtype.newbyteorder("<"), length, start + begin)
+    raise IndexMismatchError(f"expected arrays of one dimension, of {dtypes}, got others")
+
+
+def _checksum(
+    kind: SidecarFormat,
+    metadata: Mapping[str, str],
+    shapes: Mapping[str, tuple[np.dtype[Any], int]],
+    arrays: Mapping[str, npt.NDArray[Any]],
+) -> str:
+    """The CRC-32C of the metadata and of what arrays there are, sorted, then of the arrays.
+
+    safetensors may write metadata in any order, so the checksum is not that of the file's bytes.
+    """
+    described = {name: [dtype.name, length] for name, (dtype, length) in shapes.items()}
+    crc = crc32c(json.dumps([metadata, described], sort_keys=True).encode())
+    for name in sorted(arrays.keys() - {kind.lazy}):
+        array = arrays[name]
+        crc = crc32c(array.astype(array.dtype.newbyteorder("<"), copy=False).data, crc)
+    return f"{crc:08x}"
+
+
+def stored_number(text: str, name: str) -> int:
+    """Parse a 64-bit integer from the metadata.
+
+    Raises:
+        IndexMismatchError: It is not an integer in the form that `str` writes.
+    """
+    if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise IndexMismatchError(
+            f"expected a whole number as {name}, got {len(text)} other characters"
+        )
+    return int(text)
+
+
+# What may be replaced.
+
+
+def is_own(path: str) -> bool:
+    """Whether there is a regular file with the format name of one of our sidecars, intact or
+    damaged.
+    """
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
+    except OSError:
         return False
-    with contextlib.suppress(OSError):
-        shutil.copymode(folder.parent, folder)  # who may add data may add its index
-    return True
+
+
+def _is_marked(path: str) -> bool:
+    head = open_file(path).read(_MOST_HEADER_BYTES, 0)
+    end = _LENGTH_BYTES + int.from_bytes(head[:_LENGTH_BYTES], "little")
+    return _begins_as_ours(head) and _MARK in head[:end]
+
+
+def _begins_as_ours(head: bytes) -> bool:
+    return head.startswith(f'{{"{_METADATA}":{{'.encode(), _LENGTH_BYTES)
+
+
+def check_replaceable(path: str) -> None:
+    """Raise OSError unless a path is free, an empty file, or a file that `is_own`.
+
+    Files that are written automatically must not replace foreign files, or follow symbolic links:
+    somebody with write access to a data folder must not choose what other users overwrite.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", path)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
+    try:
+        is_foreign = status.st_size > 0 and not _is_marked(path)
+    except FileNotFoundError:  # another process removed it
+        return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    if is_foreign:
+        raise FileExistsError(
+            errno.EEXIST,
+            "expected nothing or an index at the place of the index, got another",
+            path,
+        )

@@ -21,10 +21,9 @@ from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec
 from torch_tfrecord.records.compression import check_written_type
-from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import LocalRecordFile
+from torch_tfrecord.records.record_file import FileSet, LocalRecordFile
 from torch_tfrecord.records.upload_file import RemoteRecordFile, upload_record_files
 from torch_tfrecord.shown import without_secrets
 
@@ -266,11 +265,10 @@ class TFRecordWriter(_Writer):
 class ShardedTFRecordWriter(_Writer):
     """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
 
-    After a failure the shards that were there before are there again. Where the process is killed
-    while it replaces them, `find_files` and the datasets refuse the set, and the next writer with
-    this prefix and suffix puts the old ones back. A storage has no such set: there the shards
-    appear one after the other, those that replaced others stay after a failure, and the rest are
-    removed.
+    After a failure the shards that were there before are there again. A process that is killed
+    (``kill -9``) while it renames them leaves some shards old and some new, each of them whole:
+    write the set again. A storage has no such set: there the shards appear one after the other,
+    those that replaced others stay after a failure, and the rest are removed.
 
     Args:
         prefix: Path and first part of the names; local, or with a ``scheme://``.

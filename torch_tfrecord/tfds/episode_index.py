@@ -34,17 +34,17 @@ from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.guess import find_fields
 from torch_tfrecord.protobuf.messages import BytesList
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
-from torch_tfrecord.records.numbered import (
+from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
     open_records,
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
 
 __all__ = [
     "EpisodeIndex",
@@ -539,7 +539,7 @@ def _load(
         )
     _check_tables(num_steps, ends, tables, records, _steps_of_keys(keys, step_lists))
     return EpisodeIndex(
-        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.starts["tables"]
+        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.places["tables"].begin
     )
 
 

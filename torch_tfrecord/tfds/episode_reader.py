@@ -28,14 +28,14 @@ from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.guess import find_fields
-from torch_tfrecord.records.framing import HEADER_BYTES
-from torch_tfrecord.records.numbered import (
+from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
     open_records,
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, is_large, parse_lists, wrap

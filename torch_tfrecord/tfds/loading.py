@@ -18,13 +18,11 @@ from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.loading.array_record_files import ArrayRecordFiles
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
-from torch_tfrecord.records.array_record import ArrayRecordIndex, array_record_indexes
+from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles
+from torch_tfrecord.records.array_record import ArrayRecordIndex, FileIndex, array_record_indexes
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.numbered import FileIndex
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
@@ -159,7 +157,7 @@ class SplitFiles:
     indexes: Sequence[FileIndex]
     positions: Sequence[int]
 
-    def source(self, verify_crc: bool, access: Access) -> RecordSource:
+    def source(self, verify_crc: bool, access: Access) -> RecordFiles:
         """What reads the records."""
         arrays = [index for index in self.indexes if isinstance(index, ArrayRecordIndex)]
         if arrays:

@@ -402,7 +402,7 @@ class RLDSDataset(EpisodeDataset):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, for the draws of `goals`; applies to running workers, too.
 
-        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own
+        Positions from `make_dataloader` and `RecordSampler` carry their own
         epoch, which takes precedence. Until you choose an epoch, all others get new goals each
         time, seeded by torch's default generator.
         """

@@ -21,8 +21,13 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.user_cache import cache_dir
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.sidecar import write_sidecar
-from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
+from torch_tfrecord.records.sidecar import (
+    Sidecar,
+    SidecarFormat,
+    pack,
+    read_sidecar,
+    write_sidecar,
+)
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
@@ -43,7 +48,7 @@ __all__ = ["dataset_statistics"]
 
 _FORMAT = SidecarFormat(
     "torch_tfrecord.statistics",
-    "2",
+    "3",
     "statistics",
     ("key",),
     {"action": "float64", "proprio": "float64", "counts": "int64"},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch_tfrecord
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PUBLIC_MODULES = {"torch_tfrecord", "torch_tfrecord.tfds", "index_tools.main"}
 OURS = ("torch_tfrecord", "index_tools")
 _PRIVATE_TEXT = re.compile(r"^(torch_tfrecord|index_tools)\.\w+(\.\w+)*$")
@@ -81,8 +81,10 @@ def _uses(node: ast.AST) -> list[str]:
             used.append(part.arg)  # perhaps a fixture
         elif isinstance(part, ast.keyword):
             used.append(part.arg or "")
-        elif (isinstance(part, ast.Attribute) and re.match(r"_[a-z]", part.attr)) or (isinstance(part, ast.ImportFrom | ast.Import) and _private_names(part)):
-            used.append("private!")
+        elif isinstance(part, ast.Attribute):
+            used += ["private!"] * bool(re.match(r"_[a-z]", part.attr))
+        elif isinstance(part, ast.ImportFrom | ast.Import):
+            used += ["private!"] * bool(_private_names(part))
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
             text = part.value
             if _PRIVATE_TEXT.match(text) and not _is_public(text) and " " not in text:

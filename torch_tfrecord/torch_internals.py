@@ -1,0 +1,158 @@
+"""All that we use of torch beyond its documentation, as seen in torch 2.15; where a release lacks
+one of them, a documented way takes its place, slower but with the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+__all__ = [
+    "as_plain_tensors",
+    "collate_by_kinds",
+    "collate_functions",
+    "has_hooks",
+    "is_profiling",
+    "jagged",
+    "jagged_parts",
+    "pin",
+    "register_as_dict",
+    "show_order",
+    "sparse_parts",
+    "workers_of",
+]
+
+
+# Tensors.
+
+
+def as_plain_tensors() -> AbstractContextManager[object]:
+    """Within it a jagged tensor answers like a plain one; else each question takes Python 20 us."""
+    make: Callable[[], AbstractContextManager[object]] | None
+    make = getattr(torch._C, "DisableTorchFunctionSubclass", None)
+    return nullcontext() if make is None else make()
+
+
+def jagged(values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
+    """``torch.nested.nested_tensor_from_jagged(values, offsets)``, which knows its longest row.
+
+    Built with the class itself, as in torch's operators: torch's function takes three times as
+    long, and its check for torch.fx tracing makes torch write a warning to stderr, once per
+    process.
+    """
+    if not values.requires_grad:  # gradients only flow through torch's own view
+        with contextlib.suppress(ImportError, TypeError):
+            from torch.nested._internal.nested_tensor import NestedTensor
+
+            known = {"max_seqlen": torch.zeros(longest, 0)}
+            return NestedTensor(values, offsets, _metadata_cache=known)
+    return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
+
+
+def jagged_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The values and offsets of a jagged tensor, without the operators that gradients need; None if
+    its rows have gaps, or another dimension than the second is jagged.
+    """
+    with contextlib.suppress(AttributeError):
+        if tensor._lengths is None and tensor._ragged_idx == 1:
+            return tensor._values, tensor._offsets
+    return None
+
+
+def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and values of a sparse tensor, coalesced or not."""
+    if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
+        return tensor._indices(), tensor._values()
+    return tensor.coalesce().indices(), tensor.coalesce().values()
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module may do more than its forward method says."""
+    after, before = (
+        getattr(module, "_forward_hooks", True),
+        getattr(module, "_forward_pre_hooks", True),
+    )
+    return bool(after or before)
+
+
+# Batches.
+
+
+def collate_functions() -> dict[Any, Callable[..., Any]]:
+    """The functions by which ``default_collate`` makes batches, to be extended; torch documents the
+    map, but not its module.
+    """
+    try:
+        from torch.utils.data._utils.collate import default_collate_fn_map
+    except ImportError:
+        return {}
+    return default_collate_fn_map
+
+
+def collate_by_kinds(samples: Sequence[Any], functions: Mapping[Any, Callable[..., Any]]) -> Any:
+    """``default_collate`` with more functions than usual."""
+    try:
+        from torch.utils.data._utils.collate import collate
+    except ImportError:
+        return default_collate(list(samples))
+    return collate(samples, collate_fn_map={**functions})
+
+
+def register_as_dict(kind: type, name: str) -> None:
+    """Tell torch's functions over nested values that a class is a dict."""
+    # ValueError: another thread has just done it
+    with contextlib.suppress(ImportError, AttributeError, KeyError, ValueError):
+        from torch.utils import _pytree
+
+        of_dict = _pytree.SUPPORTED_NODES[dict]
+        _pytree.register_pytree_node(
+            kind,
+            of_dict.flatten_fn,
+            of_dict.unflatten_fn,
+            serialized_type_name=name,
+            flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
+        )
+
+
+def pin(batch: Any) -> Any:
+    """A batch of any form in pinned memory."""
+    try:
+        from torch.utils.data._utils.pin_memory import pin_memory
+    except ImportError:
+        if isinstance(batch, Mapping):
+            return {name: pin(part) for name, part in batch.items()}
+        if type(batch) in (list, tuple):
+            return type(batch)(map(pin, batch))
+        return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+    return pin_memory(batch, torch.accelerator.current_accelerator())
+
+
+# Loaders.
+
+
+def is_profiling() -> bool:
+    """Whether torch's profiler records steps; it takes 10 us to ask it for a step that it does
+    not record.
+    """
+    return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+
+
+def show_order(loader: DataLoader[Any], sampler: object, *, drop_last: bool) -> None:
+    """Show trainers the sampler and `drop_last` of a DataLoader with a batch sampler.
+
+    There DataLoader has a SequentialSampler that it does not use, and False; it does not let either
+    be changed. Accelerate needs `drop_last` to count the samples of the last batch.
+    """
+    object.__setattr__(loader, "sampler", sampler)
+    object.__setattr__(loader, "drop_last", drop_last)
+
+
+def workers_of(iterator: object) -> Sequence[Any]:
+    """The worker processes of a DataLoader's iterator; none if that cannot be told."""
+    workers: Sequence[Any] = getattr(iterator, "_workers", ())
+    return workers
