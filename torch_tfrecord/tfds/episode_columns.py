@@ -100,10 +100,6 @@ class NumberColumn(EpisodeColumn):
         """[steps, *shape]."""
         return own_tensor(self.values[first:stop])
 
-    def at(self, step: int) -> torch.Tensor:
-        """[*shape]."""
-        return own_tensor(self.values[step : step + 1])[0]
-
 
 def own_tensor(values: npt.NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
     """A copy."""
@@ -280,13 +276,12 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
     """Key of each step feature -> list values per step; 0 if the list does not determine it."""
-    return {leaf.path: _per_step(leaf) for leaf in leaves}
-
-
-def _per_step(leaf: LeafPlace) -> int:
-    if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature):
-        return 0
-    return make_element(leaf).count or 0
+    return {
+        leaf.path: 0
+        if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature)
+        else make_element(leaf).count or 0
+        for leaf in leaves
+    }
 
 
 class _Part(NamedTuple):
