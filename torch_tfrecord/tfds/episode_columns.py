@@ -11,8 +11,7 @@ import torch
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, decode_text
-from torch_tfrecord.columns.reading import Column as ReadColumn
-from torch_tfrecord.columns.reading import LackingError, Want
+from torch_tfrecord.columns.reading import Column, LackingError, Want
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.tfds.episode_reader import Frames, Spans, Values, read_frames
@@ -20,8 +19,8 @@ from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
 from torch_tfrecord.tfds.parser import LeafPlace, make_element
 
 __all__ = [
-    "Column",
     "EncodedColumn",
+    "EpisodeColumn",
     "FeaturePlace",
     "LeafLists",
     "ListColumn",
@@ -51,7 +50,7 @@ class FeaturePlace(NamedTuple):
         return self.locate(type(error)(f"feature {self.path!r}, step {step}: {error.args[0]}"))
 
 
-class Column:
+class EpisodeColumn:
     """One value per step of an episode.
 
     Attributes:
@@ -77,7 +76,7 @@ class Column:
         return self.read(step, step + 1)[0]
 
 
-class NumberColumn(Column):
+class NumberColumn(EpisodeColumn):
     """Numbers of equal shape: `read` returns a tensor [steps, *shape].
 
     Args:
@@ -101,10 +100,6 @@ class NumberColumn(Column):
         """[steps, *shape]."""
         return own_tensor(self.values[first:stop])
 
-    def at(self, step: int) -> torch.Tensor:
-        """[*shape]."""
-        return own_tensor(self.values[step : step + 1])[0]
-
 
 def own_tensor(values: npt.NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
     """A copy."""
@@ -121,7 +116,7 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     return array
 
 
-class ListColumn(Column):
+class ListColumn(EpisodeColumn):
     """Values that are not tensors, such as bytes; a sample gets a list of them.
 
     Args:
@@ -196,7 +191,7 @@ class Pictures(NamedTuple):
         return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
 
 
-class EncodedColumn(Column):
+class EncodedColumn(EpisodeColumn):
     """Encoded values, such as images, read and decoded when a sample needs them.
 
     Args:
@@ -269,7 +264,7 @@ def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
         >>> each_leaf({"a": {"b": 1}}, str)
         {'a': {'b': '1'}}
     """
-    if isinstance(tree, Column):  # the cheaper check first
+    if isinstance(tree, EpisodeColumn):  # the cheaper check first
         return make(tree)
     if isinstance(tree, Mapping):
         return {name: each_leaf(item, make) for name, item in tree.items()}
@@ -281,13 +276,12 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
     """Key of each step feature -> list values per step; 0 if the list does not determine it."""
-    return {leaf.path: _per_step(leaf) for leaf in leaves}
-
-
-def _per_step(leaf: LeafPlace) -> int:
-    if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature):
-        return 0
-    return make_element(leaf).count or 0
+    return {
+        leaf.path: 0
+        if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature)
+        else make_element(leaf).count or 0
+        for leaf in leaves
+    }
 
 
 class _Part(NamedTuple):
@@ -309,7 +303,7 @@ class _Part(NamedTuple):
         return rows * self.row_values
 
 
-class LeafLists(Column):
+class LeafLists(EpisodeColumn):
     """A feature as its lists by key (int64 or float32 arrays, lists of bytes, or `Frames`), decoded
     when read.
 
@@ -404,14 +398,14 @@ def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
     return _Part(values, len(values) // total if total else 0, ends)
 
 
-def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn:
+def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     if part is None:
         num_records = stop - first
         values = np.zeros(
             (0, 2) if want.kind == BYTES_LIST else 0,
             np.float32 if want.kind == FLOAT_LIST else np.int64,
         )
-        return ReadColumn(
+        return Column(
             values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b""
         )
     offsets = part.bounds(first, stop)
@@ -419,9 +413,9 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn
     offsets = offsets - begin
     found: Any = part.values
     if want.kind != BYTES_LIST:
-        return ReadColumn(found[begin:end].copy(), offsets, None, b"")
+        return Column(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
     spans = np.empty((len(strings), 2), np.int64)
     spans[:, 1] = [*map(len, strings)]
     spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
-    return ReadColumn(spans, offsets, None, b"".join(strings))
+    return Column(spans, offsets, None, b"".join(strings))

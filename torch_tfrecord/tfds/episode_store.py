@@ -31,8 +31,8 @@ from torch_tfrecord.tfds.elements import (
     TextElement,
 )
 from torch_tfrecord.tfds.episode_columns import (
-    Column,
     EncodedColumn,
+    EpisodeColumn,
     FeaturePlace,
     LeafLists,
     ListColumn,
@@ -219,10 +219,10 @@ class EpisodeStore:
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
-            episode = _transformed(
+            episode = _transform(
                 episode, lambda given: transform_one(transform, number, given, self.place)
             )
-        columns: list[Column] = []
+        columns: list[EpisodeColumn] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
 
@@ -262,7 +262,7 @@ class _ColumnMaker:
                 return column
         return LeafLists(self._reader, own, place, num_steps)
 
-    def _plain(self, values: Any, place: FeaturePlace) -> Column | None:
+    def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
         element = self._reader.element
         if not isinstance(element, BytesElement) and isinstance(values, Frames):
             values = values.read(0, len(values))
@@ -309,14 +309,14 @@ def _column_makers(
             if isinstance(decode_images, str)
             else decode_images
         )
-        kept = {leaf.path for leaf in images} - {_image_named(name, images) for name in names}
+        kept = {leaf.path for leaf in images} - {_find_image(name, images) for name in names}
     return [
         None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in kept, path)
         for leaf in leaves
     ]
 
 
-def _image_named(name: str, images: list[LeafPlace]) -> str:
+def _find_image(name: str, images: list[LeafPlace]) -> str:
     """Find the path of an image by its name, or by the end of its path."""
     found = [leaf.path for leaf in images if f"/{leaf.path}".endswith(f"/{name}")]
     if len(found) != 1:
@@ -330,28 +330,32 @@ def _image_named(name: str, images: list[LeafPlace]) -> str:
 # Transforms of whole episodes.
 
 
-def _transformed(episode: Episode, transform: EpisodeTransform) -> Episode:
+def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     """The episode with the columns that the `episode_transform` returned."""
-    made = transform({**each_leaf(episode.steps, _unwrapped), **episode.metadata})
+    made = transform({**each_leaf(episode.steps, _to_values), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
     metadata = {name: made[name] for name in episode.metadata if name in made}
     steps = {
-        name: _wrapped(value, name, episode) for name, value in made.items() if name not in metadata
+        name: _to_column(value, name, episode)
+        for name, value in made.items()
+        if name not in metadata
     }
     return episode._replace(steps=steps, metadata=metadata)
 
 
-def _unwrapped(column: Column) -> Any:
+def _to_values(column: EpisodeColumn) -> Any:
     """A column as an `episode_transform` sees it: a tensor, or a list of str or bytes; encoded
     columns stay unread.
     """
     return column.read(0, len(column)) if isinstance(column, (NumberColumn, ListColumn)) else column
 
 
-def _wrapped(value: Any, name: str, episode: Episode) -> Any:
+def _to_column(value: Any, name: str, episode: Episode) -> Any:
     if isinstance(value, Mapping):
-        return {inner: _wrapped(item, f"{name}/{inner}", episode) for inner, item in value.items()}
+        return {
+            inner: _to_column(item, f"{name}/{inner}", episode) for inner, item in value.items()
+        }
     if not hasattr(value, "__len__") or len(value) != episode.num_steps:
         got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
         raise ValueError(
@@ -360,6 +364,6 @@ def _wrapped(value: Any, name: str, episode: Episode) -> Any:
         )
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return NumberColumn(value)
-    if isinstance(value, Column):
+    if isinstance(value, EpisodeColumn):
         return value
     return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")

@@ -100,7 +100,7 @@ def set_fields(feature: FeatureConnector, /, **values: object) -> None:
         object.__setattr__(feature, name, value)
 
 
-def _checked_shape(shape: Iterable[int | None]) -> Shape:
+def _check_shape(shape: Iterable[int | None]) -> Shape:
     """Normalise a shape to a tuple, with None for -1.
 
     Raises:
@@ -121,7 +121,7 @@ def fits(found: Shape, shape: Shape) -> bool:
     )
 
 
-def _checked_dtype(dtype: Any) -> str:
+def _check_dtype(dtype: Any) -> str:
     """The NumPy name of a NumPy, torch or Python dtype."""
     if dtype in (bytes, str, object, "object", "bytes", "str", STRING):
         return STRING
@@ -132,7 +132,7 @@ def _checked_dtype(dtype: Any) -> str:
     return str(np.dtype(dtype).name)
 
 
-def _checked_encoding(encoding: object) -> str:
+def _check_encoding(encoding: object) -> str:
     """The encoding name in lower case.
 
     Raises:
@@ -145,9 +145,9 @@ def _checked_encoding(encoding: object) -> str:
 
 
 _CHECKS: dict[str, Callable[[Any], object]] = {
-    "shape": _checked_shape,
-    "dtype": _checked_dtype,
-    "encoding": _checked_encoding,
+    "shape": _check_shape,
+    "dtype": _check_dtype,
+    "encoding": _check_encoding,
 }
 
 

@@ -11,7 +11,6 @@ import posixpath
 import re
 import string
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
@@ -217,7 +216,7 @@ _MAX_INT64 = (1 << 63) - 1
 class JsonFields:
     """The fields of one JSON object (as in proto3, absent means default), with type checks."""
 
-    def __init__(self, values: Any, path: str, where: str) -> None:
+    def __init__(self, values: object, path: str, where: str) -> None:
         self.path, self.where = path, where
         if not isinstance(values, Mapping):
             raise ParseError(
@@ -225,7 +224,7 @@ class JsonFields:
             )
         self.values = values
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> object:
         """The value, or None."""
         return json_field(self.values, name)
 
@@ -281,7 +280,7 @@ class JsonFields:
         return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
 
 
-def json_field(values: Mapping[str, Any], name: str) -> Any:
+def json_field(values: Mapping[str, object], name: str) -> object:
     """The value by its camelCase name, or by the proto's snake_case name; None if there is
     neither.
     """
@@ -327,7 +326,7 @@ def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
         ) from None
 
 
-def read_json(path: str, access: Access = DEFAULT_ACCESS) -> Any:
+def read_json(path: str, access: Access = DEFAULT_ACCESS) -> object:
     """Read a JSON file.
 
     Raises:

@@ -220,11 +220,11 @@ class Leaf:
         found = zip(sizes.bounds(), values.bounds(), strict=True)
         strings = values.strings(bytes)
         return read_each(
-            lambda own: self._decoded(sizes.values[slice(*own[0])], strings[slice(*own[1])]),
+            lambda own: self._decode_shaped(sizes.values[slice(*own[0])], strings[slice(*own[1])]),
             [*found],
         )
 
-    def _decoded(self, sizes: _Ints, values: list[bytes]) -> Any:
+    def _decode_shaped(self, sizes: _Ints, values: list[bytes]) -> Any:
         element: Any = self.element
         rank = len(element.shape)
         if (

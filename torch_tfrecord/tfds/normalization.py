@@ -98,7 +98,7 @@ class Normalize:
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Normalise an episode, a sample or a batch."""
-        return self._mapped(values, lambda tensor, scale: scale.forward(tensor, self._clip))
+        return self._map(values, lambda tensor, scale: scale.forward(tensor, self._clip))
 
     def inverse(self, values: Any, name: Literal["action", "proprio"] = "action") -> Any:
         """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"),
@@ -107,11 +107,11 @@ class Normalize:
         A dimension that was set to 0 gets its only value.
         """
         if isinstance(values, Mapping):
-            return self._mapped(values, lambda tensor, scale: scale.backward(tensor))
+            return self._map(values, lambda tensor, scale: scale.backward(tensor))
         return self._scales[name].backward(torch.as_tensor(values))
 
-    def _mapped(self, values: Mapping[str, Any], change: _Change) -> dict[str, Any]:
-        changed = _replaced(values, self._action.split("/"), change, self._scales["action"])
+    def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
+        changed = _replace_at(values, self._action.split("/"), change, self._scales["action"])
         if "proprio" in self._scales:
             path = next(
                 (path.split("/") for path in self._proprio if _is_there(values, path.split("/"))),
@@ -122,7 +122,7 @@ class Normalize:
                     f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
                     "or leave 'proprio' out of the statistics"
                 )
-            changed = _replaced(changed, path, change, self._scales["proprio"])
+            changed = _replace_at(changed, path, change, self._scales["proprio"])
         return changed
 
     def __repr__(self) -> str:
@@ -157,7 +157,7 @@ class _Scale:
             )
         self._unchanging, self._only = np.zeros_like(self._mask), self._low
 
-    def find_unchanging(self, name: str, statistics: Mapping[str, Any]) -> None:
+    def find_unchanging(self, name: str, statistics: Mapping[str, object]) -> None:
         """Set dimensions that never change to 0 from now on."""
         self._only = _numbers(name, statistics, "min")
         self._unchanging = self._only == _numbers(name, statistics, "max")
@@ -199,7 +199,7 @@ class _Scale:
         return [*numbers[:2], *masks, numbers[2]]
 
 
-def _numbers(name: str, statistics: Mapping[str, Any], wanted: str) -> npt.NDArray[np.float64]:
+def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> npt.NDArray[np.float64]:
     """One list of the statistics; quantiles also by the names that Octo gives them."""
     there = next((each for each in (wanted, wanted.replace("q", "p")) if each in statistics), None)
     if there is None:
@@ -209,7 +209,7 @@ def _numbers(name: str, statistics: Mapping[str, Any], wanted: str) -> npt.NDArr
     return np.array(statistics[there], np.float64)
 
 
-def _is_there(values: Any, path: Sequence[str]) -> bool:
+def _is_there(values: object, path: Sequence[str]) -> bool:
     for name in path:
         if not isinstance(values, Mapping) or name not in values:
             return False
@@ -220,7 +220,7 @@ def _is_there(values: Any, path: Sequence[str]) -> bool:
 _Change: TypeAlias = Callable[[torch.Tensor, _Scale], torch.Tensor]
 
 
-def _replaced(
+def _replace_at(
     values: Mapping[str, Any], path: Sequence[str], change: _Change, scale: _Scale
 ) -> dict[str, Any]:
     """A copy with another value at a path."""
@@ -229,5 +229,7 @@ def _replaced(
         raise KeyError(f"no {name!r} to normalise; there are {shown_list(list(values), repr)}")
     return {
         **values,
-        name: _replaced(values[name], rest, change, scale) if rest else change(values[name], scale),
+        name: _replace_at(values[name], rest, change, scale)
+        if rest
+        else change(values[name], scale),
     }

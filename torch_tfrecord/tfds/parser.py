@@ -67,8 +67,8 @@ class Decoding:
     """
 
     as_numpy_layout: bool = False
-    decoders: Mapping[str, Callable[[bytes], Any] | None] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    decoders: Mapping[str, Callable[[bytes], object] | None] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class TFDSParser:
         """Pickle the arguments; unpickling builds the readers again."""
         return partial(TFDSParser, **self._arguments), ()
 
-    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
+    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> object:
         """Parse one record into a sample.
 
         Raises:
@@ -345,7 +345,7 @@ class TFDSParser:
         return self._nest(self._parser.single(serialized))
 
     def batches(
-        self, records: PackedRecords, keys: Any, borders: Sequence[int]
+        self, records: PackedRecords, keys: object, borders: Sequence[int]
     ) -> list[ColumnBatch]:
         """Parse several batches at once into columns, nested like a sample: all their records, and
         their borders.

@@ -32,11 +32,21 @@ from torch_tfrecord.tfds.episode_store import (
     EpisodeStore,
     EpisodeTransform,
 )
-from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, StepRanges, kept_parts, kept_ranges
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import DifferentNamesError, StepBatch, StepSamples, own
-from torch_tfrecord.tfds.windows import GoalDraws, Span, UniformGoals, Windows
+from torch_tfrecord.tfds.windows import (
+    DROID_KEY,
+    GoalDraws,
+    Keep,
+    KeepKey,
+    Span,
+    StepRanges,
+    UniformGoals,
+    Windows,
+    cut_ranges,
+    find_kept_ranges,
+)
 
 __all__ = [
     "EpisodeDataset",
@@ -314,7 +324,7 @@ class RLDSDataset(EpisodeDataset):
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
             return StepRanges(np.arange(len(store)), firsts, stops)
-        return kept_parts(firsts, stops, kept_ranges(store, keep, keep_key))
+        return cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
 
     @overload
     def __getitem__(self, position: slice) -> RLDSDataset: ...

@@ -32,9 +32,16 @@ from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, StepRanges, kept_parts, kept_ranges
 from torch_tfrecord.tfds.parser import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.windows import (
+    DROID_KEY,
+    Keep,
+    KeepKey,
+    StepRanges,
+    cut_ranges,
+    find_kept_ranges,
+)
 
 __all__ = ["dataset_statistics"]
 
@@ -63,8 +70,8 @@ def dataset_statistics(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    storage_options: Mapping[str, object] | None = None,
+) -> dict[str, object]:
     """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
     and episodes.
 
@@ -132,18 +139,18 @@ def dataset_statistics(
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     kept = None
     if keep is not None:
-        kept = kept_parts(
-            np.zeros_like(store.num_steps), store.num_steps, kept_ranges(store, keep, keep_key)
+        kept = cut_ranges(
+            np.zeros_like(store.num_steps), store.num_steps, find_kept_ranges(store, keep, keep_key)
         )
     rows = _Rows(store, columns, kept)
     if not cache or episode_transform is not None:
         return _compute(rows)
     key = _key(found, rows)
     places = _places(found, key, index_dir)
-    result = _kept(places, key, rows, found.access)
+    result = _find_result(places, key, rows, found.access)
     if result is None:
         result = _compute(rows)
-        _keep(places, key, result)
+        _keep_result(places, key, result)
     return result
 
 
@@ -170,7 +177,7 @@ def _names(
     return tuple(names)
 
 
-def _paths(tree: Mapping[str, Any]) -> Iterator[str]:
+def _paths(tree: Mapping[str, object]) -> Iterator[str]:
     """The paths of the columns of steps."""
     for name, item in tree.items():
         yield from (
@@ -234,9 +241,11 @@ def _compute(rows: _Rows) -> dict[str, Any]:
     return {name: _describe(each, name, rows) for name, each in values.items()} | counts
 
 
-def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
+def _numbers(
+    steps: Mapping[str, object], path: str, store: EpisodeStore
+) -> npt.NDArray[np.float32]:
     """[T, dimensions] of one feature."""
-    column: Any = steps
+    column: object = steps
     for name in path.split("/"):
         column = column[name] if isinstance(column, Mapping) and name in column else None
     if not isinstance(column, NumberColumn):
@@ -306,17 +315,19 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _kept(places: Sequence[str], key: str, rows: _Rows, access: Access) -> dict[str, Any] | None:
+def _find_result(
+    places: Sequence[str], key: str, rows: _Rows, access: Access
+) -> dict[str, object] | None:
     for place in places:
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
             kept = read_sidecar(
                 place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access
             )
-            return _unpacked(kept, key, rows.counts)
+            return _unpack(kept, key, rows.counts)
     return None
 
 
-def _unpacked(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
+def _unpack(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
     rows = {name: kept.arrays[name] for name in ("action", "proprio")}
     if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*counts.values()]:
         raise IndexMismatchError("expected statistics of this split, got others")
@@ -327,7 +338,7 @@ def _unpacked(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]
     return {name: _by_name(values) for name, values in rows.items() if len(values)} | counts
 
 
-def _keep(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
+def _keep_result(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
     arrays: dict[str, npt.NDArray[np.generic]] = {
         name: np.array(
             [result[name][part] for part in _NAMES] if name in result else [], np.float64

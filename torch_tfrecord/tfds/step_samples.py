@@ -22,8 +22,8 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.loading.sample_block import take_apart
 from torch_tfrecord.tfds.episode_columns import (
-    Column,
     EncodedColumn,
+    EpisodeColumn,
     ListColumn,
     NumberColumn,
     own_tensor,
@@ -98,7 +98,7 @@ class StepBatch:
         self._pad = pad
         self._size = spans[0].size
 
-    def take(self, columns: Sequence[Column]) -> Any:
+    def take(self, columns: Sequence[EpisodeColumn]) -> Any:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
         possible.
         """
@@ -112,7 +112,7 @@ class StepBatch:
             else batch
         )
 
-    def at(self, columns: Sequence[Column]) -> Any:
+    def at(self, columns: Sequence[EpisodeColumn]) -> Any:
         """[B, ...] for numbers and images, from the first step of each window; else a list."""
         batch = self._numbers(columns)
         if batch is not None:
@@ -122,13 +122,15 @@ class StepBatch:
             return tv_tensors.Image(pictures[:, 0])
         return self._each(columns, lambda column, span: column.at(span.first))
 
-    def _each(self, columns: Sequence[Column], read: Callable[[Column, Span], Any]) -> list[Any]:
+    def _each(
+        self, columns: Sequence[EpisodeColumn], read: Callable[[EpisodeColumn, Span], Any]
+    ) -> list[Any]:
         values: list[Any] = [None] * len(columns)
         for number in self._order:
             values[number] = read(columns[number], self._spans[number])
         return values
 
-    def _numbers(self, columns: Sequence[Column]) -> torch.Tensor | None:
+    def _numbers(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
         first = columns[0].array if isinstance(columns[0], NumberColumn) else None
         if first is None:
             return None
@@ -164,7 +166,7 @@ class StepBatch:
         zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
         return [zeros[:before], real, zeros[:behind]]
 
-    def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
+    def _pictures(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
@@ -208,7 +210,7 @@ class StepBatch:
 # One window.
 
 
-def window(column: Column, span: Span, pad: Pad) -> Any:
+def window(column: EpisodeColumn, span: Span, pad: Pad) -> Any:
     """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
@@ -219,7 +221,7 @@ def window(column: Column, span: Span, pad: Pad) -> Any:
         is_zero = pad == "zero"
         front = _empty(column, values[0]) if is_zero else values[0]
         values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
-    return values if is_list else _stacked(values)
+    return values if is_list else _stack_alike(values)
 
 
 def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
@@ -233,7 +235,7 @@ def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pa
     return padded
 
 
-def _empty(column: Column, value: Any) -> Any:
+def _empty(column: EpisodeColumn, value: Any) -> Any:
     """The padding value with pad="zero"."""
     if isinstance(column, ListColumn):
         return column.empty
@@ -243,7 +245,7 @@ def _empty(column: Column, value: Any) -> Any:
     return as_kind_of(torch.zeros_like(value), value)
 
 
-def _stacked(values: list[Any]) -> Any:
+def _stack_alike(values: list[Any]) -> Any:
     """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
     list.
     """
@@ -281,7 +283,7 @@ class StepSamples:
     def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
         """The sample of a step, and the observation at its goal step if there is one."""
         columns = self.batch([episode], [step], None if goal is None else [goal])
-        return {name: _first_row(column) for name, column in columns.items()}
+        return {name: _first_row(item) for name, item in columns.items()}
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None

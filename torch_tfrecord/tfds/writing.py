@@ -57,7 +57,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 
 def write(
     directory: str | os.PathLike[str],
-    samples_by_split: Mapping[str, Iterable[Mapping[str, Any]]],
+    samples_by_split: Mapping[str, Iterable[Mapping[str, object]]],
     features: Mapping[str, Any] | f.Sequence,
     *,
     name: str,
@@ -70,7 +70,7 @@ def write(
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
     disable_shuffling: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
@@ -132,7 +132,7 @@ def write(
         "description": description,
         "citation": citation,
         "redistributionInfo": {"license": license} if license else None,
-        "supervisedKeys": None if supervised_keys is None else _written_keys(supervised_keys),
+        "supervisedKeys": None if supervised_keys is None else _keys_to_json(supervised_keys),
         "fileFormat": "tfrecord",
         "disableShuffling": true_or_false("disable_shuffling", disable_shuffling) or None,
     }
@@ -318,14 +318,14 @@ def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeatureConnecto
             raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(there)}")
 
 
-def _written_keys(keys: SupervisedKeys) -> dict[str, object]:
+def _keys_to_json(keys: SupervisedKeys) -> dict[str, object]:
     if isinstance(keys, str):
         return {"featureKey": keys}
     if isinstance(keys, Mapping):
-        return {"dict": {"dict": {name: _written_keys(item) for name, item in keys.items()}}}
-    return {"tuple": {"items": [_written_keys(item) for item in keys]}}
+        return {"dict": {"dict": {name: _keys_to_json(item) for name, item in keys.items()}}}
+    return {"tuple": {"items": [_keys_to_json(item) for item in keys]}}
 
 
-def _json(fields: Mapping[str, Any]) -> str:
+def _json(fields: Mapping[str, object]) -> str:
     kept = {name: value for name, value in fields.items() if value not in (None, "")}
     return json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
