@@ -90,6 +90,7 @@ print((resident() - before) >> 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_more_than_128_mib_are_kept():
     done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)

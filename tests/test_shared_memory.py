@@ -60,6 +60,7 @@ def memory():
     assert len(mappings()) <= before + 1  # the fixture's own
 
 
+@pytest.mark.slow
 def test_pieces_are_apart_and_aligned(memory):
     pieces = [array(memory.piece(size)) for size in (1, 65_536, 65_537, 1 << 20, 5)]
     for number, piece in enumerate(pieces):
@@ -133,6 +134,7 @@ def test_batches_that_grow_and_shrink(memory):
     assert os.fstat(memory.name.fd).st_blocks * 512 < 4 << 20
 
 
+@pytest.mark.slow
 def test_addresses_are_used_again(memory):
     rng = random.Random(3)
     for _ in range(20_000):
@@ -154,6 +156,7 @@ def test_the_end_of_a_worker_gives_back_what_nobody_holds(memory):
     assert (kept == 5).all()
 
 
+@pytest.mark.slow
 def test_a_forked_process_lets_go_of_nothing(memory):
     theirs = received(memory, array(memory.piece(100_000)))
     start = memory.hold(memory._starts[0])[0]
@@ -204,6 +207,7 @@ def reused(memory, address):
     return address in [piece.ctypes.data for piece in pieces]
 
 
+@pytest.mark.daily
 def test_what_a_forked_process_inherited_is_held_until_it_ends(memory):
     """By the process itself, its own forks, and by more of them than are listed."""
     sent = array(memory.piece(100_000))
@@ -220,6 +224,7 @@ def test_what_a_forked_process_inherited_is_held_until_it_ends(memory):
     assert {done(*child) for child in children} == {True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["exits", "is killed", "lets go"])
 def test_a_forked_process_that_ends_holds_nothing(memory, end):
     theirs = {"part": received(memory, array(memory.piece(100_000)))}
@@ -247,6 +252,7 @@ def test_a_forked_process_that_ends_holds_nothing(memory, end):
         os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -259,6 +265,7 @@ def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
         assert memory.piece(100_000) is None
 
 
+@pytest.mark.slow
 def test_addresses_that_are_used_up(memory):
     memory._end = memory.name.size - 4096
     assert memory.piece(100_000) is None
@@ -280,6 +287,7 @@ def test_a_system_that_takes_no_memory_back(monkeypatch):
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.slow
 def test_a_system_that_limits_files():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30)); "
@@ -300,6 +308,7 @@ def test_a_system_that_limits_addresses():
     assert int(ran.stdout) == 1 << 30  # a quarter at most, or the worker has no room left
 
 
+@pytest.mark.slow
 def test_without_room_for_all_of_it_each_piece_is_mapped_alone(memory, monkeypatch):
     sent = array(memory.piece(100_000))
     sent[:] = 7
@@ -328,6 +337,7 @@ def test_without_room_for_all_of_it_each_piece_is_mapped_alone(memory, monkeypat
     assert reused(memory, address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"pid": 1 << 30}, {"fd": 999}, {"token": b"x" * 16}])
 def test_a_worker_that_is_gone_is_named(memory, change):
     name = memory.name._replace(**{"token": b"y" * 16, **change})
@@ -338,6 +348,7 @@ def test_a_worker_that_is_gone_is_named(memory, change):
         attach(pickle.loads(pickle.dumps(name)), 4096, 100)
 
 
+@pytest.mark.slow
 def test_memory_outlives_its_worker(tmp_path):
     code = (
         "import sys, pickle, numpy as np\n"
@@ -374,6 +385,7 @@ def test_only_workers_have_one():
     assert worker_memory() is None
 
 
+@pytest.mark.slow
 def test_a_mapping_knows_its_bounds(memory):
     mapping = memory._mapping
     for call in (
@@ -393,6 +405,7 @@ def test_a_mapping_knows_its_bounds(memory):
         native.Mapping(999_999, 4096)
 
 
+@pytest.mark.slow
 def test_threads(memory):
     failures = []
 

@@ -134,6 +134,7 @@ def test_index_takes_what_the_shell_expands(folder, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
     write(folder / "a.tfrecord")
@@ -265,6 +266,7 @@ def die(file):
     os._exit(1)
 
 
+@pytest.mark.daily
 def test_a_worker_that_dies_is_reported(folder):
     write(folder / "a.tfrecord")
     with pytest.raises(
@@ -325,6 +327,7 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
 
 
+@pytest.mark.slow
 def test_verify_finds_every_flipped_bit_of_a_small_file(folder):
     data = frame(b"abc") + frame(b"")
     for bit in range(len(data) * 8):

@@ -16,7 +16,7 @@ from torch_tfrecord import CorruptRecordError, TFRecordWriter
 VERBS = ("index", "verify", "show", "from-images", "cache", "doctor")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     path = tmp_path / "a \xe9\n.tfrecord"
     with TFRecordWriter(path) as writer:
@@ -47,7 +47,7 @@ def test_the_package_itself_is_no_command():
     assert not (Path(torch_tfrecord.__file__).parent / "__main__.py").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(3000):

@@ -32,6 +32,7 @@ def run(directory, out, *options):
     )
 
 
+@pytest.mark.daily
 def test_what_it_writes_and_prints(directory, tmp_path, capsys):
     out = tmp_path / "out\n"
     names = [

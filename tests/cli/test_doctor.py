@@ -268,7 +268,7 @@ def test_no_random_state_is_read():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("pure", ["0", "1"])
 def test_the_command_prints_the_report(pure, tmp_path):
     done = subprocess.run(

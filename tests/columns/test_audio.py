@@ -274,6 +274,7 @@ def test_all_ways_in(path, is_pure):
             check_lists(batches, lambda audio: audio[:, 1:])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("method", start_methods())
 def test_workers(path, method):
     for _, batches in ways_in(

@@ -149,6 +149,7 @@ def test_a_batch_needs_at_most_its_budget(name, is_pure):
     assert place in str(error.value)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("is_pure", [False, True])
 def test_a_default_that_is_far_larger_than_the_records(is_pure):
     records = [encode_example({})] * 100
@@ -334,6 +335,7 @@ def test_the_outermost_budget_counts():
         reserve(10)
 
 
+@pytest.mark.daily
 def test_nothing_is_allocated_for_what_is_refused(tmp_path):
     """The figures of an attack, with the budget that nobody chose: memory stays as it was."""
     program = """

@@ -213,6 +213,7 @@ def row(rng, height=2, width=3, leave_out=0.3):
     return b"".join(encode_example({str(key): values[str(key)]}) for key in order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 17])
 def test_every_spec_alone_and_together(count):
     rng = np.random.default_rng(count)
@@ -311,6 +312,7 @@ def test_one_key_is_read_in_several_ways():
     check({"x": RawTensor(("raw", 1), torch.uint8, key="raw")}, [encode_example({"raw": b"1"})])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3, 5])
 def test_errors_are_those_of_the_lowest_record(batch):
     good = encode_example({"a": 1, "b": [0.5, 1.0], "t": "text", "r": b"123456", "n": 2})
@@ -351,6 +353,7 @@ ONES = {
 }
 
 
+@pytest.mark.daily
 @settings(
     deadline=None,
     max_examples=200,
@@ -374,6 +377,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.daily
 @settings(deadline=None, max_examples=200)
 @given(st.lists(ROW, min_size=1, max_size=6), st.sampled_from([PARTS, ONES]), st.data())
 def test_damaged_bytes(rows, features, data):
@@ -420,6 +424,7 @@ def test_a_huge_shape_is_not_allocated():
         parser.batch([encode_example({"a": 1})] * 3)
 
 
+@pytest.mark.slow
 def test_threads_may_share_a_parser():
     rng = np.random.default_rng(0)
     parser = ExampleParser({"i": FixedLenFeature((), I64), "v": VarLenFeature(I64), "t": Text()})
@@ -530,6 +535,7 @@ TWICE = {
 }
 
 
+@pytest.mark.slow
 @for_each("first", TWICE)
 @for_each("second", TWICE)
 @for_each("read", ["batch", "samples"])

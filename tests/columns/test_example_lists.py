@@ -125,6 +125,7 @@ def equal(one, two):
     return one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("list_size", [None, 2])
 def test_every_way_in(kind, list_size, tmp_path):
     path = shutil.copy(DATA / f"{kind}.tfrecord", tmp_path)

@@ -80,6 +80,7 @@ def test_specs_differ_by_value():
         Text().key = "x"
 
 
+@pytest.mark.daily
 def test_specs_arrive_in_a_process_that_knows_nothing_of_this_one():
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.map(repr, list(SPECS.values())) == list(SPECS)

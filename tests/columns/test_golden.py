@@ -352,6 +352,7 @@ def judge(case):
     return "same"
 
 
+@pytest.mark.daily
 def test_every_stored_result_of_tensorflow(capsys):
     verdicts, failed = Counter(), []
     for case in CASES:
@@ -368,6 +369,7 @@ def test_every_stored_result_of_tensorflow(capsys):
     assert {case["name"] for case in CASES} >= deliberate.keys()
 
 
+@pytest.mark.daily
 def test_a_sample_is_the_row_of_a_batch():
     """Each record of each case alone, in a batch of one and in a batch of three: the same values
     and errors.

@@ -151,6 +151,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.daily
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.integers(1, 3))
 def test_proposals_read_their_records_and_their_code_runs(row, count):
@@ -290,6 +291,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.daily
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(ROWS, min_size=1, max_size=4), st.sampled_from(["plain", "index", "gzip", "shards"])
@@ -336,6 +338,7 @@ def test_a_record_of_a_file_that_is_no_example(tmp_path):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("options", [{}, {"compression_type": "GZIP"}, {"write_index": True}])
 def test_small_files_are_read_whole(options, tmp_path):
     """What one of many records has is seen: what is printed reads the files that it was inferred

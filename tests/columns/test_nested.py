@@ -105,6 +105,7 @@ BATCH = {
 }
 
 
+@pytest.mark.slow
 def test_every_way_in(path):
     ds = TFRecordDataset(path, FEATURES)
     sample = ds[2]

@@ -490,6 +490,7 @@ SPEC = {
 }
 
 
+@pytest.mark.daily
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROW, max_size=6))
 def test_a_batch_is_its_samples(rows):
@@ -508,6 +509,7 @@ def test_a_batch_is_its_samples(rows):
             assert same
 
 
+@pytest.mark.daily
 @settings(max_examples=150, deadline=None)
 @given(ROW, st.data())
 def test_damaged_records_raise_only_our_errors(row, data):

@@ -135,6 +135,7 @@ def check(context, steps, records):
         )
 
 
+@pytest.mark.daily
 @needs_core
 @pytest.mark.parametrize("seed", range(4))
 def test_every_spec_alone_and_together(seed):
@@ -210,6 +211,7 @@ SOME = {name: STEPS[name] for name in ("x", "raw", "ragged")}
 GOOD = encode_sequence_example({"id": 7, "h": 2}, {"x": [[1.0, 2.0]], "raw": [b"1234"]})
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("name", BAD)
 def test_the_first_bad_record_is_the_error(name):
@@ -310,6 +312,7 @@ def write(path, records):
             writer.write(row)
 
 
+@pytest.mark.slow
 def test_batches_of_datasets_are_columns(tmp_path):
     records = [record(number, 1 + number % 3) for number in range(6)]
     records[2] += UNKNOWN
@@ -362,6 +365,7 @@ def test_frames_of_a_dataset(tmp_path):
         assert str(batch.value).startswith(str(samples.value))
 
 
+@pytest.mark.daily
 @needs_core
 def test_the_stored_cases_by_each_way_in(tmp_path):
     cases = [
@@ -433,6 +437,7 @@ LENIENT = settings(
 )
 
 
+@pytest.mark.daily
 @needs_core
 @settings(LENIENT, max_examples=40)
 @given(st.lists(RECORD, max_size=4))
@@ -440,6 +445,7 @@ def test_any_records(records):
     check(ANY_CONTEXT, ANY_STEPS, records)
 
 
+@pytest.mark.daily
 @needs_core
 @settings(LENIENT, max_examples=60)
 @given(st.lists(RECORD, min_size=1, max_size=3), st.data())

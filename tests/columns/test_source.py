@@ -140,6 +140,7 @@ def test_every_way_in_gives_the_same(core, tmp_path):
         assert flat(loader) == known
 
 
+@pytest.mark.daily
 def test_workers_give_the_same(tmp_path):
     known = write(tmp_path)
     for context in ("fork", "forkserver"):

@@ -86,6 +86,7 @@ def bits(tensor):
     return tensor.dtype, list(tensor.shape), plain.reshape(-1).view(torch.uint8).tolist()
 
 
+@pytest.mark.slow
 def test_every_stored_result_of_tensorflow(core):
     failed = 0
     for case in CASES:
@@ -252,6 +253,7 @@ def test_wrong_arguments(options, kind, text):
         Image(several="tuple")
 
 
+@pytest.mark.slow
 def test_bombs_stay_within_the_batchs_memory(core):
     bomb = zlib.compress(bytes(64 << 20), 9)
     record = encode_example({"x": bomb, "n": 64 << 20})
@@ -611,6 +613,7 @@ def test_every_way_in_gives_the_same(core, path):
         assert plain([*loader]) == want
 
 
+@pytest.mark.daily
 def test_workers_give_the_same(path):
     want = plain([*make_dataloader(path, 4, SPECS, shuffle=False)])
     spawned = {"num_workers": 2, "multiprocessing_context": "forkserver"}

@@ -241,6 +241,7 @@ def test_several_specs_read_one_key():
 LENGTHS = st.lists(st.lists(st.lists(st.integers(-9, 9), max_size=3), max_size=3), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(LENGTHS, max_size=4), st.sampled_from(["lengths", "limits", "ids"]))
 def test_a_batch_of_ragged_rows_is_its_samples(rows, how):
@@ -274,6 +275,7 @@ def test_a_batch_of_ragged_rows_is_its_samples(rows, how):
 ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=3), max_size=4)
 
 
+@pytest.mark.daily
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=4), st.booleans(), st.data())
 def test_rows_of_a_batch_by_lengths_or_splits_are_those_of_each_record(rows, by_splits, data):

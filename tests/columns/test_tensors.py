@@ -164,6 +164,7 @@ def test_messages_that_grow_are_limited(name):
         parse_tensor(BOMBS[name])
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_callers():
     small = message(1, [100])
     assert parse_tensor(small).numel() == 100
@@ -304,6 +305,7 @@ def test_content_has_exactly_the_right_size(enum, count, have):
             parse_tensor(serialized)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SERIALIZE + PARSE), st.data())
 def test_damaged_messages_raise_only_our_errors(case, data):

@@ -94,6 +94,7 @@ def test_rows_of_a_frame_with_missing_values_are_read_back(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_real_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(
@@ -360,6 +361,7 @@ def flat(value):
     )
 
 
+@pytest.mark.slow
 @given(VALUES, SPECS)
 def test_whatever_is_accepted_is_read_back(value, spec):
     try:

@@ -169,6 +169,7 @@ def check(batches, chosen, part=lambda video: video):
     assert sorted(n for batch in batches for n in batch["n"].tolist()) == [*range(COUNT)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("is_pure", [False, True], ids=["core", "python"])
 def test_all_ways_in(torchcodec, path, is_pure):
     with pure_python(is_pure):
@@ -189,6 +190,7 @@ def test_all_ways_in(torchcodec, path, is_pure):
                 assert times.tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5]), way
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("method", start_methods())
 def test_workers(torchcodec, path, method):
     if method != "fork" and not finds_ffmpeg():
@@ -200,6 +202,7 @@ def test_workers(torchcodec, path, method):
         check(batches, [0, 5])
 
 
+@pytest.mark.daily
 def test_random_starts(torchcodec, path, random_states_untouched):
     def starts(epoch, **options):
         ds = TFRecordDataset(path, features(num_frames=2, step=2, random_start=True, **options))

@@ -104,11 +104,12 @@ def check(cases, folder):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.daily
 def test_golden_cases_by_every_way(tmp_path):
     check(SINGLE[::9], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("part", range(8))
 def test_all_golden_cases_by_every_way(tmp_path, part):
     check(SINGLE[part::8], tmp_path)

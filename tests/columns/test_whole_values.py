@@ -119,7 +119,7 @@ def test_features_every_way(tmp_path, case):
     assert parse_example(examples, features)["part"] == values
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_messages_from_a_spawned_worker(tmp_path):
     records, spec, values = CASES["proto"]
     ds = TFRecordDataset(write(tmp_path / "x.tfrecord", records), spec)
@@ -342,6 +342,7 @@ def test_a_class_that_no_module_has(tmp_path):
         next(iter(DataLoader(ds, 4, num_workers=1, multiprocessing_context="fork")))
 
 
+@pytest.mark.daily
 def test_other_values_as_records(tmp_path):
     arrays = torch.arange(6, dtype=torch.int32).reshape(2, 3)
     tensors = [serialize_tensor(each) for each in arrays]

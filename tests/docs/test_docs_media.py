@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_audio(run):
     names = run("audio")
     assert names["losses"][-1] < names["losses"][0] / 10
@@ -29,6 +30,7 @@ def test_audio(run):
     assert names["clip"]["sample_rate"].item() == 8000
 
 
+@pytest.mark.daily
 def test_video(run):
     names = run("video")
     assert names["losses"][-1] < names["losses"][0] / 10

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.daily
 def test_the_code(folder):
     pytest.importorskip("torchdata.stateful_dataloader")
     trained = []
@@ -81,6 +82,7 @@ def test_the_code(folder):
     assert len(stream) == len(set(stream)) > 100
 
 
+@pytest.mark.slow
 def test_a_state_in_the_middle(folder):
     # The lines of the page, stopped after 3 batches.
     features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
@@ -107,6 +109,7 @@ def test_a_state_in_the_middle(folder):
     assert sorted(before + [number for batch in trained for number in batch]) == list(range(500))
 
 
+@pytest.mark.daily
 def test_a_loader_in_the_middle(folder):
     features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
     block = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)[2]

@@ -92,6 +92,7 @@ def page(bucket, tmp_path, monkeypatch):
     return names
 
 
+@pytest.mark.daily
 def test_reading(page):
     labels = torch.cat([batch["label"] for batch in page["loader"]])
     assert sorted(labels.tolist()) == [*range(NUM_FILES * NUM_RECORDS)]
@@ -136,6 +137,7 @@ def requests_of(server, act):
     return result, [(method, path) for method, path, *_ in server.requests()]
 
 
+@pytest.mark.slow
 def test_requests_to_find_and_open_files(server):
     folder = f"{server}/data"
     pattern, found = requests_of(server, lambda: TFRecordDataset(f"{folder}/train-*", FEATURES))
@@ -151,6 +153,7 @@ def test_requests_to_find_and_open_files(server):
     )
 
 
+@pytest.mark.slow
 def test_requests_with_a_manifest(server, tmp_path):
     path = Path(build_manifest(str(tmp_path / "data"))).relative_to(tmp_path)
     for paths in (f"{server}/{path}", f"{server}/data/train-*"):
@@ -161,6 +164,7 @@ def test_requests_with_a_manifest(server, tmp_path):
         assert [int(sample["label"]) for sample in dataset] == [*range(NUM_FILES * NUM_RECORDS)]
 
 
+@pytest.mark.slow
 def test_requests_with_a_cache(server, tmp_path):
     cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
     dataset = TFRecordDataset(f"{server}/data/train-*", FEATURES, **cache)
@@ -179,6 +183,7 @@ def asked_bytes(server):
             yield path, last + 1 - begin
 
 
+@pytest.mark.slow
 def test_requests_of_batches_epochs_and_streams(server):
     dataset = TFRecordDataset(f"{server}/data/train-*", FEATURES)
     _, found = requests_of(server, lambda: dataset.__getitems__([3, 70, 20, 110]))

@@ -38,6 +38,7 @@ def run(block, names):
     exec(compile(block, str(DOC), "exec"), names)
 
 
+@pytest.mark.daily
 def test_code(names):
     assert len(PLAIN) == 5
     run(PLAIN[0], names)
@@ -59,6 +60,7 @@ def test_code(names):
     assert batch["observation"]["proprio"].shape == (8, 2, 2)
 
 
+@pytest.mark.daily
 @pytest.mark.skipif(not hasattr(torch_tfrecord, "Mixture"), reason="mixtures are not there yet")
 def test_mixture(names):
     run(PLAIN[0], names)
@@ -71,6 +73,7 @@ def test_mixture(names):
     )
 
 
+@pytest.mark.daily
 def test_kept_steps_and_goals(names):
     run(PLAIN[0], names)
     run(KEEP[0], names)
@@ -81,6 +84,7 @@ def test_kept_steps_and_goals(names):
         assert 3 <= names["sample"]["task"]["timestep"] <= 23
 
 
+@pytest.mark.daily
 def test_export_to_lerobot(names):
     pytest.importorskip("av")
     pytest.importorskip("pyarrow")
@@ -91,6 +95,7 @@ def test_export_to_lerobot(names):
     assert names["result"].num_episodes == 10
 
 
+@pytest.mark.daily
 def test_names_of_arguments_and_of_what_a_sample_has(names):
     arguments = set(inspect.signature(tfds.RLDSDataset).parameters)
     section = TEXT.split("| argument | |")[1].split("\n\n")[0]

@@ -94,6 +94,7 @@ class Choice:
         return options[self._chosen[len(options)]]
 
 
+@pytest.mark.slow
 def test_openpi(page, monkeypatch):
     ds = page["droid"]
     found = {}
@@ -211,6 +212,7 @@ def test_openvla_weights(page):
     np.testing.assert_allclose(exact.shares, RECORDED["openvla/sample_weights"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_openvla_in_workers(page, openvla):
     found = set()
     for batch in page["loader 2"]:
@@ -225,6 +227,7 @@ def test_openvla_in_workers(page, openvla):
     assert found == openvla.keys()
 
 
+@pytest.mark.slow
 def test_openvla_goals(page):
     """Both draw from the same steps; for the recorded goal we give the recorded image."""
     name = "libero_spatial_no_noops"
@@ -260,6 +263,7 @@ def octo_batches(page, num_epochs):
         yield page["finish"](page["octo"].__getitems__(range(len(page["octo"]))), SIZE)
 
 
+@pytest.mark.slow
 def test_octo(page):
     expected = recorded("octo")
     assert len(expected) == len(page["octo"]) == 18
@@ -310,6 +314,7 @@ def test_octo_statistics(page):
         assert found[count] == RECORDED[f"octo/statistics/{count}"]
 
 
+@pytest.mark.slow
 def test_octo_in_workers(page):
     loader = page["loader 4"]
     steps = []

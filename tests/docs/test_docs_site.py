@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an install
 FROM_ELSEWHERE = {"changelog.md"}  # docs/site/pages.py makes it of CHANGELOG.md
 
 
+@pytest.mark.daily
 def test_getting_started(run, capsys):
     names = run("index")
     assert capsys.readouterr().out.startswith("200 torch.Size([3, 32, 32])\nloss ")
@@ -30,6 +31,7 @@ def test_getting_started(run, capsys):
     ].tolist()
 
 
+@pytest.mark.daily
 def test_text(run):
     names = run("text")
     assert names["losses"][-1] < names["losses"][0] / 10
@@ -40,6 +42,7 @@ def test_text(run):
     )
 
 
+@pytest.mark.daily
 def test_tables(run):
     names = run("tables")
     assert len(names["losses"]) == 20 * 7
@@ -68,6 +71,7 @@ def test_write(run, capsys):
         assert sample["label"] == number % 2
 
 
+@pytest.mark.slow
 def test_slow_loader(run, capsys):
     speeds = run("slow_loader")["speeds"]
     assert list(speeds) == [

@@ -41,6 +41,7 @@ def folder(tmp_path, monkeypatch):
     tfds.write("data/toy/1.0.0", splits, features, name="toy", supervised_keys=keys, num_shards=3)
 
 
+@pytest.mark.slow
 def test_python_blocks_run(folder, capsys):
     names = {}
     for block in blocks():

@@ -35,7 +35,7 @@ def test_every_example_has_its_test():
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_quickstart():
     printed = run("quickstart.py")
     assert "1437 digits in 4 files to train, 360 to test" in printed
@@ -48,7 +48,7 @@ def test_quickstart():
     assert 0.95 < float(accuracy) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_read_tensorflow_files():
     printed = run("read_tensorflow_files.py")
     assert "    'image/encoded': Image(),\n" in printed
@@ -69,7 +69,7 @@ def test_read_tensorflow_files():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_raw_arrays():
     assert run("raw_arrays.py").splitlines() == [
         "label 0: image [2, 3, 3], heat [2, 3]",
@@ -85,7 +85,7 @@ def test_raw_arrays():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_resume():
     lines = run("resume.py").splitlines()
     assert lines[:2] == [
@@ -96,7 +96,7 @@ def test_resume():
     assert lines[4:] == ["equal samples and equal weights"]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_distributed(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -113,7 +113,7 @@ def test_distributed(monkeypatch):
     assert run("distributed.py").splitlines() == lines
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_behaviour_cloning():
     printed = run("behaviour_cloning.py")
     assert "steps in 300 episodes\n" in printed

@@ -71,6 +71,7 @@ def write_digits(directory):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 def test_readme_blocks_run(folder):
     train, one_call, write, prepared = blocks(README)
@@ -110,6 +111,7 @@ def test_readme_blocks_run(folder):
     assert names["sample"]["action"].shape[0] == 8
 
 
+@pytest.mark.daily
 def test_features_blocks_run(folder, capsys):
     with TFRecordWriter("data/video.tfrecord") as writer:
         writer.write(
@@ -187,6 +189,7 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
         assert TFRecordDataset("a.tfrecord", index="require")[0] == record
 
 
+@pytest.mark.daily
 def test_command_line_as_shown(folder, capsys):
     assert main(["index", "data/"]) == 0
     assert main(["verify", "data/train-*"]) == 0

@@ -58,6 +58,7 @@ def build(repository):
     return done.returncode, re.findall(r"^WARNING +-  (.*)$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_shows_every_heading(repository):
     assert build(repository) == (0, [])
     for page in (repository / "docs").rglob("*.md"):
@@ -79,6 +80,7 @@ def test_the_site_builds_and_shows_every_heading(repository):
         ), page
 
 
+@pytest.mark.daily
 def test_a_broken_site_is_refused(repository):
     with (repository / "docs" / "write.md").open("a", encoding="utf-8") as page:
         page.write(

@@ -73,6 +73,7 @@ def epoch(dataset, seed, batch=8):
     return [found[position] for position in range(len(dataset))]
 
 
+@pytest.mark.slow
 def test_the_second_epoch_asks_for_nothing(server, data, cache):
     dataset = TFRecordDataset(f"{server}/train@{FILES}", **cache)
     assert epoch(dataset, 1) == data[1]
@@ -82,6 +83,7 @@ def test_the_second_epoch_asks_for_nothing(server, data, cache):
     assert sent(server) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_streams_and_random_reads_share_what_is_there(server, data, cache, batch_size):
     stream = TFRecordIterableDataset(f"{server}/train@{FILES}", batch_size=batch_size, **cache)
@@ -97,6 +99,7 @@ def flat(stream):
     return [record for item in stream for record in ([item] if isinstance(item, bytes) else item)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "stream"])
 def test_a_cache_of_half_the_size(server, data, tmp_path, kind):
     half = {"cache_dir": tmp_path / "cache", "cache_bytes": total_bytes(data[0]) // 2}
@@ -114,6 +117,7 @@ def test_a_cache_of_half_the_size(server, data, tmp_path, kind):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_share_it(server, data, cache, context):
@@ -128,6 +132,7 @@ def test_workers_share_it(server, data, cache, context):
     assert sent(server) == (0, 0)
 
 
+@pytest.mark.daily
 def test_make_dataloader(server, data, cache):
     loader = make_dataloader(f"{server}/train@{FILES}", 8, **cache)
     assert sorted(record for batch in loader for record in batch) == sorted(data[1])
@@ -138,6 +143,7 @@ def test_make_dataloader(server, data, cache):
         make_dataloader(loader.dataset, 8, cache_dir=cache["cache_dir"])
 
 
+@pytest.mark.slow
 def test_bytes_alone(server, data):
     dataset = TFRecordDataset(f"{server}/train@{FILES}", cache_bytes=ENOUGH)
     assert epoch(dataset, 1) == data[1]
@@ -166,6 +172,7 @@ def test_indexes_are_kept_elsewhere(server, data, cache):
     assert info.num_files == 1 and info.disk_bytes < len(data[1][0]) + 30_000
 
 
+@pytest.mark.slow
 def test_an_index_is_built_through_it(server, data, cache, tmp_path):
     options = {"index_dir": tmp_path / "indexes", **cache}
     for path in data[0].glob(".torch_index/*"):
@@ -215,6 +222,7 @@ def damaged(monkeypatch):
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["batches", "single", "stream", "blocks"])
 def test_a_wrong_record_of_the_cache_is_fetched_again_once(server, data, cache, damaged, how):
     path = f"{server}/train@{FILES}"

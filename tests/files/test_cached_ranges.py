@@ -67,6 +67,7 @@ def whole(files):
     return [FileRange(file, 0, file.size) for file in files]
 
 
+@pytest.mark.slow
 def test_ranges(server, tmp_path, contents):
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=400_000)
     files, rng = parts(server, access), random.Random(1)
@@ -251,6 +252,7 @@ def test_a_data_set_is_a_group(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_many_threads_read_through_one_cache(server, tmp_path, contents, monkeypatch):
     monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=300_000)

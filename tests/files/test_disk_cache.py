@@ -65,6 +65,7 @@ def epoch(storage, cache, seed=None, batch=16):
     return storage.fetched_bytes() / sum(file.size for file in storage.files)
 
 
+@pytest.mark.daily
 @settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=3),
@@ -92,6 +93,7 @@ def test_a_cache_that_fits_makes_no_request_again(folder, storage, seed):
     assert epoch(storage, DiskCache(folder, ENOUGH), None if seed is None else seed + 1) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_cache_of_half_the_size_saves_nearly_half(folder, storage, seed):
     cap = sum(SIZES) // 2
@@ -125,6 +127,7 @@ def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_no_request_is_too_long(folder):
     storage = Storage([20_000_000])
     cache = DiskCache(folder, 64_000_000)
@@ -167,6 +170,7 @@ def test_a_failed_fetch(folder, storage):
 # Versions and groups.
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_fetched_again_and_its_old_blocks_go_first(folder):
     old, new = Storage(SIZES, "1"), Storage(SIZES, "2")
     cache = DiskCache(folder, sum(SIZES) // 2)
@@ -184,6 +188,7 @@ def test_the_same_version_of_another_size_is_another_one(folder):
         assert storage.fetched_bytes() == size
 
 
+@pytest.mark.daily
 def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, monkeypatch):
     a, b = Storage(SIZES, path="s3://a"), Storage(SIZES, path="s3://b")
     cap = sum(SIZES) * 11 // 20
@@ -201,6 +206,7 @@ def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, mo
     assert epoch(a, DiskCache(folder, cap, group="a")) > 0.9
 
 
+@pytest.mark.slow
 def test_who_uses_blocks_of_another_group_keeps_them(folder, monkeypatch):
     a, b = Storage(SIZES, path="s3://a"), Storage(SIZES, path="s3://b")
     cap = sum(SIZES) // 2
@@ -226,6 +232,7 @@ def test_a_cap_that_holds_nothing(folder, cap):
         DiskCache(folder, "1 GB")
 
 
+@pytest.mark.slow
 def test_the_smallest_cap_of_those_who_use_it_holds_and_the_only_one_may_raise_it(folder, storage):
     def cap():
         return cache_info(folder).max_bytes
@@ -262,6 +269,7 @@ def copies(folder):
     return sorted(path for path in Path(folder).glob("*/*") if path.is_file())
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("seed", range(30))
 def test_damaged_bytes_are_fetched_again(folder, storage, seed):
     rng = random.Random(seed)
@@ -483,6 +491,7 @@ def test_forked_while_it_is_used(folder, storage):
     assert epoch(storage, cache) == 0
 
 
+@pytest.mark.daily
 def test_threads(folder):
     storages = [Storage(SIZES, str(number)) for number in range(8)]
     cache = DiskCache(folder, sum(SIZES))
@@ -518,6 +527,7 @@ def test_a_lock_that_somebody_keeps(folder, storage, monkeypatch):
         os.close(fd)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "rounds",
     [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.daily)],

@@ -115,6 +115,7 @@ def test_not_asked_again(error, kind, text):
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_waits_as_long_as_it_is_asked_to():
     call, _ = failing(1, StoreError("status 503", status=503, retry_after=0.3))
     begin = time.monotonic()
@@ -178,6 +179,7 @@ def test_a_number_of_requests_and_of_bytes_is_not_passed(monkeypatch):
     transfer(*[call] * 3, num_bytes=1000).answers()  # alone, what is larger than all
 
 
+@pytest.mark.daily
 def test_the_end_of_python_does_not_wait():
     code = (
         "import time; from torch_tfrecord.files.engine import Job, Transfer\n"

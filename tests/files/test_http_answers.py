@@ -122,6 +122,7 @@ def ways(url, site, odd):
     yield lambda: TFRecordDataset(url, index="memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("odd", "text"),
     [

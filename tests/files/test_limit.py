@@ -45,6 +45,7 @@ def test_goes_back_from_what_is_slower(clock):
     assert after(clock, AdaptiveLimit(), lambda number: max(1000 - 4 * number, 10), 300) <= 16
 
 
+@pytest.mark.slow
 def test_a_storage_that_changes(clock):
     adaptive = AdaptiveLimit()
     after(clock, adaptive, lambda number: max(1000 - 4 * number, 10), 300)

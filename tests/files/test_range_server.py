@@ -104,6 +104,7 @@ def test_a_folder_lists_as_links_that_fsspec_reads(folder):
         assert client.ask("/")[0] == 404
 
 
+@pytest.mark.slow
 def test_counts_and_the_log(folder):
     with range_server(folder, latency=0.2) as url:
 
@@ -129,6 +130,7 @@ def test_counts_and_the_log(folder):
         assert url.stats() == dict.fromkeys(expected, 0)
 
 
+@pytest.mark.slow
 def test_latency_and_bandwidth_are_at_least_what_was_asked(folder):
     with range_server(folder, latency=0.05, bytes_per_second=1e5) as url, Client(url) as client:
         before = time.perf_counter()
@@ -158,6 +160,7 @@ def test_faults_by_path_by_next_request_and_several_times(folder):
         assert [client.ask()[0] for _ in range(2)] == [404, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "error"),
     [

@@ -154,6 +154,7 @@ def faults_at_every_request(way, server, make):
     assert made, "no fault was made"
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_passes_is_not_noticed(way, kind, server, monkeypatch):
     if kind == "stall":
@@ -165,6 +166,7 @@ def test_what_passes_is_not_noticed(way, kind, server, monkeypatch):
         assert result == expected, f"{kind} at request {number}: {result}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["403", "404"])
 def test_refusals_are_errors_or_not_noticed(way, kind, server):
     errors = 0
@@ -183,6 +185,7 @@ def test_refusals_are_errors_or_not_noticed(way, kind, server):
     assert errors, "a file of the data was refused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["500", "reset"])
 def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
     """From some request on nothing is answered."""
@@ -196,6 +199,7 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
         assert (result.status == 500) == (kind == "500")
 
 
+@pytest.mark.daily
 def test_stalls_end(way, server, monkeypatch):
     _, stats = outcome(way, server)
     monkeypatch.setattr(stores, "_stores", {})
@@ -207,6 +211,7 @@ def test_stalls_end(way, server, monkeypatch):
         assert "(3 attempts)" in str(result)
 
 
+@pytest.mark.daily
 def test_a_file_that_changes_is_never_mixed(way, server, folder):
     """From some request on the second file is another, of the same size: one version, or an
     error.

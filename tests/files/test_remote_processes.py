@@ -60,6 +60,7 @@ def in_child(check):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.slow
 @needs_fork
 def test_forked_after_the_parent_has_read(paths):
     dataset = TFRecordDataset(paths, index="memory")
@@ -70,6 +71,7 @@ def test_forked_after_the_parent_has_read(paths):
     assert dataset[7] == ALL[7]
 
 
+@pytest.mark.slow
 @needs_fork
 def test_a_child_of_a_child(paths):
     dataset = TFRecordDataset(paths, index="memory")
@@ -89,6 +91,7 @@ def test_an_iterator_goes_on_on_both_sides(paths):
     assert [*stream] == ALL[3:]
 
 
+@pytest.mark.daily
 @needs_fork
 def test_forked_while_threads_read(paths):
     dataset = TFRecordDataset(paths, index="memory")
@@ -142,6 +145,7 @@ def test_without_a_copy_of_the_module_the_child_reads_by_fsspec(server, monkeypa
     )
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("style", ["map", "stream"])
 def test_forked_workers(paths, style):
@@ -164,7 +168,7 @@ def test_forked_workers(paths, style):
     assert sorted(map(bytes, records)) == ALL
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_started_workers(paths, method):

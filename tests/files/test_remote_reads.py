@@ -81,6 +81,7 @@ def paths(server):
 # Names.
 
 
+@pytest.mark.slow
 def test_a_set_without_a_listing(server, client):
     server.reset(listing=False)
     for ask in (
@@ -114,6 +115,7 @@ def test_a_shard_that_is_missing(server, client, folder, tmp_path):
         name.unlink()
 
 
+@pytest.mark.slow
 def test_globs_and_folders(server, client):
     assert find_files(f"{server}/train-*") == paths(server)
     assert find_files(f"{server}/") == [f"{server}/small.tfrecord.gz", *paths(server)]
@@ -158,6 +160,7 @@ def test_indexes_are_looked_for_at_once(server, client):
     assert stats["most_at_once"] >= NUM_FILES
 
 
+@pytest.mark.slow
 def test_an_index_of_another_time_or_machine(server, client, folder, tmp_path):
     name = folder / "moved.tfrecord"
     name.write_bytes((folder / "train-00001-of-00004.tfrecord").read_bytes())
@@ -203,6 +206,7 @@ def test_the_index_keeps_the_etag(server, tmp_path):
 # Reading.
 
 
+@pytest.mark.slow
 def test_a_batch_of_all_files_at_once(server, client):
     dataset = TFRecordDataset(paths(server), index="require")
     positions = np.random.default_rng(1).permutation(len(ALL))[:40].tolist()
@@ -223,6 +227,7 @@ def test_neighbours_are_one_request(server):
     assert [request[2] for request in server.requests()] == ["bytes=100080-500399"]
 
 
+@pytest.mark.slow
 def test_a_large_range_is_split(server, folder):
     name = folder / "large.tfrecord"
     with TFRecordWriter(name) as writer:
@@ -238,6 +243,7 @@ def test_a_large_range_is_split(server, folder):
         name.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 def test_an_epoch(server, client, shuffle):
     loader = make_dataloader(paths(server), 10, shuffle=shuffle, seed=2)
@@ -300,6 +306,7 @@ def test_compressed_files(server, client):
     assert dataset.__getitems__([19, 3, 7]) == [ALL[19], ALL[3], ALL[7]]
 
 
+@pytest.mark.daily
 def test_from_threads(server, client):
     dataset = TFRecordDataset(paths(server), index="require")
     wrong = []
@@ -332,6 +339,7 @@ def test_a_file_that_changes_between_two_reads(server):
         dataset[1]
 
 
+@pytest.mark.slow
 def test_a_storage_that_does_not_answer(server):
     dataset = TFRecordDataset(paths(server), index="require")
     dataset[0]
@@ -343,6 +351,7 @@ def test_a_storage_that_does_not_answer(server):
     assert server.stats()["requests"] <= 12  # not one record after another once more
 
 
+@pytest.mark.daily
 def test_one_that_forbids(server):
     dataset = TFRecordDataset(paths(server), index="require")
     dataset[0]

@@ -121,6 +121,7 @@ def test_names_that_are_not_there(store, options):
         find_files("s3://data/set/train@4", storage_options=options)
 
 
+@pytest.mark.daily
 def test_all_ways_to_read(store, options):
     dataset = TFRecordDataset("s3://data/set/train@3", index="require", storage_options=options)
     assert [dataset[number] for number in range(len(dataset))] == ALL
@@ -146,6 +147,7 @@ def test_an_index_that_was_uploaded(store, options, bucket):
     assert (built.offsets == index.offsets).all()
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_behind_its_index(store, options, bucket, tmp_path):
     def put(shift):
         with TFRecordWriter(tmp_path / "x") as writer:
@@ -172,6 +174,7 @@ def test_a_file_that_changed_behind_its_index(store, options, bucket, tmp_path):
     assert again[5] == b"0006" * 1000
 
 
+@pytest.mark.daily
 def test_no_option_is_shown(store, options, bucket):
     dataset = TFRecordDataset(FILES, storage_options=options)
     loader = make_dataloader(FILES, 2, storage_options=options)

@@ -199,6 +199,7 @@ NAMES = [
 NAMES += ["401", "403", "404", "412", "500", "429", "closed", "short"]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", READERS)
 def test_no_error_tells_it(server, tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
@@ -217,6 +218,7 @@ def test_no_error_tells_it(server, tmp_path, monkeypatch, way):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_no_error_tells_an_option(server):
     for name in NAMES:
         # for obstore, and for fsspec
@@ -278,6 +280,7 @@ def test_what_is_shown(server):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_is_kept(server, tmp_path, monkeypatch, cached):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -79,6 +79,7 @@ def write(path, records, options, **more):
             writer.write(record)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["a/x.tfrecord", "a/x.tfrecord.gz"])
 def test_a_file_and_its_index(s3, name, tmp_path):
     write(f"s3://bucket/{name}", RECORDS, s3.options, write_index=True)
@@ -94,6 +95,7 @@ def test_a_file_and_its_index(s3, name, tmp_path):
     assert data == name
 
 
+@pytest.mark.slow
 def test_large_files_go_in_parts(s3, monkeypatch):
     for module in (store, obstore_store):
         monkeypatch.setattr(module, "part_bytes", lambda size: 5 << 20)
@@ -127,6 +129,7 @@ def test_nothing_is_there_before_close_or_after_an_error(s3):
     assert parts_left(s3) == []
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("how", [{"num_shards": 3}, {"max_shard_bytes": 2000}], ids=str)
 def test_shards(s3, how):
     with ShardedTFRecordWriter(
@@ -166,6 +169,7 @@ def test_a_shard_that_cannot_be_written_leaves_no_new_ones(s3, monkeypatch):
     assert writer.paths == []
 
 
+@pytest.mark.slow
 def test_a_failure_that_passes_is_tried_again_from_the_start(s3, monkeypatch):
     kind = type(stores.store_of("s3://bucket/t", Access(s3.options))[0])
     real, failures = kind.upload, iter([True, True])
@@ -182,6 +186,7 @@ def test_a_failure_that_passes_is_tried_again_from_the_start(s3, monkeypatch):
     assert next(failures, None) is None
 
 
+@pytest.mark.slow
 def test_no_bucket(s3):
     with pytest.raises((OSError, TFRecordError), match="s3://none/x"):
         write("s3://none/x", RECORDS, s3.options)
@@ -202,6 +207,7 @@ def test_bytes():
     assert open_file("memory://up/b").read(100, 0) == b"content"
 
 
+@pytest.mark.daily
 def test_secrets_stay_secret():
     options = {**KEYS, "endpoint_url": "http://127.0.0.1:1"}
     with pytest.raises((OSError, TFRecordError)) as caught:

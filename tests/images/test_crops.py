@@ -63,6 +63,7 @@ def torchvisions_region(monkeypatch, crop, height, width, key):
     return params["top"], params["left"], params["height"], params["width"]
 
 
+@pytest.mark.daily
 @settings(max_examples=300, deadline=None)
 @given(
     SIZES,
@@ -79,6 +80,7 @@ def test_the_arithmetic_is_torchvisions(height, width, key, scale, ratio):
         )
 
 
+@pytest.mark.daily
 def test_the_distribution_is_torchvisions(stats):
     generator = torch.Generator().manual_seed(3)  # torchvision draws from the global state
     count, height, width = 3000, 375, 500

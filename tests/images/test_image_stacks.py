@@ -147,6 +147,7 @@ def test_what_libjpeg_would_read_and_decode_image_refuses(by):
     )
 
 
+@pytest.mark.daily
 def test_changed_headers_give_what_decode_image_gives(by):
     rng = random.Random(9)
     compared = refused = 0

@@ -224,6 +224,7 @@ def test_cut_out_without_padding(large, monkeypatch, size):
     assert_equal(lambda: batches_of(large, v2.RandomCrop(size)), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reflect", "symmetric"])
 def test_mirrored_edges(large, monkeypatch, mode):
     transform = v2.RandomCrop(80, padding=6, padding_mode=mode)
@@ -353,6 +354,7 @@ JITTERED = v2.Compose(
 )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["usual", "jittered"])
 def test_every_way_in(records, monkeypatch, way, name):
@@ -372,6 +374,7 @@ def test_draws_of_the_training_between_batches(records, monkeypatch):
     assert_equal(load, monkeypatch)
 
 
+@pytest.mark.slow
 def test_every_other_feature(tmp_path, monkeypatch):
     with TFRecordWriter(tmp_path / "wide") as writer:
         for number, image in enumerate(LARGE):

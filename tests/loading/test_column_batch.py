@@ -148,6 +148,7 @@ def folder(tmp_path_factory):
 COUNT = 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(positions=st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=2 * COUNT))
@@ -160,6 +161,7 @@ def test_a_batch_is_what_single_samples_make(folder, name, positions):
     assert_same(collate(batch), collate(samples))
 
 
+@pytest.mark.daily
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     positions=st.lists(st.integers(0, 6), min_size=1),
@@ -177,6 +179,7 @@ several_batches = st.lists(
 )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("transform", [None, dict])
 @pytest.mark.parametrize("name", [None, "all", "scalar", "ids", "ragged2"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -462,6 +465,7 @@ def test_whatever_a_batch_holds_arrives(folder):
     assert weight.grad.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_all_specs_through_workers(folder, num_workers):
     ds = TFRecordDataset(folder / "part-*", SPECS)

@@ -76,6 +76,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("way", WAYS)
 def test_one_warning_at_the_users_line_and_each_record_once(files, way):
@@ -154,6 +155,7 @@ def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
 
 
 # all in one window; or each file in what is kept of it
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 16_000])
 @pytest.mark.parametrize("way", WAYS)
 def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
@@ -179,6 +181,7 @@ def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
     assert len(inflations) <= 2 * len(SIZES)  # of two datasets
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("way", WAYS)
 def test_resumes_and_names_its_order(files, way):

@@ -177,6 +177,7 @@ WHEN_ITERATED = (
 )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_change_is_refused_by_name_or_read(kind, files):
     make, state_of = KINDS[kind]

@@ -298,6 +298,7 @@ def test_transform_is_before_batching(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_batches_in_workers_are_each_workers_own(tmp_path):
     records = write_split(tmp_path, (3, 3))
     loader = DataLoader(
@@ -322,6 +323,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 5), (2, 2), (3, 0), (3, 1)])
 def test_every_record_once(tmp_path, world_size, num_workers, split):
@@ -343,6 +345,7 @@ def test_every_record_once(tmp_path, world_size, num_workers, split):
     assert sorted(seen) == sorted(records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_batches_drop_nothing_unless_told(tmp_path, split):
     records = write_split(tmp_path, split)
@@ -400,6 +403,7 @@ def test_all_ranks_agree_on_the_order_of_files(tmp_path):
 # Copies and pickles
 
 
+@pytest.mark.slow
 def test_set_epoch_of_a_pickled_dataset(tmp_path):
     write_split(tmp_path, (3, 3, 3))
     ds = stream(tmp_path, shuffle=True, shuffle_buffer_size=4)
@@ -426,6 +430,7 @@ def test_set_epoch_of_a_pickled_dataset(tmp_path):
         del loader
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_persistent_workers_see_set_epoch(tmp_path, num_workers):
     write_split(tmp_path, (3,) * 8)
@@ -576,6 +581,7 @@ def test_batches_are_collated_samples(tmp_path, options, batch_size, features):
     assert len(samples) == (10 if "rank" in options else 38)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("transform", [None, dict])
 @pytest.mark.parametrize("options", [{}, {"cycle_length": 2}], ids=str)

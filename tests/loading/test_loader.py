@@ -91,6 +91,7 @@ def check(batches, order=None):
     return seen
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("method", "num_workers"), METHODS)
 def test_shuffled_by_position(pattern, method, num_workers):
     ds = TFRecordDataset(pattern, FEATURES)
@@ -110,6 +111,7 @@ def test_shuffled_by_position(pattern, method, num_workers):
     assert int(ds[6]["n"]) == 6
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("method", "num_workers"), METHODS)
 def test_stream_with_persistent_workers_that_follow_set_epoch(pattern, method, num_workers):
     ds = TFRecordIterableDataset(
@@ -144,6 +146,7 @@ def bad(tmp_path_factory):
     return str(path), {1: CorruptRecordError, 2: ParseError, 3: ImageDecodeError}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("method", "num_workers"), METHODS)
 def test_errors_arrive_from_workers_with_class_path_record_and_byte(bad, method, num_workers):
     path, errors = bad
@@ -203,6 +206,7 @@ def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
     assert list(running) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [".gz", ".zlib"])
 def test_compressed_files_in_workers(tmp_path, kind, num_workers):
@@ -219,6 +223,7 @@ def test_compressed_files_in_workers(tmp_path, kind, num_workers):
     check(DataLoader(stream, batch_size=None, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_records_without_features(tmp_path, num_workers):
     payloads = [b"%d\0" % n for n in range(20)]
@@ -248,6 +253,7 @@ def open_files(folder):
     return sorted(target for target in targets if target.startswith(str(folder)))
 
 
+@pytest.mark.slow
 def test_reading_in_workers_opens_nothing_here(tmp_path):
     path = write(tmp_path / "a", [record(n) for n in range(COUNT)])
     ds = TFRecordDataset(path, FEATURES)
@@ -320,6 +326,7 @@ def thousand_shards(tmp_path_factory):
     return str(folder / "part-*")
 
 
+@pytest.mark.daily
 def test_a_thousand_shards_with_few_file_descriptors(thousand_shards, tmp_path):
     done = run_program(FEW_DESCRIPTORS, tmp_path, thousand_shards, 32, 2 * NUM_SHARDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all read\n", "")

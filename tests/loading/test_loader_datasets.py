@@ -130,6 +130,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_dataset_in_the_order_of_the_sampler(ds, name, way):
@@ -148,6 +149,7 @@ def _samples(dataset, batch):
     return [dataset[position] for position in batch]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -220,6 +222,7 @@ def test_each_leaf_is_read_once_for_a_batch(ds, monkeypatch):
     assert seen == [[list(range(10))], [list(range(30))]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_label_and_transform_come_after_the_datasets_own(files, way):
     own = Subset(TFRecordDataset(files, FEATURES, transform=double), [3, 1])
@@ -321,6 +324,7 @@ def test_read_ahead_loader_says_what_it_cannot_read(ds):
 # Classes of users.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Doubled, DoubledBoth])
 def test_an_overridden_item_counts_everywhere(files, numbers, kind):
     mine = kind(files, FEATURES)
@@ -372,6 +376,7 @@ def test_blocks_of_what_has_none(ds, name):
 # Random draws.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_crops_are_those_of_epoch_and_record(tmp_path, way):
     picture = torch.arange(3 * 40 * 50).remainder(251).to(torch.uint8).reshape(3, 40, 50)
@@ -397,6 +402,7 @@ def episodes(tmp_path_factory):
     return write_episodes(tmp_path_factory.mktemp("rlds") / "drawn" / "1.0.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_rlds_and_tfds(episodes, way):
     steps = tfds.RLDSDataset(episodes, "train", index="memory")

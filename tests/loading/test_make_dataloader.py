@@ -123,6 +123,7 @@ def test_two_iterators_at_once(files):
     assert begin + ids(first) == permutation(NUM_RECORDS, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_order_does_not_depend_on_workers(files, num_workers, persistent_workers):
@@ -202,6 +203,7 @@ def test_endless(files, endless):
     assert next(iter(loader))["id"].tolist() == permutation(NUM_RECORDS, 0, 1)[:10]
 
 
+@pytest.mark.slow
 def test_endless_with_workers(files):
     loader = make_dataloader(files, 10, FEATURES, num_epochs=None, num_workers=2)
     iterator = iter(loader)
@@ -260,6 +262,7 @@ def test_transform_that_loses_the_label(files):
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_keywords_for_the_dataloader(files):
     pad = PaddedCollate(({"ids": [4]}, None), ({"ids": -1}, None))
     loader = make_dataloader(
@@ -307,6 +310,7 @@ def test_wrong_arguments(files, arguments, error, message):
         make_dataloader(files, **({"batch_size": 4, "features": FEATURES} | arguments))
 
 
+@pytest.mark.slow
 def test_global_random_state_is_left_alone(files):
     before = torch.get_rng_state()
     for _ in make_dataloader(files, 4, FEATURES, num_workers=1):
@@ -318,6 +322,7 @@ def random_number(sample):
     return sample | {"random": torch.rand(())}
 
 
+@pytest.mark.daily
 def test_seed_decides_the_workers_random_states(files):
     def draw(**arguments):
         loader = make_dataloader(

@@ -581,6 +581,7 @@ def test_from_16_threads(tmp_path, monkeypatch, suffix):
         assert all(pool.map(read_all, range(16)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork_with_open_files(tmp_path):
     payloads = [b"%d:" % number + bytes(number % 50) for number in range(2000)]

@@ -106,6 +106,7 @@ WAYS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("transform", "good"), [(None, GOOD), (whole, GOOD), (even, EVEN)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_over_bad_records(path, way, transform, good):
@@ -126,7 +127,7 @@ def test_a_run_over_bad_records(path, way, transform, good):
     assert sorted(named) == [number for number in range(20) if number not in good]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_other_ways_to_start_workers(path, start):
     ds = TFRecordDataset(path, FEATURES, index="memory", on_error="skip")
@@ -137,6 +138,7 @@ def test_other_ways_to_start_workers(path, start):
     assert ds.report.counts == COUNTS
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("transform", "good"), [(None, GOOD), (whole, GOOD), (even, EVEN)])
 @pytest.mark.parametrize("buffer", [0, 4])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -157,6 +159,7 @@ def test_streams(path, num_workers, buffer, transform, good):
         assert ds.report.num_errors == 20 - len(good)
 
 
+@pytest.mark.slow
 def test_a_stream_resumes_behind_what_it_left_out(path):
     def make():
         return TFRecordIterableDataset(path, FEATURES, on_error="skip")
@@ -172,6 +175,7 @@ def test_a_stream_resumes_behind_what_it_left_out(path):
         assert found + [int(sample["n"]) for sample in second] == GOOD
 
 
+@pytest.mark.slow
 def test_a_loader_resumes_behind_what_it_left_out(path):
     def make():
         return make_dataloader(path, 3, FEATURES, transform=even, index="memory", on_error="skip")
@@ -276,6 +280,7 @@ def test_a_batch_of_which_nothing_is_left(path, monkeypatch):
     assert sorted(number for rank in both for batch in rank for number in batch) == EVEN
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transform_that_returns_none_is_an_error(tmp_path, way):
     with TFRecordWriter(tmp_path / "a") as writer:
@@ -312,6 +317,7 @@ def test_a_batch_too_large_is_no_bad_record(path):
         ds.__getitems__([0, 1, 2, 4, 5])
 
 
+@pytest.mark.slow
 def test_the_log_is_removed_by_the_process_that_made_it(path):
     pattern = Path(tempfile.gettempdir())
     before = {*pattern.glob("torch_tfrecord-errors-*")}

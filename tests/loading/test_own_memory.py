@@ -185,6 +185,7 @@ def both_in_a_collate_fn(samples):
     return [seen(sample) for sample in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_in_a_collate_fn(path, num_workers):
     # marks stay in a worker
@@ -335,6 +336,7 @@ class Owner:
     """What a list may be part of a cycle with."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", ["sample", "samples", "batch", "outer", "text", "single", "parsed", "loader"]
 )

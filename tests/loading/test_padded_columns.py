@@ -139,6 +139,7 @@ def nested(draw, column, entries):
     return draw(entries)
 
 
+@pytest.mark.daily
 @settings(max_examples=200)
 @given(data=st.data(), count=st.integers(1, 5), return_lengths=st.booleans())
 def test_the_same_as_of_samples(data, count, return_lengths):
@@ -249,6 +250,7 @@ def test_samples_that_were_changed_count(path):
     assert PaddedCollate()(batch)["ids"].tolist() == [[7, 8, 9], [0, 1, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders(path, workers):
     pad = PaddedCollate({"pairs": [None, 3]}, {"ids": -1}, return_lengths=True)

@@ -33,6 +33,7 @@ def loop(values, lengths, longest, fill):
     return padded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pure", [False, True])
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=9),

@@ -455,6 +455,7 @@ def test_gradients_pass():
     assert rows[0].grad.tolist() == [1]
 
 
+@pytest.mark.slow
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
     value=st.integers(-5, 5),

@@ -94,6 +94,7 @@ def draw(sample):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_threads", "options"),
     [
@@ -145,6 +146,7 @@ def test_the_users_collate_fn_runs_in_this_thread(path):
     assert set(threads) == {threading.get_ident()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 4])
 def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     begun = []
@@ -269,6 +271,7 @@ def zip_first(one, two):
         yield left
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle(path):
     running = iter(make_dataloader(path, 4, FEATURES, shuffle=False, num_threads=2))
     next(running)
@@ -294,7 +297,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_interpreter_ends(path):
     """In a fork for each ending: importing takes longer."""
     code = (
@@ -312,7 +315,7 @@ def test_the_interpreter_ends(path):
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, codes, "")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_an_interrupt_ends_an_endless_loop(path):
     code = (
         "import signal, sys, torch\nfrom torch_tfrecord import *\n"
@@ -352,6 +355,7 @@ def test_global_random_states_stay(path, random_states_untouched):
     numbers(make_dataloader(path, 4, FEATURES))
 
 
+@pytest.mark.slow
 def test_workers_go_without_threads(path):
     loader = make_dataloader(path, 4, FEATURES, shuffle=False, num_workers=1, num_threads=2)
     assert list(itertools.chain.from_iterable(numbers(loader))) == list(range(NUM_RECORDS))
@@ -445,7 +449,7 @@ def test_with_a_dataset_of_ones_own(path):
     assert numbers(loader) == [list(range(low, low + 10, 2)) for low in range(0, 40, 10)]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "options", [{"num_workers": 2, "persistent_workers": True}, {"num_threads": 2}]
 )

@@ -69,6 +69,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_resume_at_every_batch_is_the_uninterrupted_run(files, kind, shuffle):
@@ -95,6 +96,7 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(files, kind, shuffle):
             assert ids(fresh) == third
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sequence", [("3 workers", "threads", "no threads"), ("threads", "2 workers", "1 worker")]
 )
@@ -113,6 +115,7 @@ def test_any_workers_and_threads_go_on(files, sequence):
     assert found == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 2), (1, 3, 5, 2)], ids=str)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_another_world_size_and_batch_size_go_on(files, sizes, num_workers):
@@ -164,6 +167,7 @@ def test_a_state_before_and_after_an_iteration(files):
     assert loader.epoch == 1
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_loop_of_a_training(files, num_workers):
     """As the documentation says: killed at every step of three epochs, also at their ends."""
@@ -202,6 +206,7 @@ def test_the_loop_of_a_training(files, num_workers):
     assert log == whole
 
 
+@pytest.mark.slow
 def test_left_early_with_workers(files):
     loader = make(files, num_workers=2, persistent_workers=True)
     first = [batch["id"].tolist() for batch in itertools.islice(loader, 3)]
@@ -244,6 +249,7 @@ def test_len_is_right_from_iter_on(files, kind):
     assert (len(fresh), len(iterator), fresh.epoch) == (14, 8, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "1 worker", "3 workers"])
 def test_an_iterator_without_a_batch_is_the_next_iteration(files, kind):
     """Trainers make it first, and load or say the epoch then; some make two."""
@@ -293,6 +299,7 @@ def test_the_sampler_that_trainers_see(files):
     assert (len(dropping), len(dropping.sampler)) == (3, 24)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["threads", "1 worker"])
 def test_trainers_count_iterations(files, kind):
     loader = make(files, num_epochs=2, **LOADERS[kind])
@@ -355,6 +362,7 @@ def worker(sample):
     return {**sample, "pid": os.getpid(), "worker": get_worker_info().id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_epochs", [3, None])
 def test_no_pause_between_epochs(files, num_epochs):
     loader = make(files, 10, num_epochs=num_epochs, num_workers=2, transform=worker)
@@ -398,6 +406,7 @@ def test_pinned_batches_count_as_received_when_they_are_handed_over(files, num_w
     assert number == 28
 
 
+@pytest.mark.slow
 def test_endless(files):
     loader = make(files, num_epochs=None, num_workers=2)
     found = []
@@ -453,6 +462,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("num_records", "num_workers", "worlds"), MATRIX)
 def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
     """The union over ranks is the epoch (or the stated padding), equal counts, resume on other

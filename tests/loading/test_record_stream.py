@@ -91,6 +91,7 @@ def test_groups_are_the_records():
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 6))
 def test_everything_once_with_few_open(sizes, cycle_length):
     files = Files(sizes)
@@ -147,6 +148,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.daily
 @given(st.lists(st.integers(0, 9), max_size=6), OPTIONS)
 @settings(max_examples=60)
 def test_going_on_from_every_place(sizes, options):
@@ -211,6 +213,7 @@ def in_parts(found):
 MIXED = OPTIONS.filter(lambda options: options["cycle_length"] > 1 or options["buffer_size"])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 40), max_size=5),
     MIXED,

@@ -593,6 +593,7 @@ def test_samples_of_threads():
     assert found == [[(n, float(n), b"%d" % n) for n in range(200)]] * 8
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_samples_from_workers(method):
     for options in ({"batch_size": 3}, {"batch_size": None}, {"batch_size": 3, "collate_fn": list}):

@@ -60,6 +60,7 @@ def received(loader, states=None):
     return batches
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("make", [by_sampler, by_batches, by_samples])
 def test_resume_at_every_batch(make, num_workers):
@@ -93,6 +94,7 @@ def test_resume_at_every_batch(make, num_workers):
         assert following == runs[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [by_sampler, by_batches])
 def test_persistent_workers_and_snapshots_now_and_then(make):
     loader, sampler = make(2, persistent_workers=True, snapshot_every_n_steps=2)
@@ -107,6 +109,7 @@ def test_persistent_workers_and_snapshots_now_and_then(make):
     assert first != second
 
 
+@pytest.mark.slow
 def test_a_state_of_another_world_size():
     # Two ranks received 2 batches of 3 each; one rank continues with the places from 12.
     states = []
@@ -161,6 +164,7 @@ class Place:
         self.place = state["place"]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("num_workers", "kind", "stop"),
     [

@@ -80,6 +80,7 @@ def looked_at(samples):
     return collate([dict(sample) for sample in samples])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("options", [{}, {"cycle_length": 2}, {"shuffle_buffer_size": 40}], ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 256, ROWS + 1])
 def test_batches_are_the_samples(folder, size, options):

@@ -74,6 +74,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("rank", [None, 1])
 def test_resume_at_every_record_is_the_uninterrupted_run(files, options, rank):
@@ -128,6 +129,7 @@ def test_resume_of_a_resumed_run(files):
     assert found == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("worlds", [(1, 3), (3, 1), (2, 4, 3), (4, 2)], ids=str)
 def test_other_ranks_go_on(files, options, worlds):
@@ -151,6 +153,7 @@ def test_other_ranks_go_on(files, options, worlds):
 
 
 # With compressed files the workers do the same.
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("files", "num_workers"),
     [
@@ -187,6 +190,7 @@ def test_a_plain_loader_goes_on_with_the_states_of_all(files, num_workers):
         del loader
 
 
+@pytest.mark.daily
 def test_workers_that_know_nothing_of_this_process_go_on_once(files):
     ds = stream(files, shuffle=True, shuffle_buffer_size=4)
     seen = ids(islice(ds, 10))
@@ -213,6 +217,7 @@ def _shows_nothing_new(suffix, num_workers, options):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("files", "num_workers", "options"),
     [
@@ -243,6 +248,7 @@ def test_stateful_dataloader(files, num_workers, options):
         assert ids(again) == following
 
 
+@pytest.mark.slow
 def test_stateful_dataloader_with_persistent_workers(files):
     ds, loader = make_stateful(
         files, 2, OPTIONS["all"], 3, persistent_workers=True, prefetch_factor=3
@@ -265,6 +271,7 @@ def test_stateful_dataloader_with_persistent_workers(files):
         assert ids(again) == epochs[epoch]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("options", ["in order", "all"])
 @pytest.mark.parametrize(
     ("before", "after"), [((2, 1), (0, 1)), ((1, 2), (2, 1)), ((0, 2), (3, 1)), ((2, 1), (1, 3))]
@@ -292,6 +299,7 @@ def test_stateful_dataloader_with_other_workers_and_ranks(files, before, after, 
     assert sorted(seen + rest) == list(range(36))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
 def test_a_resumed_run_that_sets_no_epoch(files, num_workers, persistent_workers):
     """Is the uninterrupted one, epoch after epoch; also where it stopped at the end of one."""
@@ -316,6 +324,7 @@ def test_a_resumed_run_that_sets_no_epoch(files, num_workers, persistent_workers
         assert [ids(again), ids(again)] == epochs[2:]
 
 
+@pytest.mark.slow
 def test_snapshots_now_and_then_are_refused_for_other_workers(files):
     _, loader = make_stateful(files, 2, {}, 3, snapshot_every_n_steps=3)
     iterator = iter(loader)
@@ -375,6 +384,7 @@ def test_an_epoch_of_its_own(files):
     assert ids(ds.iter_epoch(2)) != ids(ds) == ids(ds.iter_epoch(4))
 
 
+@pytest.mark.daily
 def test_a_mixture_of_streams_asks_for_new_orders_and_goes_on(tmp_path):
     for name, size in (("long", 20), ("short", 6)):
         (tmp_path / name).mkdir()

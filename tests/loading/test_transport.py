@@ -174,6 +174,7 @@ def assert_apart(batch):
         assert [each._version for each in found[number + 1 :]] == before[number + 1 :]
 
 
+@pytest.mark.daily
 @shares
 @settings(max_examples=150)
 @given(batch=batches(), made_there=st.booleans())
@@ -184,6 +185,7 @@ def test_what_arrives_is_what_was_sent(memory, batch, made_there):
     assert_apart(received)
 
 
+@pytest.mark.daily
 @shares
 @settings(max_examples=10)
 @given(data=st.data())
@@ -206,6 +208,7 @@ def test_kept_and_dropped_in_every_order(memory, data):
         assert (memory.received(message)["x"] == sent).all()
 
 
+@pytest.mark.daily
 @shares
 @pytest.mark.parametrize(
     "size", [0, 1, 63, 64, 65, 4095, 4096, 65_535, 65_536, 1 << 20, 100_000_001]
@@ -229,6 +232,7 @@ def test_columns_that_were_made_there_are_not_copied(memory):
     assert_same(received["b"], second.view(100, 2000).t())
 
 
+@pytest.mark.slow
 @shares
 def test_what_is_sent_twice_is_two(memory):
     values = memory.piece(torch.arange(100_000))
@@ -239,6 +243,7 @@ def test_what_is_sent_twice_is_two(memory):
     assert [int(tensor.sum()) for tensor in received] == [0, 100_000, 200_000, 300_000]
 
 
+@pytest.mark.slow
 @shares
 def test_a_kept_batch_while_a_thousand_pass(memory):
     kept = memory.received(memory.sent({"x": memory.piece(torch.arange(20_000))}))["x"]
@@ -279,6 +284,7 @@ def in_worker(code):
     return ran.stdout
 
 
+@pytest.mark.daily
 @shares
 def test_copies_and_other_pickles_are_plain():
     code = """
@@ -327,6 +333,7 @@ CONTEXTS = [
 ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("collate_fn", [collate, _rearranged], ids=["ours", "one that calls ours"])
 @pytest.mark.parametrize(("num_workers", "context"), CONTEXTS)
 def test_batches_of_workers(num_workers, context, collate_fn):
@@ -356,6 +363,7 @@ def test_batches_of_workers(num_workers, context, collate_fn):
     assert before == shared_memory._ATTACHED
 
 
+@pytest.mark.slow
 def test_several_loaders_at_once_in_any_order():
     options = {"batch_size": 2, "num_workers": 2, "collate_fn": collate, "in_order": False}
     loaders = [iter(DataLoader(Kept(), **options)) for _ in range(2)]
@@ -395,6 +403,7 @@ class Numbers(Dataset):
         return {"x": torch.full((50_000,), position)}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("work", [_are_unchanged, _in_a_grandchild])
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_forked_process_keeps_the_values_of_its_batch(context, work):
@@ -417,7 +426,7 @@ def test_a_forked_process_keeps_the_values_of_its_batch(context, work):
     child.join()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_batch_in_a_queue_of_torchs_keeps_its_values():
     context = torch.multiprocessing.get_context("spawn")
     batches = iter(DataLoader(Numbers(), 2, num_workers=2, collate_fn=collate))
@@ -436,6 +445,7 @@ def _taken_from(queue, go, found):
     _are_unchanged(queue.get(), go, found)
 
 
+@pytest.mark.daily
 @shares
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("room", [1 << 29, 70 << 30])

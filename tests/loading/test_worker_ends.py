@@ -29,6 +29,7 @@ def is_alive(name):
     return os.path.exists(f"/proc/{name.split('_')[1]}")
 
 
+@pytest.mark.daily
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 @pytest.mark.parametrize("what", ["workers", "trainers", "epochs"])
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_nothing_stays(what, rounds):
     assert files_left() <= before
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_small_folder_for_shared_memory():
     command = (
         f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec '{sys.executable}' '{JOB}' large 12"

@@ -51,18 +51,18 @@ def run(path, **environment):
     return done.stdout.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_switch_forces_the_twin_without_a_warning(tmp_path):
     assert run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="1") == "False []"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_no_other_value_is_needed_to_have_it(tmp_path):
     printed = run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="0")
     assert printed == "True []" or printed == run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
 def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
     source, target = tmp_path / "source", tmp_path / "installed"
@@ -124,7 +124,7 @@ def test_a_source_folder_without_a_core_says_so_and_how_to_build_it_there(tmp_pa
     assert done.stdout == f"(False, False) 6 {SLOWER.format(clone, how)}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the sanitizers' libraries are found by Linux's names"
 )

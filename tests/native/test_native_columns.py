@@ -449,12 +449,14 @@ LENIENT = settings(
 )
 
 
+@pytest.mark.daily
 @settings(LENIENT, max_examples=300)
 @given(st.lists(st.one_of(PLAIN, WIRE_EXAMPLE, UNKNOWN), max_size=5), SLOT_CHOICES)
 def test_what_is_read_is_what_protobuf_reads(records, slots):
     check(slots, records)
 
 
+@pytest.mark.daily
 @settings(LENIENT, max_examples=300)
 @given(st.lists(PLAIN, min_size=1, max_size=4), SLOT_CHOICES, st.data())
 def test_damaged_bytes_are_read_as_protobuf_reads_them_or_left(records, slots, data):
@@ -574,6 +576,7 @@ def test_arguments_that_do_not_fit():
             core.copies(b"abcd", spans, np.array(ends))
 
 
+@pytest.mark.daily
 def test_damaged_bytes_do_no_harm():
     # Some of what fuzz/targets/columns.py does, most of it under the sanitizers.
     engine = Path(__file__).parents[2] / "fuzz" / "engine.py"

@@ -23,6 +23,7 @@ def core():
         yield
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 80))
 def test_the_compiled_plan_is_that_of_python(seed, count):
     rng = np.random.default_rng(seed)

@@ -246,12 +246,14 @@ LENIENT = settings(
 )
 
 
+@pytest.mark.daily
 @settings(LENIENT, max_examples=200)
 @given(st.lists(RECORD, max_size=4), SLOTS)
 def test_what_is_read_is_what_protobuf_reads(records, slots):
     check(slots, records)
 
 
+@pytest.mark.daily
 @settings(LENIENT, max_examples=300)
 @given(st.lists(RECORD, min_size=1, max_size=4), SLOTS, st.data())
 def test_damaged_bytes_are_read_as_protobuf_reads_them_or_asked_for(records, slots, data):

@@ -54,6 +54,7 @@ CASES = [
 ]
 
 
+@pytest.mark.daily
 @for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
 @for_each("num_epochs", [0, 1, 3])
 def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_last, num_epochs):
@@ -67,6 +68,7 @@ def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_la
             assert list(sampler) == expected
 
 
+@pytest.mark.daily
 @for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
 @for_each("num_epochs", [1, 3])
 def test_resume_at_every_batch_is_the_uninterrupted_run(

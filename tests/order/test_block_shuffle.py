@@ -25,6 +25,7 @@ def slow_starts(files, offsets, block_bytes):
     return starts
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(16, 400), max_size=8), max_size=5), st.integers(1, 1000))
 def test_blocks_are_within_a_file_and_its_stretches_of_bytes(lengths, block_bytes):
     files = np.repeat(np.arange(len(lengths)), [len(mine) for mine in lengths])
@@ -34,6 +35,7 @@ def test_blocks_are_within_a_file_and_its_stretches_of_bytes(lengths, block_byte
     assert found.tolist() == slow_starts(files.tolist(), offsets.tolist(), block_bytes)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 9), max_size=12),
     st.integers(1, 5),

@@ -178,6 +178,7 @@ def make_loader(dataset, num_workers, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize(
     "method", ["fork", pytest.param("spawn", marks=pytest.mark.daily), "forkserver"]
@@ -197,6 +198,7 @@ def test_in_a_loader(method, persistent_workers):
         assert sorted(loader) == [(0, epoch)] * 3 + [(1, epoch)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_loaders_in_turn(persistent_workers):
     dataset = Epochs()

@@ -55,6 +55,7 @@ def test_frozen():
     assert [tuple(large.turn(place)) for place in (10**6, 10**12, 10**18)] == FROZEN[2]
 
 
+@pytest.mark.daily
 @given(WEIGHTS, st.integers(0, 1000), st.integers(1, 300))
 def test_counts_follow_the_weights_at_every_moment(weights, seed, num_turns):
     turns = WeightedTurns(weights, seed)
@@ -72,6 +73,7 @@ def test_counts_follow_the_weights_at_every_moment(weights, seed, num_turns):
     assert turns.counts(num_turns) == counts
 
 
+@pytest.mark.slow
 @given(WEIGHTS, st.integers(0, 1000), st.integers(1, 10**15))
 def test_over_a_long_run_the_proportions_are_exact(weights, seed, rounds):
     turns = WeightedTurns(weights, seed)
@@ -105,6 +107,7 @@ def test_equal_weights_do_not_fall_in_step_with_ranks():
     ] == [[0, 1]] * 10
 
 
+@pytest.mark.slow
 @given(WEIGHTS, st.integers(0, 20), st.data())
 def test_turns_until_a_limit(weights, seed, data):
     turns = WeightedTurns(weights, seed)

@@ -80,6 +80,7 @@ def test_positions_and_streams_agree(sizes, weights, stop):
         ]
 
 
+@pytest.mark.slow
 def test_the_shares_are_exact():
     mixture = Mixture(numbers(10, 10, 10), [0.7, 0.2, 0.1], stop="never", num_samples=10**6)
     counts = Counter(mixture.locate(position)[0] for position in range(20_000))
@@ -380,6 +381,7 @@ def write_ids(path, first, count):
     return path
 
 
+@pytest.mark.daily
 def test_of_files(tmp_path):
     features = {"id": FixedLenFeature((), torch.int64)}
     paths = [write_ids(tmp_path / "a", 0, 30), write_ids(tmp_path / "b", 1000, 12)]

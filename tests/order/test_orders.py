@@ -94,6 +94,7 @@ def test_every_position_once(n):
         assert np.array_equal(np.sort(everything(Permutation(n, *seeds))), np.arange(n))
 
 
+@pytest.mark.slow
 @given(st.integers(1, MAX_POSITIONS), st.integers(), st.data())
 def test_places_alone_and_together(n, seed, data):
     order = Permutation(n, seed)
@@ -124,6 +125,7 @@ def test_the_ends_of_the_range():
             Permutation(5)[place]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_every_order_is_as_likely_as_any(n):
     expected = 100
@@ -141,6 +143,7 @@ def check_chi_square(counts, expected, deviations=4):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("n", [5000, TABLE, TABLE + 1, 1 << 17, 300_007])
 def test_large_orders_look_random(n):
     seeds, cells = 12, 32

@@ -177,7 +177,7 @@ def run_rank(rank, world_size, folder, ds, loaders):
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("world_size", "loaders"),
     [(2, [(0, None), (2, "fork"), (1, "spawn")]), (3, [(0, None), (2, "fork"), (5, "fork")])],

@@ -92,6 +92,7 @@ def test_one_rank_has_the_whole_epoch(n, mode):
         assert orders[0] != orders[1] != orders[2]
 
 
+@pytest.mark.daily
 @for_each("drop_last", [False, True])
 @for_each("mode", MODES)
 @for_each("world_size", range(1, 6))
@@ -123,6 +124,7 @@ def samplers(n, mode, world_size, state=None, **options):
     return made
 
 
+@pytest.mark.daily
 @for_each("batch_size", [1, 3, 64])
 @for_each("mode", MODES)
 @for_each("world_size", [1, 2, 3, 5])
@@ -152,6 +154,7 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(n, world_size, mode, bat
                 pass
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("n", "world_size"),
@@ -177,6 +180,7 @@ def test_resume_at_every_batch_of_a_larger_dataset(n, world_size, mode):
         assert next(iterator, None) is None
 
 
+@pytest.mark.daily
 @for_each("drop_last", [False, True])
 @for_each("after", range(1, 6))
 @for_each("before", range(1, 6))
@@ -201,6 +205,7 @@ def test_every_batch_can_go_on_with_another_world_size(n, before, after, drop_la
         list(itertools.islice(iterator, 3))
 
 
+@pytest.mark.slow
 @for_each("mode", MODES)
 @for_each("n", [1, 2, 7, 100, 1000])
 @for_each("worlds", [(2, 3, 1), (1, 4), (5, 2), (4, 2, 4, 3), (3, 5, 2)])
@@ -239,6 +244,7 @@ def test_drop_last_leaves_out_the_end_alone(worlds):
     assert n - len(taken) < worlds[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 3, 64])

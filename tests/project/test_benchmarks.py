@@ -45,7 +45,7 @@ def compare(tmp_path, *arguments):
     return done.stdout, json.loads(results.read_text()) if results.exists() else None
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_tables_of_our_side(tmp_path):
     output, results = compare(tmp_path, "tokens", "--sides", "ours", "--variants", "2")
     assert "| tokens | torch_tfrecord | `make_dataloader` |" in output
@@ -60,7 +60,7 @@ def test_tables_of_our_side(tmp_path):
     assert compared[0]["layout"] == {"tokens": "int64[2048]"}
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_rows_of_the_doors(tmp_path):
     output, results = compare(
         tmp_path, "doors", "random", "--rows", "texts.ds_i,random-100B.raw_64"
@@ -392,7 +392,7 @@ class TestWays:
         assert "missed" not in page
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_reading_from_a_bucket(tmp_path):
     command = [
         sys.executable,

@@ -39,6 +39,7 @@ def test_every_target_is_counted():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compressed", "lists", "sounds", "values"])
 def test_a_few_inputs_of_the_latest_targets(name, monkeypatch):
     monkeypatch.syspath_prepend(ENGINE.parent)
@@ -48,7 +49,7 @@ def test_a_few_inputs_of_the_latest_targets(name, monkeypatch):
         target.check(target.mutate(rng, data))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("count", TARGETS)
 def test_random_inputs(count, tmp_path):
     done = fuzz(*TARGETS[count], "--count", count, "--seed", 1, tmp_path=tmp_path)
@@ -56,7 +57,7 @@ def test_random_inputs(count, tmp_path):
     assert done.stdout.count(", 0 finds") == len(TARGETS[count])
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_wrong_oracle_is_found_and_made_small(tmp_path):
     code = (
         "import engine, sys; from pathlib import Path; engine.CORPUS = Path(sys.argv[1]); import targets.tensors as t;"

@@ -211,6 +211,7 @@ def refuse_bad(sample):
     return sample["id"]
 
 
+@pytest.mark.slow
 @NOTES
 @pytest.mark.parametrize("kind", ["dataset", "loader", "stream"])
 def test_transform_in_a_worker(folder, kind):
@@ -312,6 +313,7 @@ def same(sample):
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [None, same])
 def test_unequal_images(pictures, transform):
     features = {"image": Image()}
@@ -410,6 +412,7 @@ def change(sample):
     return sample
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("transform", [None, same])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_no_collate_fn(folder, transform, num_workers):
@@ -443,6 +446,7 @@ def test_no_collate_fn(folder, transform, num_workers):
     ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_no_collate_fn_for_changed_samples(folder, num_workers):
     """Those are the user's dicts, of which torch stacks what is of one size."""
@@ -765,7 +769,7 @@ def test_missing_shards_are_told_shortly(tmp_path):
 # What torch logs
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_jagged_batches_without_a_word_on_stderr(folder, tmp_path):
     program = f"""
         import torch

@@ -78,6 +78,7 @@ def covers(path: Path) -> list[str]:
     return [name.replace("/", ".") for name in re.split(r",\s+", listed) if name]
 
 
+@pytest.mark.daily
 def test_every_module_has_its_tests():
     """Those of its name, or those that say that they cover it."""
     paths = [*TESTS.rglob("test_*.py")]
@@ -90,6 +91,7 @@ def test_every_module_has_its_tests():
     assert sorted(name for name in own if name.split(".")[-1] not in tested) == []
 
 
+@pytest.mark.daily
 @for_each("name", modules())
 def test_imports_only_from_rooms_above(name):
     above = ["", *ROOMS]
@@ -118,6 +120,7 @@ def test_bytes_of_data_come_from_files(name):
     assert not imported & {"fsspec", "obstore", "s3fs", "gcsfs", "aiohttp"}
 
 
+@pytest.mark.daily
 def test_no_module_imports_itself_through_others():
     imports = {name: imported_modules(source_of(name)) & set(modules()) for name in modules()}
     while free := {name for name, others in imports.items() if not others}:
@@ -180,6 +183,7 @@ def test_those_outside_use_the_package(folder):
             assert imported_modules(path) <= {""}, f"{path.name} must import from the root only"
 
 
+@pytest.mark.daily
 def test_import_has_no_effects():
     # Without warnings, output, threads, a change to the random states, or torchcodec, which only
     # some images need.
@@ -205,6 +209,7 @@ WITHOUT_TORCH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", WITHOUT_TORCH)
 def test_what_does_without_torch(code):
     code += "; import sys; sys.exit('torch' in sys.modules)"
@@ -214,6 +219,7 @@ def test_what_does_without_torch(code):
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 
+@pytest.mark.daily
 @for_each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_executes_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ def check_wheel(tmp_path, pure):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.skipif(
     any(optional_module(name) is None for name in PARTS), reason="needs every compiled part"
 )
@@ -48,7 +48,7 @@ def test_the_check_of_the_wheels_passes_a_whole_build(tmp_path):
     assert (done.stderr, done.stdout, done.returncode) == ("", "the wheel is whole\n", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_check_of_the_wheels_refuses_what_is_not_compiled(tmp_path):
     done = check_wheel(tmp_path, "1")
     missing = dict.fromkeys(PARTS, "TORCH_TFRECORD_PURE_PYTHON is set")

@@ -298,6 +298,7 @@ def fill_oracle(target, features):
         getattr(target[key], kind).value.extend(values)
 
 
+@pytest.mark.daily
 @settings(max_examples=150, deadline=None)
 @given(FEATURES)
 def test_encoded_bytes_are_protobufs(features):
@@ -312,6 +313,7 @@ def test_encoded_bytes_are_protobufs(features):
     )
 
 
+@pytest.mark.daily
 @settings(max_examples=80, deadline=None)
 @given(FEATURES, st.dictionaries(st.text(max_size=3), st.lists(FEATURES, max_size=3), max_size=3))
 def test_encoded_sequence_bytes_are_protobufs(context, lists):
@@ -357,12 +359,14 @@ def agree_with_oracle(record):
     return True
 
 
+@pytest.mark.daily
 @settings(max_examples=300, deadline=None)
 @given(WIRE_EXAMPLE)
 def test_any_wire_form_reads_as_protobuf_does(record):
     assert agree_with_oracle(record)
 
 
+@pytest.mark.daily
 @settings(max_examples=300, deadline=None)
 @given(WIRE_EXAMPLE, st.data())
 def test_damaged_bytes_read_as_protobuf_does(record, data):
@@ -405,6 +409,7 @@ print(decode_example(record)["a"].tolist())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_no_clash_with_another_packages_messages(first):
     register = "descriptor_pool.Default().AddSerializedFile(file.SerializeToString())"
@@ -413,7 +418,7 @@ def test_no_clash_with_another_packages_messages(first):
     assert (run.stdout, run.stderr) == ("[1, 2]\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("first", [True, False])
 def test_no_clash_with_the_package_tfrecord(first):
     pytest.importorskip("tfrecord.example_pb2")

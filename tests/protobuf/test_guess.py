@@ -96,6 +96,7 @@ def test_examples_without_values_are_examples(record):
     assert infer_features_from_records([record, record]) == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_told_or_are_no_message(record):

@@ -155,6 +155,7 @@ def check_sequence(record):
     check_step_specs(record, feature_lists)
 
 
+@pytest.mark.daily
 @settings(
     max_examples=150,
     deadline=None,
@@ -165,6 +166,7 @@ def test_any_wire_form_of_a_sequence_reads_as_protobuf_does(record):
     check_sequence(record)
 
 
+@pytest.mark.daily
 @settings(
     max_examples=150,
     deadline=None,
@@ -178,6 +180,7 @@ def test_damaged_sequences_read_as_protobuf_does(record, data):
     check_sequence(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=100,
     deadline=None,
@@ -207,6 +210,7 @@ STEPS = st.sampled_from(sorted(DTYPES)).flatmap(
 )
 
 
+@pytest.mark.daily
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), STEPS), max_size=4))
 def test_batches_of_sequences_are_what_protobuf_wrote(rows):
@@ -272,6 +276,7 @@ LIST_SPECS = {
 NUMBERS = st.lists(st.one_of(st.integers(-1, 5), EXTREMES["int64_list"]), max_size=4)
 
 
+@pytest.mark.daily
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), NUMBERS), st.data())
 def test_mutated_bytes_raise_only_our_errors_in_bounded_time_and_memory(row, data):
@@ -405,7 +410,7 @@ def seconds(parse):
     return time.process_time() - begin
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("what", ["keys", "values", "strings", "duplicate keys", "steps", "rows"])
 def test_large_messages_take_linear_time(what):
     # robustness 40

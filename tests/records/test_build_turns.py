@@ -67,6 +67,7 @@ def check_indexes(number, files, world_size=0):
     assert [len(index) for index in IndexKeeper().each(files)] == [2] * len(files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [0, 3])
 def test_each_index_is_built_once(files, log, world_size):
     in_processes(3, check_indexes, files, world_size)
@@ -88,6 +89,7 @@ def test_ranks_begin_with_their_share(monkeypatch):
     assert list(index_keeper._in_own_order(paths)) == paths
 
 
+@pytest.mark.daily
 def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
     ready = FORK.Event()
 
@@ -125,6 +127,7 @@ def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
     assert index == build_index(files[0])
 
 
+@pytest.mark.slow
 def test_meanwhile_others_are_built(files, log):
     with build_alone([sidecar_path(files[0])], sidecar_folder):
         child = FORK.Process(target=check_indexes, args=(0, files))
@@ -137,6 +140,7 @@ def test_meanwhile_others_are_built(files, log):
     assert child.exitcode == 0
 
 
+@pytest.mark.daily
 def test_a_damaged_file_is_reported_in_its_turn(files):
     Path(files[3]).write_bytes(framed(b"abc")[:-1])
     with build_alone([sidecar_path(files[1])], sidecar_folder):
@@ -197,7 +201,7 @@ assert len(ds) == 12 and ds[11] == b"abc"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_torchrun(files, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     root = Path(index_keeper.__file__).parents[2]

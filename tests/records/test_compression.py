@@ -272,6 +272,7 @@ def test_no_bytes_are_no_records(kind):
         assert read_all(b"", declared) == ([], None)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(["GZIP", "ZLIB"]))
 def test_random_damage_to_streams(data, kind):  # fuzz target "gzip and zlib stream"
@@ -461,6 +462,7 @@ def test_the_error_of_a_stream_says_the_same_each_time():
 # Bombs.
 
 
+@pytest.mark.slow
 def test_64_mib_of_zeros_is_no_record_and_takes_no_memory():
     content = gzip_member(bytes(64 << 20))  # 64 KB
     tracemalloc.start()
@@ -496,7 +498,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["zeros", "framed"])
 def test_a_gibibyte_in_a_megabyte(kind, tmp_path):  # robustness 32
     path = tmp_path / "bomb.gz"

@@ -69,6 +69,7 @@ def shards(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "how",
     [
@@ -145,6 +146,7 @@ def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
     assert len(held) == 4
 
 
+@pytest.mark.slow
 def test_threads_that_open_and_close_all_the_time(files, tmp_path):
     problems, most = [], []
 
@@ -298,7 +300,7 @@ assert len(found) == 8000, len(found)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_32_descriptors_are_enough_for_episodes(tmp_path):
     done = run_program(RLDS, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -44,7 +44,7 @@ def run(library, *what):
     return result["cases"]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_writing_under_every_fault(library):
     """Old data whole, new data whole or absent, an error that names the path; the next run clears
     what is left.
@@ -52,12 +52,13 @@ def test_writing_under_every_fault(library):
     assert run(library, "write") > 500
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_reading_under_every_fault(library):
     """The right records, or an error that names the path."""
     assert run(library, "read") > 300
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", ["kill", "moments"])
 @pytest.mark.parametrize(
     "rounds",

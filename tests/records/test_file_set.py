@@ -212,6 +212,7 @@ def test_a_set_that_cannot_be_published_keeps_the_old_one(
     assert len(TFRecordDataset(folder / "x-*", index="require", transform=bytes)) == 35
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def _slow_find_headers(data):
     ]
 
 
+@pytest.mark.daily
 @given(
     st.lists(st.one_of(st.binary(max_size=30), st.integers(0, 2**48 - 1).map(header)), max_size=8)
 )

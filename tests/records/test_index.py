@@ -529,6 +529,7 @@ def test_files_that_are_no_index(content, tmp_path):
         RecordIndex.load(path)
 
 
+@pytest.mark.slow
 def test_a_cut_index_is_none(data, tmp_path):
     content = build_index(data).to_bytes()
     path = tmp_path / "i"
@@ -541,6 +542,7 @@ def test_a_cut_index_is_none(data, tmp_path):
         RecordIndex.load(path)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_an_index(data, tmp_path):
     content = build_index(data).to_bytes()
     path = tmp_path / "i"
@@ -550,6 +552,7 @@ def test_every_flipped_bit_of_an_index(data, tmp_path):
             RecordIndex.load(path)
 
 
+@pytest.mark.daily
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_fuzzed_indexes_give_no_wrong_record(tmp_path_factory, data):  # fuzz target "index file"
@@ -690,6 +693,7 @@ def test_the_text_index_that_the_tools_make_of_a_cut_file(data, tmp_path):  # ro
         RecordIndex.from_tfrecord2idx(tmp_path / "i", data)
 
 
+@pytest.mark.daily
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(

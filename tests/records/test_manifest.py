@@ -101,6 +101,7 @@ def no_builds(monkeypatch):
 # Values.
 
 
+@pytest.mark.slow
 def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
     for paths in (
         f"{data}/x-*",
@@ -117,6 +118,7 @@ def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
             assert list(ds.__getitems__(list(range(len(ds))))) == WANTED
 
 
+@pytest.mark.slow
 def test_every_look_up_is_that_of_the_indexes(data, lazily):
     ds, plain = TFRecordDataset(f"{data}/x-*"), TFRecordDataset(f"{data}/x-*", index="memory")
     table, other = ds._record_files.table, plain._record_files.table
@@ -387,6 +389,7 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
 # Damage.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [[5], pytest.param(range(8), marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     """In the head when it is opened, in a block when one of its records is looked up."""
@@ -533,6 +536,7 @@ def test_a_swapped_pair_of_lengths_is_noticed_when_it_is_read(tmp_path):
         TFRecordDataset(tmp_path / "m.safetensors")[0]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("shards", [1, 50])
 @pytest.mark.parametrize("field", ["names", "etags"])
 @pytest.mark.parametrize("text", [b"\0", b"\xff"], ids=["many", "long"])
@@ -677,7 +681,7 @@ def test_other_processes(data, lazily, method):
     check_other_process(data, method)
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_spawned_process(data, monkeypatch):
     monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
     check_other_process(data, "spawn")
@@ -691,6 +695,7 @@ def test_it_pickles_small(data, monkeypatch):
     assert len(pickled) < 3000
 
 
+@pytest.mark.slow
 def test_threads(data, lazily):
     ds = TFRecordDataset(str(data))
     wrong = []
@@ -710,7 +715,7 @@ def test_threads(data, lazily):
     assert wrong == []
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_a_hundred_thousand_shards(tmp_path):
     """Their rows alone: files of the sizes that the manifest says, with holes in place of
     records.
@@ -760,6 +765,7 @@ def test_a_local_manifest_uploaded_with_its_data(memory, lazily, no_builds):
         assert pickle.loads(pickle.dumps(ds))[-1] == WANTED[-1]
 
 
+@pytest.mark.slow
 def test_a_local_manifest_of_remote_files(memory, tmp_path):
     out = tmp_path / "m.safetensors"
     memory.rm("/manifest/data/.torch_index", recursive=True)

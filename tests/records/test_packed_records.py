@@ -116,6 +116,7 @@ buffers = st.lists(
 ).map(b"".join)
 
 
+@pytest.mark.daily
 @settings(max_examples=500)
 @given(
     buffers,
@@ -130,6 +131,7 @@ def test_both_walks_are_the_same(data, verify, flips):
     both(lambda: plain(walk(memoryview(damaged)[1:], verify_crc=verify)))
 
 
+@pytest.mark.daily
 @settings(max_examples=300)
 @given(
     buffers,
@@ -189,6 +191,7 @@ def test_the_checksum_of_every_size_at_every_address():
     assert frames.checksum_by in ("avx512", "sse4.2", "armv8", "tables")
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=300),
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6),

@@ -189,6 +189,7 @@ def test_a_base_with_its_extension_in_front():
     assert len(find_files("deep/er/validation.tfrecord@2")) == 2
 
 
+@pytest.mark.slow
 def test_numbers_beyond_five_digits():
     assert shard_name("t", 123456, 200000) == "t-123456-of-200000"
     names = [shard_name("t", number, 100_002) for number in range(100_000, 100_002)]

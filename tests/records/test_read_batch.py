@@ -69,6 +69,7 @@ def files(request, tmp_path):
     )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the files are only read
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 60))
 def test_any_rows_in_any_order(files, seed, count):

@@ -167,6 +167,7 @@ def _true_records(name):
     return OTHER_RECORDS.get(name, TRUE)
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("other_records")
 @for_each("declared", [True, False])
 @for_each("case", DAMAGED["cases"], ids=itemgetter("name"))

@@ -112,6 +112,7 @@ def small(monkeypatch):
     return change
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", ["plain", "pipe", "GZIP"])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_search_finds_what_a_search_alone_finds(small, way, seed):

@@ -265,6 +265,7 @@ def test_every_truncation_through_an_index_of_the_whole(file, kind):  # robustne
                 assert read == payload
 
 
+@pytest.mark.daily
 def test_every_flipped_bit(file):  # robustness 7, 8
     for bit in range(8 * BORDERS[-1]):
         check_every_flipped_bit(file, bit)
@@ -294,6 +295,7 @@ def check_every_flipped_bit(file, bit):
             assert RecordReader().read(source, BORDERS[at], len(payload)) == payload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "auto"])
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 def test_every_flipped_bit_of_a_compressed_file(file, kind, declared):  # robustness 31
@@ -588,6 +590,7 @@ def test_skipping_the_cut_end_of_a_compressed_stream(kind):
         assert skipped.ranges[0][0] == STARTS[len(payloads)]
 
 
+@pytest.mark.slow
 def test_the_search_goes_beyond_one_read(monkeypatch):
     monkeypatch.setattr(resync, "_RESYNC_BYTES", 64)
     for gap in range(40, 400, 7):
@@ -624,6 +627,7 @@ def _is_subsequence(part, whole):
     return all(item in rest for item in part)
 
 
+@pytest.mark.daily
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record stream, plain"
@@ -658,6 +662,7 @@ def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record 
     assert covered == len(content)
 
 
+@pytest.mark.daily
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_random_insertions_and_deletions(data):
@@ -679,6 +684,7 @@ def test_random_insertions_and_deletions(data):
     assert _is_subsequence(read, payloads)
 
 
+@pytest.mark.daily
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400), st.sampled_from([1, 64, 4096]))
 def test_any_bytes_at_all(content, chunk_bytes):

@@ -347,11 +347,12 @@ def _flipped_everywhere(data, bits):
             shutil.rmtree(_cache(), ignore_errors=True)
 
 
+@pytest.mark.daily
 def test_flipped_bits_are_refused_or_built_again(data):
     _flipped_everywhere(data, lambda content: range(0, 8 * len(content), 7))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["", "GZIP"])
 def test_every_flipped_bit_is_refused_or_built_again(data, kind):
     Path(data).write_bytes(compressed(framed(*PAYLOADS), kind))
@@ -649,6 +650,7 @@ def _load_often(path, count, queue):
         queue.put(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers", [[_build_often, _build_often], [_build_always, _build_always, _load_often]]
 )
@@ -684,6 +686,7 @@ def _build_until_killed(path, folder, started):
         os._exit(1)
 
 
+@pytest.mark.daily
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_killed_build_leaves_nothing_or_all(data, tmp_path):
     Path(data).write_bytes(framed(b"ab") * 3000)

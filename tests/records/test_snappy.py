@@ -64,6 +64,7 @@ def test_files_of_tensorflow(name, declared, tmp_path):
     assert [dataset[number] for number in range(len(dataset))] == records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loaders(num_workers, tmp_path):
     features = {"n": FixedLenFeature((), torch.int64)}
@@ -123,6 +124,7 @@ def test_every_cut_is_noticed_but_at_the_end_of_a_record(tmp_path):
     assert all(ends[number] % 40 == 0 for number in silent)
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(tmp_path):
     content = blocks(framed(*PAYLOADS), 100)
     for at in range(len(content)):
@@ -188,6 +190,7 @@ def test_other_files_are_not_taken_for_snappy(tmp_path):
         list(read_records(path, compression_type="SNAPPY"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
@@ -202,6 +205,7 @@ def test_the_first_bytes_of_a_block(parts, cut):
     assert data.startswith(first_uncompressed(compressed[:cut], 12))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=64))
 def test_any_first_bytes(data):

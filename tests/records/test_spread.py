@@ -121,6 +121,7 @@ def test_later_files_make_up_for_short_ones(tmp_path):
     assert numbers(spread_records([paths[0], paths[2], paths[1], paths[3], paths[4]], 2)) == [2]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("length", [100, 100_000])
 def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
     path = write(
@@ -156,6 +157,7 @@ def test_of_a_compressed_file_only_what_the_limit_reaches(tmp_path, monkeypatch)
     assert len(found) == 10 and found[0] == 0 and 800 < found[-1] < 1100
 
 
+@pytest.mark.daily
 def test_damage(tmp_path):
     good = b"".join(frame(payload(number)) for number in range(4))
     path = tmp_path / "a"
@@ -178,6 +180,7 @@ def test_damage(tmp_path):
         [*spread_records([str(path)], 100)]
 
 
+@pytest.mark.slow
 def test_remote_files(tmp_path):
     records = [payload(number, 500) for number in range(5000)]
     fsspec.filesystem("memory").pipe("/spread/a", b"".join(map(frame, records)))

@@ -341,6 +341,7 @@ def test_a_file_that_cannot_be_opened_is_tried_again(shards, tmp_path):
     assert cache.get(0).read(1, 0) == b"x"
 
 
+@pytest.mark.slow
 def test_sixteen_threads(shards):  # robustness 70
     cache = OpenFiles(lambda number: open_file(shards[number]), 2)
     gc.collect()  # what earlier tests left
@@ -393,6 +394,7 @@ def test_sixteen_threads_in_one_compressed_stream(tmp_path):
     assert not problems
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_forked_processes_share_nothing(shards):  # robustness 68
     opened = []

@@ -279,6 +279,7 @@ def _run(code, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", FORGOTTEN)
 def test_forgotten_until_the_program_ends(way, tmp_path):
     done = _run(FORGOTTEN[way], tmp_path)
@@ -311,6 +312,7 @@ CLOSED_LATE = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", CLOSED_LATE)
 def test_closed_late(way, tmp_path):
     """Neither a child's copy of the writer nor the end of the program speaks, or takes the file
@@ -591,6 +593,7 @@ class _Failing:
         return lambda *args: self(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
 @pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
 @pytest.mark.parametrize("function", ["write", "fsync", "fstat", "link", "open", "replace"])
@@ -665,6 +668,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
 def test_a_full_disk(kind, small_disk):
     (small_disk / "other").write_bytes(b"kept")
@@ -723,6 +727,7 @@ def _check_after_kill(folder, kind):
     return len(data)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
 @pytest.mark.parametrize("rounds", [20, pytest.param(60, marks=pytest.mark.daily)])
 def test_kill_9_at_random_moments(rounds, kind, tmp_path):
@@ -734,6 +739,7 @@ def test_kill_9_at_random_moments(rounds, kind, tmp_path):
         _check_after_kill(folder, kind)
 
 
+@pytest.mark.daily
 def test_kill_9_over_an_existing_file(tmp_path):
     rng = random.Random(7)
     payloads = [b"%06d" % number * 20 for number in range(3000)]

@@ -93,6 +93,7 @@ def write(path, records, options="group_size:1"):
 # Values.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split"), [(n, s) for n in ("drawings", "kinds") for s in EXPECTED[n]["examples"]]
 )
@@ -178,6 +179,7 @@ def test_slices_places_and_subsets(frozen):
     ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "context", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
 )
@@ -191,6 +193,7 @@ def test_workers_after_this_process_has_read(frozen, context, collate_fn):
     assert [int(value) for batch in loader for value in batch["id"]] == [*range(130)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "blocks"])
 def test_make_dataloader(frozen, num_workers, shuffle):
@@ -235,6 +238,7 @@ def reads_in_grandchild(ds):
         os._exit(1)
 
 
+@pytest.mark.slow
 def test_children_of_children(frozen):
     ds = ours.load(frozen / "counted", "train")
     child = multiprocessing.get_context("fork").Process(target=reads_in_grandchild, args=(ds,))
@@ -243,6 +247,7 @@ def test_children_of_children(frozen):
     assert child.exitcode == 0
 
 
+@pytest.mark.daily
 def test_children_forked_while_threads_read(frozen):
     ds = ours.load(frozen / "counted", "train")
     is_over = threading.Event()
@@ -345,6 +350,7 @@ def test_records_of_all_sizes_and_writers_options(tmp_path):
 # RLDS.
 
 
+@pytest.mark.slow
 def test_every_step_of_rlds(frozen, tmp_path):
     here = ours.RLDSDataset(
         frozen / "drawn_episodes", "train", window_size=2, action_horizon=3, index_dir=tmp_path
@@ -602,6 +608,7 @@ def test_a_record_that_does_not_fit_is_named(own):
         assert caught.value.offset is None
 
 
+@pytest.mark.daily
 def test_the_limit_of_a_batch_holds(frozen):
     ds = ours.load(frozen / "drawings", "train", max_batch_bytes=1000)
     with pytest.raises(LimitExceededError, match="max_batch_bytes"):

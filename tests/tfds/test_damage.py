@@ -52,6 +52,7 @@ def changed(value, path, new):
     return value
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["drawings", "kinds"])
 @pytest.mark.parametrize("file", ["features.json", "dataset_info.json"])
 def test_any_changed_field_is_an_error_or_harmless(tmp_path, name, file):
@@ -110,6 +111,7 @@ def change_value(draw, record):
     }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["drawings", "kinds"])
 @pytest.mark.parametrize("as_numpy_layout", [False, True])
 def test_any_changed_record_is_an_error_or_harmless(name, as_numpy_layout, capfd):

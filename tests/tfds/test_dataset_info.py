@@ -435,6 +435,7 @@ def test_a_template_that_leaves_the_folder_is_neither_read_nor_indexed(folder, t
     assert len(os.listdir(elsewhere)) == 2
 
 
+@pytest.mark.slow
 def test_six_digits_and_templates_that_cannot_be_read():
     assert shard_paths("d", "", dataset="n", split="a", num_shards=100_000)[7].endswith(
         "-000007-of-100000"

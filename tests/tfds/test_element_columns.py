@@ -70,6 +70,7 @@ def assert_same_outcome(found, expected, where=""):
         assert_same(found, expected, where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pure", [False, True])
 @pytest.mark.parametrize("as_numpy_layout", [False, True])
 @pytest.mark.parametrize("name", ["drawings", "kinds"])
@@ -122,6 +123,7 @@ def test_a_record_in_another_form_is_read_beside_plain_ones():
     assert_same(parser.single(odd[2]), parser.single(records[2]))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("is_pure", [False, True])
 @pytest.mark.parametrize("name", ["drawings", "kinds"])
 def test_the_error_of_a_batch_is_the_first_bad_records(name, is_pure, capfd):

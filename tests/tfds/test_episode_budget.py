@@ -180,6 +180,7 @@ def test_empty_steps_are_refused_before_they_are_walked(tmp_path, walked, kind, 
     assert len(few.__getitems__(range(10))) == 10
 
 
+@pytest.mark.daily
 def test_the_first_bad_step_is_found_in_few_reads(tmp_path, monkeypatch):
     episodes = tfds.RLDSEpisodes(hostile(tmp_path, "frames"), "train", index="memory")
     read, reads = LeafLists.values, []

@@ -121,6 +121,7 @@ def test_seed_epoch_and_step_decide(drawn):
     }
 
 
+@pytest.mark.slow
 def test_workers_threads_and_ranks_draw_the_same(drawn):
     ds = RLDSDataset(drawn, goals=UniformGoals(seed=9), decode_images=False)
     loaders = [

@@ -130,6 +130,7 @@ def read_tables(out, folder):
     ]
 
 
+@pytest.mark.daily
 def test_what_is_exported(exported):
     _, result, _ = exported
     assert (result.num_episodes, result.num_frames) == (3, 13)
@@ -306,6 +307,7 @@ def interrupted(directory, out, monkeypatch, lost=(1,), **options):
         (out / f"data/chunk-000/file-{number:03d}.parquet").write_bytes(b"torn")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("lost", [(), (1,), (0, 1, 2)])
 def test_it_continues_with_what_is_missing(directory, tmp_path, monkeypatch, lost):
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -321,6 +323,7 @@ def test_it_continues_with_what_is_missing(directory, tmp_path, monkeypatch, los
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -344,6 +347,7 @@ def test_another_export_in_the_folder(directory, tmp_path, monkeypatch, options,
     assert contents(out) == before
 
 
+@pytest.mark.daily
 def test_other_data_in_the_folder(directory, tmp_path, monkeypatch):
     interrupted(directory, tmp_path / "out", monkeypatch)
     with pytest.raises(
@@ -364,6 +368,7 @@ def test_files_of_others(directory, exported, tmp_path):
     assert str(raised.value) == f"{exported[0]}: {wanted}, got a LeRobot dataset"
 
 
+@pytest.mark.daily
 def test_two_at_once(directory, tmp_path, monkeypatch):
     seen = []
 
@@ -387,7 +392,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_called_again(tmp_path, number):
@@ -551,6 +556,7 @@ def picture(height=16, width=16, channels=3, format="png"):
     return encode_image(pixels.astype(np.uint8), format)
 
 
+@pytest.mark.daily
 def test_images_keep_their_bytes_where_every_program_reads_the_same_pixels(tmp_path):
     frames = [
         picture(format="jpeg"),
@@ -579,6 +585,7 @@ def test_images_keep_their_bytes_where_every_program_reads_the_same_pixels(tmp_p
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("channels", [1, 4])
 def test_alpha_is_left_out_and_gray_repeated(tmp_path, channels):
     write_cameras(tmp_path / "in", [[picture(channels=channels)]], f.Image((16, 16, channels)))
@@ -588,6 +595,7 @@ def test_alpha_is_left_out_and_gray_repeated(tmp_path, channels):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.daily
 def test_episodes_of_one_step_and_of_none(tmp_path):
     write_cameras(tmp_path / "in", [[picture()], [], [picture(), picture()]], f.Image((16, 16, 3)))
     result = export(tmp_path / "in", tmp_path / "out", images="image")
@@ -601,6 +609,7 @@ def test_episodes_of_one_step_and_of_none(tmp_path):
     assert rows[0]["stats/action/count"] == [1]
 
 
+@pytest.mark.daily
 def test_chosen_episodes_in_their_order(directory, tmp_path):
     export(directory, tmp_path / "out", images="image", episodes=[2, 0])
     rows = read_tables(tmp_path / "out", "data")
@@ -610,6 +619,7 @@ def test_chosen_episodes_in_their_order(directory, tmp_path):
     assert pq.read_table(tmp_path / "out/meta/tasks.parquet").column("task").to_pylist() == ["push"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", ["image", "video"])
 def test_images_of_another_size(tmp_path, images):
     if images == "video":
@@ -637,6 +647,7 @@ def test_damaged_images(tmp_path, frames):
         export(tmp_path / "in", tmp_path / "out", images="image")
 
 
+@pytest.mark.slow
 def test_sizes_that_a_codec_cannot_encode(tmp_path):
     pytest.importorskip("av")
     write_cameras(tmp_path / "in", [[picture(15, 17)]], f.Image((15, 17, 3)))
@@ -685,6 +696,7 @@ def die(job, number, advance):
     os._exit(1)
 
 
+@pytest.mark.daily
 def test_a_worker_that_dies(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(lerobot_export, "_write_group", die)
     with pytest.raises(ChildProcessError) as raised:

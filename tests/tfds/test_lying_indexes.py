@@ -112,19 +112,22 @@ def _header_bits(content):
     return 8 * (8 + struct.unpack("<Q", content[:8])[0])
 
 
+@pytest.mark.daily
 def test_every_flipped_bit_of_the_header_is_refused(own):
     _refused(own, lambda content: range(_header_bits(content)))
 
 
+@pytest.mark.slow
 def test_flipped_bits_of_the_arrays_are_refused(own):
     _refused(own, lambda content: range(_header_bits(content), 8 * len(content), 13))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_every_flipped_bit_is_refused(own):
     _refused(own, lambda content: range(8 * len(content)))
 
 
+@pytest.mark.daily
 def test_a_flipped_bit_is_built_again_or_an_error(own):
     expected = read(own, index="memory")
     content = sidecar(own).read_bytes()
@@ -224,6 +227,7 @@ def _mutated(content, rng):
     return with_tables(content, own, **extra)
 
 
+@pytest.mark.daily
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_lying_tables_give_no_wrong_sample(drawn, seed):
@@ -265,6 +269,7 @@ def test_lies_that_agree_with_themselves(own, changes):
         read(own, index="require")
 
 
+@pytest.mark.slow
 def test_keys_that_are_exchanged(own):
     """The one flipped bit of the metadata that gave wrong samples, with a right checksum."""
     expected = read(own, index="memory")

@@ -83,6 +83,7 @@ def copied(folder, target):
     fsspec.filesystem("memory").put(str(folder) + "/", target + "/", recursive=True)
 
 
+@pytest.mark.slow
 def test_episodes(tmp_path):
     folder = write_episodes(tmp_path)
     copied(folder, "/m/drawn/1.0.0")

@@ -364,6 +364,7 @@ def jpeg_features():
     }
 
 
+@pytest.mark.slow
 def test_a_batch_of_jpeg_pictures(tmp_path):
     directory = write_episodes(tmp_path / "1.0.0", change=as_jpeg, features=jpeg_features())
     for options in ({"window_size": 3}, {"window_size": 3, "pad": "zero"}):
@@ -603,6 +604,7 @@ def test_frames_of_a_batch_are_read_together(many_files, options, split, reads):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a byte", "the end", "another file", "no file"])
 def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
@@ -733,6 +735,7 @@ def test_transform_of_whole_episodes(drawn):
 # Processes and threads.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers(drawn, context):
     ds = RLDSDataset(drawn, window_size=2, action_horizon=2, step_transform=half)

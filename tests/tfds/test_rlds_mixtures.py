@@ -49,6 +49,7 @@ def keys_of(dataset, num_workers, **options):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_step_once_over_ranks(datasets, num_workers):
     dataset = datasets[0]
@@ -62,6 +63,7 @@ def test_every_step_once_over_ranks(datasets, num_workers):
     assert sorted(ranks[0] + ranks[1]) == steps
 
 
+@pytest.mark.slow
 def test_a_mixture_has_its_weights_and_its_order_over_workers_and_ranks(datasets):
     mixture = torch_tfrecord.Mixture(datasets, [3, 1], num_samples=60, seed=1)
     whole = keys_of(mixture, 0)

@@ -66,6 +66,7 @@ def assert_batch(batch, samples):
     assert_same(batch, collate(copy.deepcopy(samples)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("features", "samples"), ROOTS, ids=NAMES)
 def test_every_way_in(written, features, samples):
     directory = written(features, samples)
@@ -239,6 +240,7 @@ def test_the_error_says_what_to_give(old):
             tfds.load(old, features=names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "features", [SPECS, TREE, f.FeaturesDict(TREE)], ids=["specs", "mapping", "tree"]
 )

@@ -80,6 +80,7 @@ def test_wrong_arguments():
             even_splits("train", n)
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(1, 7))
 def test_even_splits_cover_all_in_order(shards, n):
     sizes = {"a": shards}
@@ -96,6 +97,7 @@ def test_even_splits_cover_all_in_order(shards, n):
     assert counts == sorted(counts, reverse=True)
 
 
+@pytest.mark.slow
 @given(lengths, st.floats(0, 100, allow_nan=False))
 def test_two_parts_by_percent_are_the_whole(shards, percent):
     sizes = {"a": shards}
@@ -111,6 +113,7 @@ def test_two_parts_by_percent_are_the_whole(shards, percent):
     )
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(-50, 50), st.integers(-50, 50))
 def test_slices_are_pythons_or_an_error(shards, start, stop):
     total = sum(shards)

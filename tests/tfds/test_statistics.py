@@ -121,6 +121,7 @@ def test_transform_of_episodes(drawn, computed):
     assert not list(Path(drawn).glob("dataset_statistics_*"))
 
 
+@pytest.mark.slow
 def test_a_result_is_kept_until_something_changes(drawn, computed):
     first = dataset_statistics(drawn)
     (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
@@ -202,6 +203,7 @@ def flipped_everywhere(drawn, bits):
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+@pytest.mark.daily
 def test_a_flipped_bit_is_computed_again(drawn, computed):
     flipped_everywhere(drawn, lambda content: range(0, 8 * len(content), 101))
     assert len(computed) > 30
@@ -220,6 +222,7 @@ def test_every_flipped_bit_is_refused(drawn, monkeypatch):
         assert statistics._kept([str(place)], key, rows, Access()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["json", "safetensors", "link"])
 def test_a_file_of_somebody_else_is_left_alone(drawn, computed, tmp_path, make):
     first = dataset_statistics(drawn)
@@ -252,6 +255,7 @@ def test_index_dir_holds_everything(drawn, tmp_path):
     assert len(list((tmp_path / "kept").glob("*.steps.*.index.safetensors"))) == 2
 
 
+@pytest.mark.slow
 def test_no_image_is_read(drawn, monkeypatch):
     dataset_statistics(drawn, cache=False)
     images = sum(
@@ -294,6 +298,7 @@ def test_wrong_names(drawn, arguments, kind, text):
         dataset_statistics(drawn, **arguments)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite(tmp_path):
     def broken(episode):
         if len(episode["steps"]) == 40:

@@ -103,6 +103,7 @@ def test_there_are_all_kinds():
             assert f".{name}" in text, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", STRUCTURES, ids=origins(STRUCTURES))
 def test_every_structure_is_understood(row):
     tree = features_from_json(row["features"], "features.json")
@@ -126,6 +127,7 @@ def is_rlds(row):
 EPISODES = [row for row in READ if is_rlds(row)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("row", EPISODES, ids=origins(EPISODES))
 def test_steps_are_those_of_the_whole_record(row, tmp_path):
     folder = directory(
@@ -150,6 +152,7 @@ def plain(value):
     return value.as_subclass(torch.Tensor) if isinstance(value, tv_tensors.TVTensor) else value
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("row", READ, ids=origins(READ))
 def test_values_are_what_tfds_returned(row, tmp_path):
     assert_read(tmp_path, row)

@@ -51,6 +51,7 @@ def assert_as_tfds(sample, expected):
             assert_equal(found, value, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "split"), SPLITS)
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "fork"), (2, "fork")])
 def test_every_value_is_what_tfds_returned(name, split, workers, context):
@@ -65,6 +66,7 @@ def test_every_value_is_what_tfds_returned(name, split, workers, context):
         assert_as_tfds(sample, expected)
 
 
+@pytest.mark.slow
 def test_the_same_from_workers_that_know_nothing_of_this_process():
     ds = load("kinds", as_numpy_layout=True)
     loader = DataLoader(

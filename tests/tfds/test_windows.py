@@ -21,6 +21,7 @@ from torch_tfrecord.tfds.windows import Span, Windows, lay_out
 SIZES = st.integers(1, 7)
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, st.integers(1, 20), st.data())
 def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_steps, data):
     windows = Windows(window_size, action_horizon)
@@ -37,6 +38,7 @@ def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_ste
         ]
 
 
+@pytest.mark.slow
 @given(SIZES, st.lists(st.tuples(st.integers(0, 19), st.integers(1, 20)), min_size=1, max_size=9))
 def test_many_spans_are_each_of_them(size, chosen):
     windows = Windows(size, size)
@@ -52,6 +54,7 @@ def test_many_spans_are_each_of_them(size, chosen):
         assert masks.flags.c_contiguous and repeated.flags.c_contiguous
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, st.lists(st.integers(0, 20), min_size=1))
 def test_without_padding_positions_are_the_steps_that_fit(window_size, action_horizon, lengths):
     windows = Windows(window_size, action_horizon, pad=None)
@@ -119,6 +122,7 @@ def windows_of(columns, size, pad, seed=0):
     return [(spans, StepBatch(spans, order, pad)) for spans in (seen, done)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=6),
     st.integers(1, 4),

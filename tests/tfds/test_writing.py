@@ -308,6 +308,7 @@ def test_nothing_is_overwritten(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_what_a_killed_run_left_is_cleared(tmp_path):
     def samples():
@@ -381,6 +382,7 @@ def value_of(feature, data):
     return data.draw(st.integers(low, high).map(np.dtype(feature.dtype).type))
 
 
+@pytest.mark.daily
 @given(trees, st.data())
 def test_any_tree_comes_back(tree, data):
     features = f.FeaturesDict({"root": tree})

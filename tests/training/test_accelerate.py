@@ -212,7 +212,7 @@ def check_one_rank_goes_on(folder, before, num_cases):
         assert received == Counter(range(N)), case
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_torchrun_without_a_process_group(folder):
     printed(2, "torchrun_job.py", folder)
     ranks = results(folder, "torchrun", 2)
@@ -228,7 +228,7 @@ def test_torchrun_without_a_process_group(folder):
                     assert (received.total(), len(one)) == (N + 1, len(other))
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_hugging_face_trainer(folder):
     """A dataset, resumed after every batch; our loader; a stream; what is evaluated."""
     printed(2, "hf_trainer_job.py", folder, "some")
@@ -283,7 +283,7 @@ def check_evaluated(ranks):
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_example_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_loop.py"
     # 200 records: 13 steps of two ranks in an epoch, the last of them of 8 records
@@ -300,7 +300,7 @@ def test_the_example_with_accelerate(tmp_path):
     assert float(found[1][1]) < float(found[0][1]) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_the_example_with_the_trainer(tmp_path):
     example = EXAMPLES / "hf_trainer.py"
     first = printed(2, example, tmp_path, 10)

@@ -97,7 +97,7 @@ KINDS = (
 THEIRS = ("plain", "read ahead", "distributed")  # Lightning's or torch's order
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_every_record(folder):
     """In one job: all ways to train; the other stages; settings; Fabric."""
     checks = [in_fit, in_other_stages, with_settings, with_fabric]
@@ -282,6 +282,7 @@ SOME = (
 )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("on_two", "on_one"),
     [
@@ -362,7 +363,7 @@ def test_processes_that_lightning_starts(folder):
         assert_all_records(folder, fit["name"], epochs=[0], evenly=fit["kind"] != "stream")
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_example(tmp_path):
     done = run_job(HERE.parents[1] / "examples" / "trainers" / "lightning_fit.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ def test_every_epoch_has_its_own_crops(ds, loader):
     check_different([crops(loader) for _ in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize(
     "method",
@@ -154,6 +155,7 @@ def test_torch_s_seed_decides_a_plain_loop(ds, loader):
     check_different(runs[0] + runs[2])
 
 
+@pytest.mark.slow
 def test_torch_s_seed_decides_in_workers(ds):
     runs = []
     for _ in range(2):
@@ -180,6 +182,7 @@ def test_threads_draw_in_order(path):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("random_states_untouched")
 def test_a_chosen_epoch_decides(ds, path):
     generator, epochs = torch.Generator(), {}
@@ -204,6 +207,7 @@ def test_a_chosen_epoch_decides(ds, path):
         assert [crops(loader), crops(loader)] == [epochs[0], epochs[1]]
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("random_states_untouched")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_our_samplers_know_the_epoch(path, num_workers):

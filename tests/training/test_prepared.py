@@ -186,6 +186,7 @@ def test_set_epoch_counts_iterations_of_several_epochs(loaders, num_processes):
     )
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_crops(loaders, ds, num_workers):  # noqa: F811
     """New in each epoch, though Accelerate sets none of a dataset; those of the epoch where our

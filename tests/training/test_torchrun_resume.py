@@ -26,6 +26,7 @@ UP_AND_DOWN = [(2, 1, 10), (3, 2, 8), (2, -1, 0)]
 LATE = [(2, 0, 31), (4, 3, 5), (2, -1, 0)]  # in the second epoch; then once more
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("runs", "kind"),
     [
