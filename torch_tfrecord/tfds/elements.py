@@ -86,7 +86,7 @@ class Element:
         """
         raise NotImplementedError
 
-    def none(self) -> Any:
+    def none(self) -> object:
         """Return zero elements: a tensor [0, ...], or an empty list."""
         return (
             []
@@ -153,14 +153,14 @@ class StringElement(Element):
         self.shape = shape
         self.count = _num_values(shape)
 
-    def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
+    def each(self, values: Sequence[bytes], num_lists: int) -> list[object]:
         """A list of elements, each nested according to the shape."""
-        nested: list[Any] = nest(
+        nested: list[object] = nest(
             values, (num_lists, *known_shape(self.shape, len(values) // num_lists))
         )
         return nested
 
-    def many(self, values: Sequence[bytes]) -> list[Any]:
+    def many(self, values: Sequence[bytes]) -> list[object]:
         """A list of elements."""
         if not self.count or len(values) % self.count:
             raise ParseError(
@@ -181,26 +181,28 @@ class BytesElement(Element):
     count = 1
     is_joint = False
 
-    def __init__(self, decode: Callable[[bytes], Any] | None = None, what: str = "bytes") -> None:
+    def __init__(
+        self, decode: Callable[[bytes], object] | None = None, what: str = "bytes"
+    ) -> None:
         self._decode = decode
         self.what = what
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> object:
         """Decode one value."""
         return data if self._decode is None else self._decode(data)
 
-    def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
+    def each(self, values: Sequence[bytes], num_lists: int) -> list[object]:
         """Decode the values without stacking them."""
         if len(values) != num_lists:
             raise ParseError(f"expected 1 value, got {len(values) // num_lists}")
         return read_each(self.decode, values)
 
-    def many(self, values: Sequence[bytes]) -> Any:
+    def many(self, values: Sequence[bytes]) -> object:
         """Decode all values of a list."""
         reserve(len(values) * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
         return self.join([self.decode(value) for value in values])
 
-    def join(self, items: list[Any]) -> Any:
+    def join(self, items: list[object]) -> object:
         """Stack decoded elements if they have the same shape."""
         return stack(items) if items else self.none()
 

@@ -48,13 +48,13 @@ class SampleEncoder:
         self._places = [leaf for leaf in list_leaves(features) if not leaf.is_empty]
         self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
-    def encode(self, sample: Mapping[str, Any]) -> bytes:
+    def encode(self, sample: Mapping[str, object]) -> bytes:
         """Return the serialized Example of one sample.
 
         Raises:
             TypeError, ValueError: A value does not fit its feature; names the feature.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         self._collect(self._features, sample, (), values)
         record: dict[str, _Values] = {}
         for leaf, encoder in zip(self._places, self._encoders, strict=True):
@@ -82,7 +82,7 @@ class SampleEncoder:
             values["/".join(names)] = value
 
     def _collect_sequence(
-        self, inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]
+        self, inner: object, value: object, names: tuple[str, ...], values: dict[str, object]
     ) -> None:
         if isinstance(value, Mapping):  # columns, as `load` returns them
             self._collect(inner, value, names, values)
@@ -91,7 +91,7 @@ class SampleEncoder:
             raise TypeError(
                 f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}"
             )
-        rows: list[dict[str, Any]] = [{} for _ in value]
+        rows: list[dict[str, object]] = [{} for _ in value]
         for item, row in zip(value, rows, strict=True):
             self._collect(inner, item, names, row)
         for leaf in self._places:
@@ -106,7 +106,7 @@ def _is_leaf(feature: object) -> bool:
     return not isinstance(feature, f.FeaturesDict)
 
 
-def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+def _collect_languages(value: object, names: tuple[str, ...], values: dict[str, object]) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(
             f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}"
@@ -151,7 +151,7 @@ class _LeafEncoder:
         )
         self._depth = len(place.lengths)
 
-    def entries(self, value: Any) -> dict[str, _Values]:
+    def entries(self, value: object) -> dict[str, _Values]:
         """Return the entries as key -> values."""
         key = self._place.path
         if value is None and not self._depth:
@@ -178,7 +178,9 @@ class _LeafEncoder:
         return np.concatenate([self._empty, *parts])
 
 
-def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[int]]) -> list[Any]:
+def _flatten(
+    value: object, lengths: Sequence[int | None], row_lengths: list[list[int]]
+) -> list[object]:
     """Return the innermost values, and append the row lengths of each level to `row_lengths`."""
     rows = _rows(value)
     if lengths[0] is not None and len(rows) != lengths[0]:
@@ -199,7 +201,7 @@ def _rows(value: Any) -> Any:
 
 def _value_encoder(
     place: LeafPlace, as_numpy_layout: bool
-) -> tuple[Callable[[Any], _Values], npt.DTypeLike]:
+) -> tuple[Callable[[object], _Values], npt.DTypeLike]:
     """Return the function that turns one value into list values, and the dtype of an empty list."""
     feature = place.feature
     if isinstance(feature, f.Video):
@@ -266,7 +268,7 @@ def _list_numbers(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDA
     return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
-def _raw(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> bytes:
+def _raw(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> bytes:
     array = _array(value, feature)
     raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
     return zlib.compress(raw) if feature.encoding == "zlib" else raw
@@ -312,7 +314,7 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
     return np.array([number], np.int64)
 
 
-def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
+def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
     box = _numbers(value)
     if box.size != 4:
         raise ValueError(f"expected four numbers, got {box.size}")
@@ -342,7 +344,7 @@ def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDAr
     return box[[1, 0, 3, 2]] if bbox_format.endswith("YXYX") else box
 
 
-def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
+def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
         return _bytes(value)
     pixels = _numbers(value)

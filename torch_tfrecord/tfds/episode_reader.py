@@ -277,13 +277,16 @@ class Frames:
                 key and the step.
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
-        starts, sizes, crcs = np.ascontiguousarray(self.places[first:stop].T)
-        files = np.full(len(starts), self.record.file)
+        starts, sizes, crcs = self.places[first:stop].T.tolist()
+        if not starts:
+            return []
+        file, begin = np.array([self.record.file]), starts[0]
+        whole = np.array([starts[-1] + sizes[-1] - begin])
         try:
-            values = _read_parts(self.record.reader, files, starts, sizes)
-            for step, (value, expected) in enumerate(
-                zip(values, crcs.tolist(), strict=True), first
-            ):
+            [data] = _read_parts(self.record.reader, file, np.array([begin]), whole)
+            parts = zip(starts, sizes, strict=True)
+            values = [data[start - begin : start - begin + size] for start, size in parts]
+            for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
             contents = _contents(values)

@@ -70,8 +70,8 @@ class Episode(NamedTuple):
 
     number: int
     num_steps: int
-    steps: dict[str, Any]
-    metadata: dict[str, Any]
+    steps: dict[str, object]
+    metadata: dict[str, object]
     num_bytes: int
 
 
@@ -96,7 +96,7 @@ class EpisodeStore:
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.info = info_of(directory, storage_options, None if are_specs(features) else features)
         access = self.info.access
@@ -161,7 +161,7 @@ class EpisodeStore:
         other._cache = ProcessCache(0, attrgetter("num_bytes"))
         return other
 
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         """The identity of this split of these files, as JSON values."""
         files = [
             [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
@@ -203,7 +203,7 @@ class EpisodeStore:
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                column: Any = (
+                column: object = (
                     {}
                     if make is None
                     else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
@@ -247,7 +247,7 @@ class _ColumnMaker:
         self._reader = make_leaf(leaf, path=path)
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
-    def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> Any:
+    def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
         if not _is_step(self._leaf):
             return LeafLists(self._reader, own, place).values()[0]
@@ -280,7 +280,7 @@ class _ColumnMaker:
         return None
 
 
-def _plain_pictures(feature: Any) -> Pictures | None:
+def _plain_pictures(feature: object) -> Pictures | None:
     """How to decode the images in bulk; None unless decoding is a plain `decode_image`."""
     if (
         type(feature) is not f.Image

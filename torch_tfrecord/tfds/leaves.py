@@ -58,7 +58,7 @@ class Leaf:
         lengths: tuple[int | None, ...] = (),
         *,
         is_optional: bool = False,
-        default: Any = None,
+        default: object = None,
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
@@ -81,7 +81,7 @@ class Leaf:
         self._ragged_places = slice(1, 1 + len(ragged))
         self._shape_place = 1 + len(ragged) if is_shaped else None
 
-    def read(self, columns: Sequence[Column]) -> Any:
+    def read(self, columns: Sequence[Column]) -> object:
         """Read the batch's column.
 
         Raises:
@@ -95,10 +95,10 @@ class Leaf:
                 raise
             raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
-    def _column(self, columns: Sequence[Column]) -> Any:
+    def _column(self, columns: Sequence[Column]) -> object:
         return self.read_own(columns)
 
-    def read_own(self, columns: Sequence[Column]) -> Any:
+    def read_own(self, columns: Sequence[Column]) -> object:
         """`read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
         if num_records == 1:
@@ -120,7 +120,7 @@ class Leaf:
             lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records)
         )
 
-    def _together(self, columns: Sequence[Column], missing: list[int]) -> Any:
+    def _together(self, columns: Sequence[Column], missing: list[int]) -> object:
         """The column of records that store the leaf in the same form."""
         if missing[0] == _THERE:
             return self._plain(columns[0])
@@ -134,7 +134,7 @@ class Leaf:
             return self._plain(columns[0])
         raise self.wants[0].lacking()
 
-    def _plain(self, column: Column) -> Any:
+    def _plain(self, column: Column) -> object:
         values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
         counts = _counts(column)
         if isinstance(values, np.ndarray):
@@ -155,7 +155,7 @@ class Leaf:
             return self.element.each(values, len(counts))
         return [self.element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
 
-    def _sequence(self, values: Any) -> Any:
+    def _sequence(self, values: object) -> object:
         rows = self.element.many(values)
         self._check_lengths(np.array([len(rows)]))
         return rows
@@ -197,7 +197,7 @@ class Leaf:
         self._check_lengths(found)
         return [found, *levels]
 
-    def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
+    def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> object:
         flat, *row_lengths = columns
         values = flat.strings(bytes) if self.element.kind == BYTES_LIST else flat.values
         rows, totals = self._rows(values, _counts(flat))
@@ -213,7 +213,7 @@ class Leaf:
         self._check_lengths(counts[0])
         return _nest(rows, [counts[0], *(column.values for column in row_lengths)])
 
-    def _shaped(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
+    def _shaped(self, columns: Sequence[Column], missing: Sequence[int]) -> object:
         if missing[1]:
             raise self.wants[-1].lacking()
         sizes, values = columns
@@ -224,7 +224,7 @@ class Leaf:
             [*found],
         )
 
-    def _decode_shaped(self, sizes: _Ints, values: list[bytes]) -> Any:
+    def _decode_shaped(self, sizes: _Ints, values: list[bytes]) -> object:
         element: Any = self.element
         rank = len(element.shape)
         if (
@@ -326,7 +326,7 @@ class BoxLeaf(Leaf):
         self._format, self._image = bbox_format, image
         self.wants = self.wants if image is None else (*self.wants, image)
 
-    def _column(self, columns: Sequence[Column]) -> Any:
+    def _column(self, columns: Sequence[Column]) -> object:
         boxes = self.read_own(columns if self._image is None else columns[:-1])
         if self._format is None or len(self.lengths) > 1:
             return boxes
@@ -348,7 +348,7 @@ class BoxLeaf(Leaf):
 
     def _in_pixels(
         self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]
-    ) -> list[Any]:
+    ) -> list[object]:
         """Boxes of several records, either all with known image sizes, or all relative without an
         image.
         """

@@ -88,7 +88,9 @@ class EpisodeDataset(Dataset[Any]):
                 f"position {position} is out of range for {len(self)} {self._unit}"
             ) from None
 
-    def _of_episode(self, number: int, make: Callable[[Episode], dict[str, Any]]) -> dict[str, Any]:
+    def _of_episode(
+        self, number: int, make: Callable[[Episode], dict[str, object]]
+    ) -> dict[str, object]:
         """Build a sample from one episode, by its number, within the memory budget of a batch."""
         try:
             with BatchBudget(self._max_batch_bytes):
@@ -141,7 +143,7 @@ class RLDSEpisodes(EpisodeDataset):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_callable("transform", transform)
         check_max_batch_bytes(max_batch_bytes)
@@ -179,13 +181,13 @@ class RLDSEpisodes(EpisodeDataset):
             else transform_one(self._transform, number, item, self._store.place)
         )
 
-    def _whole(self, episode: Episode) -> dict[str, Any]:
+    def _whole(self, episode: Episode) -> dict[str, object]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
         steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
-    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+    def __getitems__(self, positions: Sequence[int]) -> list[object]:
         """Return the episodes at several positions, in that order."""
         return [self[position] for position in positions]
 
@@ -293,7 +295,7 @@ class RLDSDataset(EpisodeDataset):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
@@ -350,7 +352,7 @@ class RLDSDataset(EpisodeDataset):
             return sample
         return transform_one(self._step_transform, 0, sample, self._places([position]))
 
-    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[object]:
         """Return the samples at several positions, in that order; DataLoader calls this for each
         batch.
 
@@ -361,7 +363,7 @@ class RLDSDataset(EpisodeDataset):
             return [self[position] for position in positions]
         return self._transform_samples(self._load_samples(positions))
 
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[object]:
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
         threads.
         """
@@ -378,7 +380,7 @@ class RLDSDataset(EpisodeDataset):
                 samples = [*map(self._at, numbers, steps, goals or repeat(None))]
                 return SampleList(samples, self._places(positions))
 
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[object]]:
         """`_load_samples` for several batches."""
         return [self._load_samples(positions) for positions in batches]
 
@@ -389,7 +391,7 @@ class RLDSDataset(EpisodeDataset):
         """
         return self._step_transform is not None
 
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+    def _transform_samples(self, samples: Sequence[object]) -> Sequence[object]:
         """Apply the step_transform to each sample from `_load_samples`."""
         transform = self._step_transform
         return samples if transform is None else transform_each(transform, samples)
@@ -437,12 +439,12 @@ class RLDSDataset(EpisodeDataset):
             None if self._goals is None else self._goals.of(positions, episodes, steps),
         )
 
-    def _at(self, number: int, step: int, goal: int | None) -> dict[str, Any]:
+    def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
 
     def _reading(
         self, numbers: list[int], steps: list[int], goals: list[int] | None
-    ) -> Callable[[], dict[str, Any]]:
+    ) -> Callable[[], dict[str, object]]:
         """Reads the columns, each time into new memory."""
 
         def episodes() -> list[Episode]:

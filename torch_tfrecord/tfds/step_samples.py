@@ -98,7 +98,7 @@ class StepBatch:
         self._pad = pad
         self._size = spans[0].size
 
-    def take(self, columns: Sequence[EpisodeColumn]) -> Any:
+    def take(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
         possible.
         """
@@ -112,7 +112,7 @@ class StepBatch:
             else batch
         )
 
-    def at(self, columns: Sequence[EpisodeColumn]) -> Any:
+    def at(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, ...] for numbers and images, from the first step of each window; else a list."""
         batch = self._numbers(columns)
         if batch is not None:
@@ -123,9 +123,9 @@ class StepBatch:
         return self._each(columns, lambda column, span: column.at(span.first))
 
     def _each(
-        self, columns: Sequence[EpisodeColumn], read: Callable[[EpisodeColumn, Span], Any]
-    ) -> list[Any]:
-        values: list[Any] = [None] * len(columns)
+        self, columns: Sequence[EpisodeColumn], read: Callable[[EpisodeColumn, Span], object]
+    ) -> list[object]:
+        values: list[object] = [None] * len(columns)
         for number in self._order:
             values[number] = read(columns[number], self._spans[number])
         return values
@@ -210,13 +210,13 @@ class StepBatch:
 # One window.
 
 
-def window(column: EpisodeColumn, span: Span, pad: Pad) -> Any:
+def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
     """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
     is_list = isinstance(column, ListColumn)
     reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
-    values: list[Any] = column.read(span.first, span.stop)
+    values: list[object] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
         front = _empty(column, values[0]) if is_zero else values[0]
@@ -235,7 +235,7 @@ def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pa
     return padded
 
 
-def _empty(column: EpisodeColumn, value: Any) -> Any:
+def _empty(column: EpisodeColumn, value: object) -> object:
     """The padding value with pad="zero"."""
     if isinstance(column, ListColumn):
         return column.empty
@@ -280,14 +280,14 @@ class StepSamples:
         self._windows = windows
         self._dataset_name = dataset_name
 
-    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
+    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, object]:
         """The sample of a step, and the observation at its goal step if there is one."""
         columns = self.batch([episode], [step], None if goal is None else [goal])
         return {name: _first_row(item) for name, item in columns.items()}
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The columns of the samples of these steps, each of one episode, with their goal steps if
         there are any.
         """
@@ -302,7 +302,7 @@ class StepSamples:
             StepBatch(spans, order, self._windows.pad)
             for spans in (seen, done, [Span(step, step + 1) for step in steps])
         )
-        columns: dict[str, Any] = {}
+        columns: dict[str, object] = {}
         for name, trees in shared_names([episode.steps for episode in episodes]):
             way = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}.get(name, take_one.at)
             columns[name] = together(trees, way)
@@ -330,22 +330,22 @@ def _first_row(columns: Any) -> Any:
     return columns[0] if type(columns) in (list, torch.Tensor) else take_apart(columns, 1)[0]
 
 
-def _seen_at_goal(episode: Episode) -> Any:
+def _seen_at_goal(episode: Episode) -> object:
     observation = episode.steps.get(_OBSERVATION, {})
     return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
 
 
-def _at_goals(episodes: Sequence[Episode], goals: list[int] | None) -> dict[str, Any]:
+def _at_goals(episodes: Sequence[Episode], goals: list[int] | None) -> dict[str, object]:
     """The observations at the goal steps, as columns."""
     if goals is None:
         return {}
     order = sorted(range(len(goals)), key=lambda number: (episodes[number].number, goals[number]))
     batch = StepBatch([Span(goal, goal + 1) for goal in goals], order, None)
-    task: dict[str, Any] = together([*map(_seen_at_goal, episodes)], batch.at)
+    task: dict[str, object] = together([*map(_seen_at_goal, episodes)], batch.at)
     return task | {"timestep": goals}
 
 
-def own(value: Any) -> Any:
+def own(value: object) -> object:
     """Copy metadata, so that a sample may modify it."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
