@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["HELD", "ListValues", "fill_feature", "int64_error", "list_values"]
+__all__ = ["HELD", "ListValues", "fill_feature", "int64_error", "list_values", "varint"]
 
 _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a numpy array or a torch tensor"
 
@@ -47,7 +47,7 @@ def fill_feature(feature: Any, value: Any, where: str) -> str:
         if not encodable.values:
             target.SetInParent()
         elif encodable.kind == "float_list":
-            target.MergeFromString(b"\n" + _varint(len(encodable.values)) + encodable.values)
+            target.MergeFromString(b"\n" + varint(len(encodable.values)) + encodable.values)
         else:
             _extend(target.value, encodable.values)
     except TypeError as error:
@@ -72,7 +72,8 @@ def int64_error(values: list[int]) -> ValueError:
     )
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number in seven bits a byte, the lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

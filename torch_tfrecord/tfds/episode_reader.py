@@ -26,6 +26,7 @@ from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.protobuf.encoding import varint
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.guess import find_fields
 from torch_tfrecord.records.array_record import (
@@ -303,12 +304,14 @@ def _contents(values: Sequence[bytes]) -> list[bytes] | None:
     """The values without the tag and length before them; None if one is not such a field."""
     contents = []
     for value in values:
-        try:
-            field, _, begin, end = next(find_fields(value))
-        except (IndexError, ValueError):
-            return None
-        if field != 1 or end != len(value):
-            return None
+        begin = 2 if len(value) < 130 else 3 if len(value) < 16_387 else 4
+        if value[:begin] != b"\n" + varint(len(value) - begin):  # else a long form, or damage
+            try:
+                field, _, begin, end = next(find_fields(value))
+            except (IndexError, ValueError):
+                return None
+            if field != 1 or end != len(value):
+                return None
         contents.append(value[begin:])
     return contents
 

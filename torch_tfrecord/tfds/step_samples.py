@@ -20,12 +20,12 @@ from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.columns.stacking import as_kind_of, is_ragged, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
-from torch_tfrecord.loading.sample_block import take_apart
 from torch_tfrecord.tfds.episode_columns import (
     EncodedColumn,
     EpisodeColumn,
     ListColumn,
     NumberColumn,
+    each_leaf,
     own_tensor,
     read_encoded,
 )
@@ -280,10 +280,36 @@ class StepSamples:
         self._windows = windows
         self._dataset_name = dataset_name
 
-    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, object]:
-        """The sample of a step, and the observation at its goal step if there is one."""
-        columns = self.batch([episode], [step], None if goal is None else [goal])
-        return {name: _first_row(item) for name, item in columns.items()}
+    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
+        """The sample of a step, and the observation at its goal step if there is one: a row of
+        `batch`, in half the time.
+        """
+        pad = self._windows.pad
+        seen = self._windows.observations(step)
+        done = self._windows.actions(step, episode.num_steps)
+        sample: dict[str, Any] = {}
+        for name, columns in episode.steps.items():
+            if name == _OBSERVATION:
+                sample[name] = each_leaf(columns, lambda column: window(column, seen, pad))
+            elif name == _ACTION:
+                sample[name] = each_leaf(columns, lambda column: window(column, done, pad))
+            else:
+                sample[name] = each_leaf(columns, lambda column: column.at(step))
+        observation = sample.setdefault(_OBSERVATION, {})
+        if isinstance(observation, dict):
+            steps, mask = lay_out([seen])
+            observation["timestep"] = torch.from_numpy(steps[0])
+            observation["pad_mask"] = torch.from_numpy(mask[0])
+        sample["action_pad_mask"] = torch.from_numpy(lay_out([done])[1][0])
+        sample["task"] = task = {}
+        if goal is not None:
+            task.update(each_leaf(_seen_at_goal(episode), lambda column: column.at(goal)))
+            task["timestep"] = goal
+        task["language_instruction"] = instruction(episode, step)
+        sample.update(each_leaf(episode.metadata, own))
+        sample["dataset_name"] = self._dataset_name
+        sample |= {"_len": episode.num_steps, "_traj_index": episode.number, "_frame_index": step}
+        return sample
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
@@ -324,13 +350,7 @@ class StepSamples:
         return columns
 
 
-def _first_row(columns: Any) -> Any:
-    if isinstance(columns, dict):
-        return {name: _first_row(item) for name, item in columns.items()}
-    return columns[0] if type(columns) in (list, torch.Tensor) else take_apart(columns, 1)[0]
-
-
-def _seen_at_goal(episode: Episode) -> object:
+def _seen_at_goal(episode: Episode) -> Any:
     observation = episode.steps.get(_OBSERVATION, {})
     return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
 
