@@ -10,6 +10,7 @@ own CRC.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -284,9 +285,11 @@ class Frames:
         file, begin = np.array([self.record.file]), starts[0]
         whole = np.array([starts[-1] + sizes[-1] - begin])
         try:
-            [data] = _read_parts(self.record.reader, file, np.array([begin]), whole)
-            parts = zip(starts, sizes, strict=True)
-            values = [data[start - begin : start - begin + size] for start, size in parts]
+            buffer, [at] = read_pieces(self.record.reader.data, file, np.array([begin]), whole)
+            first_byte, parts = int(at) - begin, zip(starts, sizes, strict=True)
+            values = [
+                buffer.data[first_byte + start : first_byte + start + size] for start, size in parts
+            ]
             for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
@@ -300,20 +303,30 @@ class Frames:
         return contents
 
 
-def _contents(values: Sequence[bytes]) -> list[bytes] | None:
+def _contents(values: Sequence[bytes | memoryview]) -> list[bytes] | None:
     """The values without the tag and length before them; None if one is not such a field."""
     contents = []
     for value in values:
-        begin = 2 if len(value) < 130 else 3 if len(value) < 16_387 else 4
-        if value[:begin] != b"\n" + varint(len(value) - begin):  # else a long form, or damage
+        head = _usual_head(len(value))
+        begin = len(head)
+        if value[:begin] != head:  # a long form, or damage
             try:
-                field, _, begin, end = next(find_fields(value))
+                field, _, begin, end = next(find_fields(bytes(value)))
             except (IndexError, ValueError):
                 return None
             if field != 1 or end != len(value):
                 return None
-        contents.append(value[begin:])
+        contents.append(bytes(value[begin:]))
     return contents
+
+
+@functools.lru_cache(1 << 12)
+def _usual_head(num_bytes: int) -> bytes:
+    """The tag and length of a value that takes so many bytes with these."""
+    size = (
+        num_bytes - 2 if num_bytes < 130 else num_bytes - 3 if num_bytes < 16_387 else num_bytes - 4
+    )
+    return b"\n" + varint(size)
 
 
 def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
@@ -344,7 +357,7 @@ def _read_parts(reader: EpisodeReader, files: _Ints, begins: _Ints, sizes: _Ints
     return PackedRecords(buffer, places, sizes).tolist()
 
 
-def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:
+def _wrong_checksum(what: str, data: bytes | memoryview, expected: int) -> CorruptRecordError:
     return CorruptRecordError(
         f"corrupted record: {what}: expected checksum {expected:#010x} (from the episode index), got "
         f"{crc32c(data):#010x} ({len(data)} bytes)"

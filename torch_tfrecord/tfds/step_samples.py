@@ -228,7 +228,7 @@ def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pa
     reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
     if not span.before and not span.behind:
         return own_tensor(values[span.first : span.stop])
-    [steps], [is_real] = lay_out([span])
+    steps, is_real = span.lay_out()
     padded = torch.as_tensor(values[steps])  # indexing copies
     if pad == "zero":
         padded[~torch.from_numpy(is_real)] = 0
@@ -297,10 +297,8 @@ class StepSamples:
                 sample[name] = each_leaf(columns, lambda column: column.at(step))
         observation = sample.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
-            steps, mask = lay_out([seen])
-            observation["timestep"] = torch.from_numpy(steps[0])
-            observation["pad_mask"] = torch.from_numpy(mask[0])
-        sample["action_pad_mask"] = torch.from_numpy(lay_out([done])[1][0])
+            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, seen.lay_out())
+        sample["action_pad_mask"] = torch.from_numpy(done.lay_out()[1])
         sample["task"] = task = {}
         if goal is not None:
             task.update(each_leaf(_seen_at_goal(episode), lambda column: column.at(goal)))

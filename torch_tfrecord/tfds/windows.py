@@ -62,6 +62,14 @@ class Span(NamedTuple):
         """Number of steps with the padding."""
         return self.before + self.stop - self.first + self.behind
 
+    def lay_out(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The function `lay_out` of this span alone, without its dimension, in a fifth of the
+        time.
+        """
+        places = np.arange(self.first - self.before, self.stop + self.behind)
+        steps: npt.NDArray[np.int64] = np.minimum(np.maximum(places, self.first), self.stop - 1)
+        return steps, steps == places
+
 
 def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The step at each place of spans of equal size, where padding repeats the nearest step, and
