@@ -11,7 +11,8 @@ from torchvision import tv_tensors
 
 from torch_tfrecord import Mixture, RecordSampler, collate, make_dataloader
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.tfds import RLDSDataset, UniformGoals, episode_columns
+from torch_tfrecord.tfds import RLDSDataset, UniformGoals
+from torch_tfrecord.tfds.episode_reader import Frames
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
 
@@ -191,13 +192,8 @@ def test_a_mixture_draws_anew_in_each_pass(drawn):
 
 def test_only_the_goals_frame_is_read(drawn, monkeypatch):
     read = []
-    real = episode_columns.read_frames
-
-    def read_frames(frames, spans):
-        read.extend((first, stop) for first, stop, _, _ in spans)
-        return real(frames, spans)
-
-    monkeypatch.setattr(episode_columns, "read_frames", read_frames)
+    real = Frames.read
+    monkeypatch.setattr(Frames, "read", lambda self, *span: read.append(span) or real(self, *span))
     ds = RLDSDataset(
         drawn, goals=UniformGoals(min_distance=1), features=["steps/observation/image"]
     )

@@ -217,9 +217,9 @@ def test_every_flipped_bit_is_refused(drawn, monkeypatch):
     content = place.read_bytes()
     rows = statistics._Rows(statistics.EpisodeStore(drawn, "train"), {}, None)
     key = place.name.split("_")[-1].split(".")[0]
-    assert statistics._kept([str(place)], key, rows, Access()) == dataset_statistics(drawn)
+    assert statistics._find_result([str(place)], key, rows, Access()) == dataset_statistics(drawn)
     for _ in flipped_in_place(place, range(8 * len(content))):
-        assert statistics._kept([str(place)], key, rows, Access()) is None
+        assert statistics._find_result([str(place)], key, rows, Access()) is None
 
 
 @pytest.mark.slow

@@ -344,7 +344,8 @@ def _read(
     lazy_begin = places[kind.lazy].begin if kind.lazy else total
     content = head[:lazy_begin] if len(head) >= lazy_begin else source.read(lazy_begin, 0)
     if content[:end] == head[:end]:
-        content += source.read(total - lazy_begin - lazy_bytes, lazy_begin + lazy_bytes)
+        behind = lazy_begin + lazy_bytes
+        content += head[behind:] if len(head) == total else source.read(total - behind, behind)
     if len(content) != end + array_bytes:
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
