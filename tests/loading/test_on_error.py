@@ -10,7 +10,6 @@ import pickle
 import re
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 import torch
