@@ -118,11 +118,14 @@ def rounds(folder, max_bytes, number):
     assert not failed, failed
     info = cache_info(folder)
     assert len(seen) > 10 * number and info.disk_bytes > max_bytes // 2, info
-    storage = Storage(SIZES, versions[-1])
-    cache = DiskCache(folder, max_bytes)
-    for _ in range(50):
-        storage.check(cache, storage.some(rng, 10))
-    assert cache.hit_bytes > 0
+    # The folder is full of what the processes kept, each for one of two data sets.
+    caches = [DiskCache(folder, max_bytes, group=group) for group in "ab"]
+    for version in reversed(versions):
+        storage = Storage(SIZES, version)
+        for cache in caches:
+            for _ in range(50):
+                storage.check(cache, storage.some(rng, 10))
+    assert sum(cache.hit_bytes for cache in caches) > 0
     print(f"{len(seen)} samples, at most {max(seen)} of {max_bytes} bytes, {info}")
 
 
