@@ -65,20 +65,19 @@ _SHARD_ROWS = {
     "fingerprints": "int64",  # -1 if unknown
     "compression": "uint8",  # number in COMPRESSION_TYPES
 }
-_BLOCK_ROWS = {
-    # Bytes of all records before the block, in the streams of all shards one after another.
-    "block_offsets": "int64",
-    "block_crcs": "uint32",
-}
+_BLOCK_ROWS = ("block_offsets", "block_crcs")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.manifest",
     "2",
     "a manifest",
     ("names_bytes", "etags_bytes"),
-    # The texts are compressed by zlib; each ends with a zero byte.
+    # The texts are compressed by zlib; each ends with a zero byte. What is read when a manifest is
+    # opened stands together: one request, where the first read holds it all.
     {
+        # Bytes of all records before each block, in the streams of all shards one after another.
+        "block_offsets": "int64",
         **_SHARD_ROWS,
-        **_BLOCK_ROWS,
+        "block_crcs": "uint32",
         "names": "uint8",
         "etags": "uint8",
         "lengths": "uint32 uint64",

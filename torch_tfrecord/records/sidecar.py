@@ -24,11 +24,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access, cache_dir
@@ -58,6 +57,8 @@ __all__ = [
     "visible_sidecar_path",
     "write_sidecar",
 ]
+
+_Array: TypeAlias = "npt.NDArray[np.generic]"
 
 SIDECAR_FOLDER = ".torch_index"
 _SIDECAR_SUFFIX = ".index.safetensors"
@@ -206,9 +207,10 @@ class SidecarFormat(NamedTuple):
         version: The only version that is read.
         what: Its name in errors, such as "an index".
         fields: Names of the metadata fields.
-        arrays: Name -> "int64", "float64", "uint32" or "uint8", or several of them.
+        arrays: Name -> "int64", "float64", "uint32" or "uint8", or several of them; in the order
+            of the file, long elements first so that all are aligned.
         max_header_bytes: Maximum size of a header.
-        lazy: The array that stays in the file: it is neither read nor covered by the checksum.
+        lazy: The last array, if it stays in the file: neither read nor covered by the checksum.
         first_read_bytes: Size of the first read, so that most of these files take one read.
     """
 
@@ -233,7 +235,7 @@ class Sidecar(NamedTuple):
     """
 
     metadata: dict[str, str]
-    arrays: dict[str, npt.NDArray[Any]]
+    arrays: dict[str, npt.NDArray[Any]]  # of the dtypes that the format says
     places: dict[str, ArrayPlace]
     checksum: str
 
@@ -241,27 +243,35 @@ class Sidecar(NamedTuple):
 class ArrayPlace(NamedTuple):
     """Where an array lies in a file."""
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     length: int
     begin: int
 
 
-def pack(
-    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]
-) -> bytes:
+def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, _Array]) -> bytes:
     """Serialize a sidecar.
 
     Raises:
         OSError: The header is longer than `read_sidecar` accepts.
     """
-    ordered = {name: np.ascontiguousarray(arrays[name]) for name in kind.arrays}
+    # Not by safetensors itself, which sorts arrays and leaves the order of metadata to chance:
+    # equal sidecars are to be equal bytes, and what is read at once stands together.
+    ordered = {
+        name: arrays[name].astype(arrays[name].dtype.newbyteorder("<"), "C", copy=False)
+        for name in kind.arrays
+    }
     own = {"format": kind.name, "version": kind.version, **metadata}
-    places = {name: (array.dtype, len(array)) for name, array in ordered.items()}
-    own["checksum"] = _checksum(kind, own, places, ordered)
-    content = safetensors.numpy.save(ordered, own)
-    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-    # safetensors leaves the order of the metadata to chance; equal sidecars are to be equal bytes.
-    header = {**json.loads(content[_LENGTH_BYTES:end]), _METADATA: own}
+    own["checksum"] = _checksum(
+        own,
+        {name: (array.dtype, len(array)) for name, array in ordered.items()},
+        {name: array for name, array in ordered.items() if name != kind.lazy},
+    )
+    header: dict[str, object] = {_METADATA: own}
+    end = 0
+    for name, array in ordered.items():
+        begin, end = end, end + array.nbytes
+        code = next(code for code, dtype in _DTYPES.items() if dtype == array.dtype.name)
+        header[name] = {"dtype": code, "shape": [len(array)], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
     if len(text) > kind.max_header_bytes:
@@ -269,7 +279,8 @@ def pack(
             errno.EFBIG,
             f"expected a header of at most {kind.max_header_bytes} bytes, got {len(text)}",
         )
-    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, memoryview(content)[end:]])
+    length = len(text).to_bytes(_LENGTH_BYTES, "little")
+    return b"".join([length, text, *(array.data for array in ordered.values())])
 
 
 def read_sidecar(
@@ -328,36 +339,29 @@ def _read(
     if len(head) < end:
         head = source.read(end, 0)
     metadata, checksum, places = _parse_header(head[:end], kind)
-    sizes = {name: place.length * place.dtype.itemsize for name, place in places.items()}
-    total = end + sum(sizes.values())
+    total = end + sum(place.length * place.dtype.itemsize for place in places.values())
     if source.file_size != total:
         raise IndexMismatchError(
             f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}"
         )
-    lazy_bytes = sizes.pop(kind.lazy, 0)
-    array_bytes, limit = sum(sizes.values()), most_bytes(metadata)
-    if array_bytes > limit:
+    stop = places[kind.lazy].begin if kind.lazy else total
+    limit = most_bytes(metadata)
+    if stop - end > limit:
         raise IndexMismatchError(
-            f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
+            f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, "
+            f"got {stop - end}"
         )
     # Read, not mapped: a file that is truncated while mapped kills the process.
-    lazy_begin = places[kind.lazy].begin if kind.lazy else total
-    content = head[:lazy_begin] if len(head) >= lazy_begin else source.read(lazy_begin, 0)
-    if content[:end] == head[:end]:
-        behind = lazy_begin + lazy_bytes
-        content += head[behind:] if len(head) == total else source.read(total - behind, behind)
-    if len(content) != end + array_bytes:
+    content = head[:stop] if len(head) >= stop else source.read(stop, 0)
+    if len(content) != stop or content[:end] != head[:end]:
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
-    arrays = {}
-    for name in sizes:
-        dtype, length, begin = places[name]
-        begin -= lazy_bytes if begin > lazy_begin else 0
-        arrays[name] = np.frombuffer(content, dtype, length, begin)
-    shapes = {name: place[:2] for name, place in places.items()}
+    arrays = {
+        name: np.frombuffer(content, *place) for name, place in places.items() if name != kind.lazy
+    }
     own = {"format": kind.name, "version": kind.version, **metadata}
-    got = _checksum(kind, own, shapes, arrays)
+    got = _checksum(own, {name: place[:2] for name, place in places.items()}, arrays)
     if checksum != got:
         raise IndexMismatchError(
             f"expected {kind.what} with checksum {checksum[:8]}, got {got}: it is damaged"
@@ -378,7 +382,8 @@ def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
 
 def _other(kind: SidecarFormat, got: str) -> IndexMismatchError:
     return IndexMismatchError(
-        f"expected {kind.what} written by torch_tfrecord, of format {kind.name!r} version {kind.version!r}, got {got}"
+        f"expected {kind.what} written by torch_tfrecord, of format {kind.name!r} version "
+        f"{kind.version!r}, got {got}"
     )
 
 
@@ -421,20 +426,18 @@ def _place(described: object, dtypes: str, start: int) -> ArrayPlace:
 
 
 def _checksum(
-    kind: SidecarFormat,
     metadata: Mapping[str, str],
-    shapes: Mapping[str, tuple[np.dtype[Any], int]],
-    arrays: Mapping[str, npt.NDArray[Any]],
+    shapes: Mapping[str, tuple[np.dtype[np.generic], int]],
+    arrays: Mapping[str, _Array],
 ) -> str:
     """The CRC-32C of the metadata and of what arrays there are, sorted, then of the arrays.
 
-    safetensors may write metadata in any order, so the checksum is not that of the file's bytes.
+    It holds in whatever order a program writes them.
     """
     described = {name: [dtype.name, length] for name, (dtype, length) in shapes.items()}
     crc = crc32c(json.dumps([metadata, described], sort_keys=True).encode())
-    for name in sorted(arrays.keys() - {kind.lazy}):
-        array = arrays[name]
-        crc = crc32c(array.astype(array.dtype.newbyteorder("<"), copy=False).data, crc)
+    for name in sorted(arrays):
+        crc = crc32c(arrays[name].data, crc)
     return f"{crc:08x}"
 
 
