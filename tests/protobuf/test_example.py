@@ -1,7 +1,7 @@
 """Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile
 bytes.
 
-Covers protobuf/encoding.
+Covers protobuf/messages.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 

@@ -16,8 +16,7 @@ from torch_tfrecord.columns.message_columns import columns_of
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Want, reserve_for
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf.example import parse_message
-from torch_tfrecord.protobuf.messages import Example
+from torch_tfrecord.protobuf.messages import Example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = ["ColumnPlan", "PlanPart", "Slot", "Wanting", "plain_form_of", "ways"]

@@ -29,9 +29,9 @@ from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.order.random_stream import shuffled
-from torch_tfrecord.protobuf.example import encode_example, parse_message
+from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.protobuf.json_text import example_of_json
-from torch_tfrecord.protobuf.messages import ExampleListWithContext
+from torch_tfrecord.protobuf.messages import ExampleListWithContext, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = ["ExampleListParser", "ListFeatures", "NestedExample"]

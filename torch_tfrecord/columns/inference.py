@@ -30,8 +30,8 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.protobuf.example import Values, decode_sequence_example
-from torch_tfrecord.protobuf.guess import guess_message, is_bare
 from torch_tfrecord.protobuf.json_text import parse_json
+from torch_tfrecord.protobuf.messages import guess_message, is_bare
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.spread import spread_records
 

@@ -33,8 +33,7 @@ from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.protobuf.example import parse_message
-from torch_tfrecord.protobuf.messages import SequenceExample
+from torch_tfrecord.protobuf.messages import SequenceExample, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = [

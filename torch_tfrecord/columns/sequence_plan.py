@@ -20,8 +20,7 @@ from torch_tfrecord.columns.message_columns import columns_of, steps_of
 from torch_tfrecord.columns.reading import Column, Ints, Reader, StepColumn, StepReader, Want
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf.example import parse_message
-from torch_tfrecord.protobuf.messages import SequenceExample
+from torch_tfrecord.protobuf.messages import SequenceExample, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = ["SequenceColumns", "SequencePlan"]

@@ -14,8 +14,8 @@ from torch.utils.data import get_worker_info
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec
 from torch_tfrecord.columns.stacking import JsonList, JsonObject
-from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.json_text import parse_json
+from torch_tfrecord.protobuf.messages import parse_message
 
 __all__ = ["Json", "Proto"]
 

@@ -12,18 +12,31 @@ raises ParseError.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
 
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.protobuf.encoding import HELD, ListValues, fill_feature
-from torch_tfrecord.protobuf.messages import Example, FloatList, SequenceExample
+from torch_tfrecord.protobuf.messages import (
+    Example,
+    FeatureMessage,
+    FloatList,
+    ListMessage,
+    SequenceExample,
+    parse_message,
+    varint,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
+    "HELD",
+    "ListValues",
     "RowEncoder",
     "Values",
     "WritableSpec",
@@ -31,14 +44,36 @@ __all__ = [
     "decode_sequence_example",
     "encode_example",
     "encode_sequence_example",
+    "int64_error",
     "join_arrays",
-    "parse_message",
+    "list_values",
+    "locate_value",
 ]
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
+_Array: TypeAlias = "npt.NDArray[np.generic]"
+_Entry = TypeVar("_Entry")
+
+_ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a numpy array or a torch tensor"
+
+HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
+"""What each list holds, as errors say it."""
 
 # A short repeated field is read faster through a list than through NumPy's array protocol.
 _SHORT_LIST = 32
+
+
+class ListValues(NamedTuple):
+    """What a Feature message holds for a value: ``kind`` names the list, ``values`` is flat, or the
+    bytes of float32.
+
+    Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would
+    make Python floats.
+    """
+
+    kind: str
+    values: Any  # list[int], list[bytes], or bytes of float32, by the kind
+    shape: tuple[int, ...]
 
 
 class WritableSpec(Protocol):
@@ -85,7 +120,7 @@ class RowEncoder:
         self._kinds: dict[str, str] = {}
         self._since: dict[str, int] = {}
 
-    def encode(self, row: Mapping[str, Any], number: int = 0) -> bytes:
+    def encode(self, row: Mapping[str, object], number: int = 0) -> bytes:
         """Encode the row with this number; raises as `encode_example` does, and for a key that
         changes its kind.
         """
@@ -118,7 +153,7 @@ class RowEncoder:
 
 
 def encode_example(
-    row: Mapping[str, Any], features: Mapping[str, WritableSpec] | None = None
+    row: Mapping[str, object], features: Mapping[str, WritableSpec] | None = None
 ) -> bytes:
     """Encode one mapping as a serialized tf.train.Example.
 
@@ -154,7 +189,9 @@ def encode_example(
     return RowEncoder(features).encode(row)
 
 
-def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[str, Any]) -> bytes:
+def encode_sequence_example(
+    context: Mapping[str, object], feature_lists: Mapping[str, object]
+) -> bytes:
     """Encode a context and lists of steps as a serialized tf.train.SequenceExample.
 
     Args:
@@ -184,7 +221,7 @@ def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[s
             )
         feature_list = _entry(message.feature_lists.feature_list, key)
         for number, step in enumerate(steps):
-            fill_feature(feature_list.feature.add(), step, f"feature list {key!r}, step {number}")
+            _fill_feature(feature_list.feature.add(), step, f"feature list {key!r}, step {number}")
     return bytes(message.SerializeToString(deterministic=True))
 
 
@@ -239,40 +276,7 @@ def decode_sequence_example(
     return _decode_map(message.context.feature), steps
 
 
-def parse_message(
-    serialized: bytes | bytearray | memoryview,
-    message_class: Any = Example,
-    what: str = "example input",
-) -> Any:
-    """Parse bytes as a protobuf message from this package's private pool, and raise this package's
-    errors.
-
-    Args:
-        serialized: The bytes of the message.
-        message_class: Class of the message.
-        what: Name of the message in errors.
-
-    Raises:
-        ParseError: The bytes are not such a message.
-        TypeError: ``serialized`` is not bytes-like.
-    """
-    if not isinstance(serialized, (bytes, bytearray, memoryview)):
-        raise TypeError(
-            "Input serialized must be a scalar: bytes, bytearray or memoryview of one record, "
-            f"got {type(serialized).__name__}"
-        )
-    try:
-        return message_class.FromString(
-            serialized if isinstance(serialized, bytes) else bytes(serialized)
-        )
-    except DecodeError as error:
-        raise ParseError(
-            f"Could not parse {what}: expected one {message_class.DESCRIPTOR.name} message, "
-            f"got {memoryview(serialized).nbytes} bytes that are not one"
-        ) from error
-
-
-def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+def join_arrays(messages: Sequence[ListMessage]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
     """Concatenate Int64List or FloatList messages of one kind into a new 1-D array, bit for bit."""
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
@@ -282,7 +286,7 @@ def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[
     return np.array([value for message in messages for value in message.value[:]], dtype=np.int64)
 
 
-def _float_bytes(message: Any) -> bytes:
+def _float_bytes(message: ListMessage) -> bytes:
     # Unlike a Python float, the packed bytes keep signalling NaNs; copying them is also fastest.
     packed: bytes = message.SerializeToString()
     # tag, one byte of length, values
@@ -296,11 +300,11 @@ def _float_bytes(message: Any) -> bytes:
     return packed[len(packed) - size :]
 
 
-def _decode_map(features: Any) -> dict[str, Values]:
+def _decode_map(features: Mapping[str, FeatureMessage]) -> dict[str, Values]:
     return {key: _decode_feature(features[key]) for key in sorted(features)}
 
 
-def _decode_feature(feature: Any) -> Values:
+def _decode_feature(feature: FeatureMessage) -> Values:
     kind = feature.WhichOneof("kind")
     if kind is None:
         return []
@@ -309,16 +313,20 @@ def _decode_feature(feature: Any) -> Values:
     return join_arrays([getattr(feature, kind)])
 
 
-def _fill_map(target: Any, features: Mapping[str, Any], what: str) -> dict[str, str]:
+def _fill_map(
+    target: Mapping[str, FeatureMessage], features: Mapping[str, object], what: str
+) -> dict[str, str]:
     """Fill a map of features, and return the kind of each."""
     _check_mapping(features, what)
     return {
-        key: fill_feature(_entry(target, key), value, f"feature {key!r}")
+        key: _fill_feature(_entry(target, key), value, f"feature {key!r}")
         for key, value in features.items()
     }
 
 
-def _fill_by(encoders: _Encoders, target: Any, row: Mapping[str, Any]) -> None:
+def _fill_by(
+    encoders: _Encoders, target: Mapping[str, FeatureMessage], row: Mapping[str, object]
+) -> None:
     """Fill a map of features by the specs, which say the kinds."""
     _check_mapping(row, "row")
     unknown = [name for name in row if name not in encoders]
@@ -329,17 +337,17 @@ def _fill_by(encoders: _Encoders, target: Any, row: Mapping[str, Any]) -> None:
     for name, (key, encode) in encoders.items():
         values = encode(row.get(name))
         if values is not None:
-            fill_feature(_entry(target, key), values, f"feature {name!r}")
+            _fill_feature(_entry(target, key), values, f"feature {name!r}")
 
 
-def _check_mapping(features: Mapping[str, Any], what: str) -> None:
+def _check_mapping(features: Mapping[str, object], what: str) -> None:
     if not isinstance(features, Mapping):
         raise TypeError(
             f"{what} must be a mapping of keys to values, got {type(features).__name__}"
         )
 
 
-def _entry(target: Any, key: str) -> Any:
+def _entry(target: Mapping[str, _Entry], key: str) -> _Entry:
     if not isinstance(key, str):
         raise TypeError(f"a key must be str, got {type(key).__name__}: {key!r}")
     try:
@@ -347,3 +355,180 @@ def _entry(target: Any, key: str) -> Any:
     except UnicodeEncodeError as error:
         raise ValueError(f"key {key!r} is not valid Unicode text") from error
     return target[key]
+
+
+# One value as a Feature message.
+
+
+def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
+    """Write a value into a Feature message, and return the kind of its list; ``where`` begins every
+    error text.
+
+    Raises:
+        TypeError: No list holds the type of the value, or the value mixes several kinds.
+        ValueError: A value does not fit its list.
+    """
+    try:
+        kind, values, _ = list_values(value)
+        target: ListMessage = getattr(feature, kind)
+        if not values:
+            target.SetInParent()
+        elif isinstance(values, bytes):
+            target.MergeFromString(b"\n" + varint(len(values)) + values)
+        else:
+            try:
+                target.value.extend(values)
+            except ValueError as error:
+                raise int64_error(values) from error
+    except (TypeError, ValueError) as error:
+        raise locate_value(error, where) from error
+    return kind
+
+
+def locate_value(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
+    """An error of a value that also says where the value is."""
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
+
+
+def int64_error(values: list[int]) -> ValueError:
+    """The error for integers of which one is outside int64."""
+    large = next(value for value in values if not -(2**63) <= value < 2**63)
+    return ValueError(
+        f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}"
+    )
+
+
+def list_values(value: object) -> ListValues:
+    """Convert a value to what a Feature message holds.
+
+    Raises:
+        TypeError: No list holds the type of the value, or the value mixes several kinds.
+        ValueError: A value does not fit its list.
+    """
+    if isinstance(value, ListValues):
+        return value
+    kind = _kind_of(type(value))
+    if kind is not None:
+        return ListValues(kind, _LEAVES[kind]([value]), ())
+    if isinstance(value, (list, tuple, range)):
+        return _sort_out_list(value)
+    array = _as_array(value)
+    if array is None:
+        hint = "; leave out the key if there is no value" if value is None else ""
+        raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
+    return _sort_out_array(array)
+
+
+def _find_kind(cls: type) -> str | None:
+    """The name of the list that holds scalars of this type; None for any other type."""
+    if issubclass(cls, (bool, int, np.bool_, np.integer)) and not issubclass(cls, np.timedelta64):
+        return "int64_list"
+    if issubclass(cls, (float, np.floating)):
+        return "float_list"
+    if issubclass(cls, (bytes, str, bytearray, memoryview)):
+        return "bytes_list"
+    return None
+
+
+# The annotation is for mypy, which does not treat a class as hashable.
+_kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
+
+
+def _int_leaves(values: Sequence[Any]) -> list[int]:
+    return list(map(int, values))
+
+
+def _float_leaves(values: Sequence[object]) -> bytes:
+    try:
+        return struct.pack(f"<{len(values)}f", *values)
+    except OverflowError as error:
+        raise ValueError("a finite float is outside float32, which a float_list holds") from error
+
+
+def _bytes_leaves(values: Sequence[Any]) -> list[bytes]:
+    try:
+        return [value.encode() if isinstance(value, str) else bytes(value) for value in values]
+    except UnicodeEncodeError as error:
+        raise ValueError("text that is not valid Unicode has no UTF-8 form") from error
+
+
+_LEAVES: dict[str, Callable[[Sequence[object]], bytes | list[int] | list[bytes]]] = {
+    "int64_list": _int_leaves,
+    "float_list": _float_leaves,
+    "bytes_list": _bytes_leaves,
+}
+
+
+def _sort_out_list(values: Sequence[object]) -> ListValues:
+    if not len(values):
+        raise ValueError(
+            "an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its dtype, "
+            "numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list; or write by features, whose spec "
+            "says it"
+        )
+    kinds = {_kind_of(cls) for cls in set(map(type, values))}
+    if kinds == {None}:
+        return _join([list_values(value) for value in values])
+    if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
+        kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
+    if len(kinds) > 1:
+        names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
+        raise TypeError(
+            f"mixed types in one list: {names}; a list holds integers, floats or bytes only"
+        )
+    kind = str(kinds.pop())
+    return ListValues(kind, _LEAVES[kind](values), (len(values),))
+
+
+def _join(parts: list[ListValues]) -> ListValues:
+    """Flatten the rows of a nested list."""
+    kinds, shapes = {part.kind for part in parts}, {part.shape for part in parts}
+    if len(kinds) > 1:
+        raise TypeError(f"mixed types in one list: it holds {' and '.join(sorted(kinds))}")
+    if len(shapes) > 1:
+        raise ValueError(
+            "nested lists of different lengths (ragged) do not fit one feature: store the lengths as well"
+        )
+    rows: list[Any] = [part.values for part in parts]  # of one kind: all bytes, or all lists
+    is_bytes = parts[0].kind == "float_list"
+    values = b"".join(rows) if is_bytes else list(itertools.chain.from_iterable(rows))
+    return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))
+
+
+def _as_array(value: object) -> _Array | None:
+    """Convert an array of any library to a NumPy array; None if the value is not an array."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError("a masked array has masked values: fill them first")
+    if isinstance(value, np.ndarray):
+        return value
+    # a torch tensor, without importing torch
+    if callable(getattr(value, "detach", None)) and hasattr(value, "dtype"):
+        tensor = cast("torch.Tensor", value)
+        if str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8")):
+            tensor = tensor.float()  # exact; NumPy has no such dtype
+        return np.asarray(tensor.numpy(force=True))
+    return np.asarray(value) if hasattr(value, "__array__") else None
+
+
+def _sort_out_array(array: _Array) -> ListValues:
+    kind = array.dtype.kind
+    if kind == "b":
+        return ListValues("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
+    if kind in "iu":
+        return ListValues("int64_list", array.ravel().tolist(), array.shape)
+    # the latter come from ml_dtypes, with kind "V"
+    if kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):
+        return ListValues("float_list", _float_array_leaves(array), array.shape)
+    if kind in "SUT" and not array.size:
+        return ListValues("bytes_list", [], array.shape)
+    if kind in "SUTO":
+        return _sort_out_list(array.ravel().tolist())._replace(shape=array.shape)
+    raise TypeError(f"expected {_ALLOWED}, got an array of dtype {array.dtype}")
+
+
+def _float_array_leaves(array: _Array) -> bytes:
+    with np.errstate(over="ignore"):
+        single = array.astype("<f4")
+    if array.dtype.itemsize > 4 and (np.isinf(single) & np.isfinite(array)).any():
+        raise ValueError("a finite float is outside float32, which a float_list holds")
+    return single.tobytes()

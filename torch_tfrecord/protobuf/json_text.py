@@ -24,7 +24,7 @@ from torch_tfrecord.protobuf.messages import Example
 
 __all__ = ["example_of_json", "parse_json"]
 
-_Pairs = list[tuple[str, Any]]
+_Pairs = list[tuple[str, object]]
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _MOST_FLOAT = float(np.finfo(np.float32).max)
@@ -41,7 +41,7 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], Any] = dict) -> Any:
+def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], object] = dict) -> Any:
     """Parse JSON in UTF-8 (RFC 8259) to dicts, lists, str, int, float, bool and None.
 
     Unlike Python's own parser, this one does not take NaN and Infinity, which are not JSON.
@@ -113,20 +113,20 @@ def example_of_json(text: bytes | memoryview) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _unique(pairs: _Pairs) -> dict[str, Any]:
+def _unique(pairs: _Pairs) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ParseError("expected each name once in the JSON form of an Example, got one twice")
     return found
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: object, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ParseError(f"expected a JSON object for {what}, got {_kind(value)}")
     return value
 
 
-def _only(value: Any, name: str, what: str) -> Any:
+def _only(value: object, name: str, what: str) -> object:
     """The single entry that an object may have; None if it is null or not there."""
     found = _object(value, what)
     if not found.keys() <= {name}:
@@ -134,7 +134,7 @@ def _only(value: Any, name: str, what: str) -> Any:
     return found.get(name)
 
 
-def _fill(message: Any, feature: Any) -> None:
+def _fill(message: object, feature: object) -> None:
     lists = _object({} if feature is None else feature, "a feature")
     if not lists.keys() <= _LISTS.keys():
         raise ParseError(
@@ -153,7 +153,7 @@ def _fill(message: Any, feature: Any) -> None:
         target.value.extend([*map(read, values or ())])
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     if isinstance(value, str):
         try:
             digits = value.replace("-", "+").replace("_", "/").rstrip("=")
@@ -166,7 +166,7 @@ def _bytes(value: Any) -> bytes:
     raise ParseError(f"expected bytes in base64, got {_kind(value)}")
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     number = _number(value)
     if isinstance(number, float) and number.is_integer():
         return int(number)
@@ -175,7 +175,7 @@ def _integer(value: Any) -> int:
     return number
 
 
-def _float(value: Any) -> float:
+def _float(value: object) -> float:
     if isinstance(value, str) and value in _FLOATS:
         return _FLOATS[value]
     number = _number(value)
@@ -184,7 +184,7 @@ def _float(value: Any) -> float:
     return float(number)
 
 
-def _number(value: Any) -> int | float | None:
+def _number(value: object) -> int | float | None:
     """A number, also as text; None for anything else."""
     if isinstance(value, str):
         found = _NUMBER.fullmatch(value)
@@ -194,7 +194,7 @@ def _number(value: Any) -> int | float | None:
     return None if isinstance(value, bool) or not isinstance(value, (int, float)) else value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "a bool"
     names = {
@@ -207,7 +207,7 @@ def _kind(value: Any) -> str:
     return names[type(value)]
 
 
-_LISTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+_LISTS: dict[str, tuple[str, Callable[[object], object]]] = {
     "bytesList": ("bytes_list", _bytes),
     "bytes_list": ("bytes_list", _bytes),
     "floatList": ("float_list", _float),

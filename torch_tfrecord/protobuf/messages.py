@@ -1,4 +1,5 @@
-"""The protobuf messages of the package, built at run time in a private descriptor pool.
+"""The protobuf messages of the package, built at run time in a private descriptor pool, and the
+fields that other messages have.
 
 protobuf registers generated messages in one pool per process, where two packages that both include
 ``tensorflow/core/example/example.proto`` conflict. A private pool cannot conflict, whatever else
@@ -7,18 +8,30 @@ you import.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping, MutableSequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from torch_tfrecord.errors import ParseError
 
 __all__ = [
     "BytesList",
     "Example",
     "ExampleListWithContext",
+    "FeatureMessage",
     "FloatList",
     "Int64List",
+    "ListMessage",
     "SequenceExample",
     "TensorProto",
+    "find_fields",
+    "guess_message",
+    "is_bare",
+    "parse_message",
+    "varint",
 ]
 
 _PACKAGE = "tensorflow"
@@ -66,9 +79,10 @@ _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
 }
 
 _Field = descriptor_pb2.FieldDescriptorProto
+_Descriptor = descriptor_pb2.DescriptorProto
 
 
-def _add_field(message: Any, number: int, name: str, how_often: str, kind: str) -> None:
+def _add_field(message: _Descriptor, number: int, name: str, how_often: str, kind: str) -> None:
     field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
     if kind in _SCHEMA:
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
@@ -85,7 +99,7 @@ def _add_field(message: Any, number: int, name: str, how_often: str, kind: str) 
         field.oneof_index = 0
 
 
-def _add_map_entry(message: Any, name: str, kind: str) -> str:
+def _add_map_entry(message: _Descriptor, name: str, kind: str) -> str:
     entry = message.nested_type.add(
         name="".join(word.capitalize() for word in name.split("_")) + "Entry"
     )
@@ -123,3 +137,181 @@ Example = _message_class("Example")
 ExampleListWithContext = _message_class("ExampleListWithContext")
 SequenceExample = _message_class("SequenceExample")
 TensorProto = _message_class("TensorProto")
+
+
+class ListMessage(Message):
+    """A BytesList, FloatList or Int64List, as type checkers see it."""
+
+    value: MutableSequence[Any]
+
+
+class FeatureMessage(Message):
+    """A Feature, as type checkers see it."""
+
+    bytes_list: ListMessage
+
+
+def parse_message(
+    serialized: bytes | bytearray | memoryview,
+    message_class: Any = Example,
+    what: str = "example input",
+) -> Any:
+    """Parse bytes as a protobuf message from this package's private pool, and raise this package's
+    errors.
+
+    Args:
+        serialized: The bytes of the message.
+        message_class: Class of the message.
+        what: Name of the message in errors.
+
+    Raises:
+        ParseError: The bytes are not such a message.
+        TypeError: ``serialized`` is not bytes-like.
+    """
+    if not isinstance(serialized, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            "Input serialized must be a scalar: bytes, bytearray or memoryview of one record, "
+            f"got {type(serialized).__name__}"
+        )
+    try:
+        return message_class.FromString(
+            serialized if isinstance(serialized, bytes) else bytes(serialized)
+        )
+    except DecodeError as error:
+        raise ParseError(
+            f"Could not parse {what}: expected one {message_class.DESCRIPTOR.name} message, "
+            f"got {memoryview(serialized).nbytes} bytes that are not one"
+        ) from error
+
+
+# What a record is that is no Example: by its fields on the wire, without showing their values.
+
+_INTEGER, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_KINDS = {_INTEGER: "integer", _FIXED64: "8 bytes", _BYTES: "bytes or message", _FIXED32: "4 bytes"}
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_MOST_FIELDS = 10_000  # that are looked at
+_MOST_SHOWN = 8
+
+# What it is, how its fields are stored, and those that it always has: from TensorFlow's
+# event.proto, and scenario.proto and dataset.proto of the Waymo Open Dataset.
+_KNOWN: tuple[tuple[str, Mapping[int, tuple[int, ...]], frozenset[int]], ...] = (
+    (
+        "a TensorFlow event, as in tfevents files",
+        {1: (_FIXED64,), 2: (_INTEGER,), **dict.fromkeys(range(3, 11), (_BYTES,))},
+        frozenset({1}),
+    ),
+    (
+        "a Waymo Scenario",
+        {1: (_FIXED64, _BYTES), **dict.fromkeys((2, 5, 7, 8, 11, 12, 13), (_BYTES,))}
+        | {4: (_INTEGER, _BYTES), 6: (_INTEGER,), 10: (_INTEGER,)},
+        frozenset({2, 5}),
+    ),
+    (
+        "a Waymo Frame",
+        {2: (_INTEGER,), **dict.fromkeys((1, *range(3, 12)), (_BYTES,))},
+        frozenset({1, 2}),
+    ),
+)
+
+
+def is_bare(record: bytes) -> bool:
+    """Whether the bytes of an Example or SequenceExample are all of that message, with no fields of
+    another one.
+    """
+    message = SequenceExample.FromString(record)
+    message.DiscardUnknownFields()
+    return bool(message.ByteSize() == len(record))
+
+
+def guess_message(record: bytes) -> str | None:
+    """What message a record holds, by its fields, without showing their values; None if it is no
+    message.
+
+    Example:
+        >>> guess_message(bytes.fromhex("09000000000000f03f1001"))
+        'a TensorFlow event, as in tfevents files'
+    """
+    try:
+        found = itertools.islice(find_fields(record), _MOST_FIELDS)
+        fields = [(number, kind, record[begin:end]) for number, kind, begin, end in found]
+    except (IndexError, ValueError):
+        return None
+    if _is_example_list(fields):
+        return "an ExampleListWithContext (ELWC)"
+    kinds = {(number, kind) for number, kind, _ in fields}
+    numbers = {number for number, _ in kinds}
+    for name, layout, required in _KNOWN:
+        if required <= numbers and all(kind in layout.get(number, ()) for number, kind in kinds):
+            return name
+    shown = [f"{number} ({_KINDS[kind]})" for number, kind in sorted(kinds)]
+    more = ", ..." if len(shown) > _MOST_SHOWN else ""
+    return f"another protobuf message, of the fields {', '.join(shown[:_MOST_SHOWN])}{more}"
+
+
+def _is_example_list(fields: list[tuple[int, int, bytes]]) -> bool:
+    """Whether field 1, several times, and field 2 are Examples, at least one of them with
+    values.
+    """
+    if not all(number in (1, 2) and kind == _BYTES for number, kind, _ in fields):
+        return False
+    try:
+        features = [Example.FromString(content).features.feature for _, _, content in fields]
+        return any(
+            feature.WhichOneof("kind") for keys in features for feature in keys.values()
+        ) and all(is_bare(content) for _, _, content in fields)
+    except DecodeError:
+        return False
+
+
+def find_fields(
+    record: bytes, at: int = 0, end: int | None = None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the number and kind of each field of a message, and where its content begins and ends.
+
+    Args:
+        record: Holds the message.
+        at: First byte of the message.
+        end: The byte behind it; None for the end of the record.
+
+    Raises:
+        IndexError, ValueError: The bytes are no message.
+    """
+    end = len(record) if end is None else end
+    while at < end:
+        tag, at = _varint(record, at)
+        number, kind = tag >> 3, tag & 7
+        if kind not in _KINDS or not 0 < number < 1 << 29:
+            raise ValueError
+        begin = at
+        if kind == _INTEGER:
+            _, at = _varint(record, at)
+        else:
+            length = _FIXED_BYTES.get(kind)
+            if length is None:
+                length, begin = _varint(record, at)
+            at = begin + length
+        if at > end:
+            raise IndexError
+        yield number, kind, begin, at
+
+
+def _varint(record: bytes, at: int) -> tuple[int, int]:
+    """An integer of seven bits a byte, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = record[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError
+
+
+def varint(number: int) -> bytes:
+    """A number in seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

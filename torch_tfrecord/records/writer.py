@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import at_least
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec
+from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec, locate_value
 from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
@@ -162,10 +162,8 @@ class _Writer(ABC):
             )
         try:
             return self._encoder.encode(record, self._count)
-        except TypeError as error:
-            raise TypeError(f"{self._name}: row {self._count}: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"{self._name}: row {self._count}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise locate_value(error, f"{self._name}: row {self._count}") from error
 
     @abstractmethod
     def _write(self, payload: bytes | bytearray | memoryview) -> None: ...

@@ -32,8 +32,7 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf.guess import find_fields
-from torch_tfrecord.protobuf.messages import BytesList
+from torch_tfrecord.protobuf.messages import BytesList, find_fields
 from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,

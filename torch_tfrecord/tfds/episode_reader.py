@@ -27,9 +27,7 @@ from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.protobuf.encoding import varint
-from torch_tfrecord.protobuf.example import parse_message
-from torch_tfrecord.protobuf.guess import find_fields
+from torch_tfrecord.protobuf.messages import find_fields, parse_message, varint
 from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
