@@ -22,14 +22,12 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.sidecar import (
     SIDECAR_FOLDER,
-    Sidecar,
     SidecarFormat,
     pack,
     read_source,
@@ -170,7 +168,7 @@ def _join(texts: Sequence[str]) -> bytes:
 
 
 class Manifest:
-    """An open manifest: its rows are in memory, its lengths are read on demand.
+    """An open manifest: its rows are in memory (see `_SHARD_ROWS`), its lengths are read on demand.
 
     Pickles as its path: unpickling reads the rows again and compares the checksum. Can be used
     after a fork, where the processes share the rows, and from threads.
@@ -178,92 +176,18 @@ class Manifest:
     Args:
         path: The file.
         access: How to reach a remote file.
+        checksum: The checksum that it must have; None for any.
 
     Attributes:
         path, access: The same.
-
-    Raises:
-        IndexMismatchError: It is damaged, has another format or version, or contradicts itself.
-        OSError: It cannot be opened or read.
-    """
-
-    def __init__(self, path: str, access: Access = DEFAULT_ACCESS) -> None:
-        self.path, self.access = path, access
-        self._head: _Head | None = _Head(open_file(path, access))
-        self._checksum = self._head.checksum
-
-    @property
-    def head(self) -> _Head:
-        """The rows; read again after unpickling.
-
-        Raises:
-            IndexMismatchError: The file is not what was opened first.
-        """
-        head = self._head
-        if head is None:
-            head = _Head(open_file(self.path, self.access))
-            if head.checksum != self._checksum:
-                text = f"expected the manifest with checksum {self._checksum} that was opened, got {head.checksum}"
-                raise IndexMismatchError(text, path=self.path)
-            self._head = head
-        return head
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_head": None}
-
-    def __len__(self) -> int:
-        return len(self.head.num_records)
-
-    def names(self) -> list[str]:
-        """The shards' names, as given to `pack_manifest`."""
-        return self.head.names()
-
-    def facts(self, shard: int) -> RecordIndex:
-        """The index of a shard without records, to compare with its file."""
-        head = self.head
-        fingerprint = head.fingerprints.item(shard)
-        return RecordIndex.bare(
-            head.file_sizes.item(shard),
-            COMPRESSION_TYPES[head.compression.item(shard)],
-            head.mtimes_ns.item(shard),
-            None if fingerprint == _UNKNOWN else fingerprint,
-            (head.etags[shard] or None) if head.etags else None,
-        )
-
-    def row(self, shard: int) -> ShardRow:
-        """Everything about a shard, for another manifest; its lengths are checked."""
-        (offsets,) = self.offsets(np.array([shard]))
-        return ShardRow(self.facts(shard), _shorten(np.diff(offsets) - OVERHEAD_BYTES))
-
-    def offsets(self, shards: _Integers) -> list[_Integers]:
-        """The offsets of the records of some shards: int64 [N + 1] for each, its end last.
-
-        Raises:
-            IndexMismatchError: The lengths are damaged.
-        """
-        head = self.head
-        firsts, lasts = head.first_records[shards], head.first_records[shards + 1] - 1
-        first_blocks = firsts // BLOCK_RECORDS
-        ranges = zip(first_blocks.tolist(), (lasts // BLOCK_RECORDS).tolist(), strict=True)
-        needed = np.unique(np.concatenate([np.arange(one, last + 1) for one, last in ranges]))
-        needed = needed[needed < len(head.block_offsets)]  # empty shards may be behind the last
-        borders = head.read_borders(needed)[:, :-1].reshape(-1)
-        begins = np.searchsorted(needed, first_blocks) * BLOCK_RECORDS + firsts % BLOCK_RECORDS
-        found = []
-        for shard, begin in zip(shards.tolist(), begins.tolist(), strict=True):
-            start, end = head.stream_starts[shard : shard + 2]
-            of_shard = borders[begin : begin + head.num_records.item(shard)]
-            found.append(np.append(of_shard, end) - start)
-        return found
-
-
-class _Head:
-    """The rows of a manifest; see `_SHARD_ROWS` and `_BLOCK_ROWS`.
-
-    Attributes:
         first_records: int64 [F + 1]: number of the first record of each shard, then of all.
         stream_starts: int64 [F + 1]: bytes of all records before each shard, then of all.
         etags: The shards' ETags, "" if unknown; empty if all are.
+
+    Raises:
+        IndexMismatchError: It is damaged, has another format, version or checksum, or contradicts
+            itself.
+        OSError: It cannot be opened or read.
     """
 
     file_sizes: _Integers
@@ -275,11 +199,16 @@ class _Head:
     compression: npt.NDArray[np.uint8]
     block_crcs: npt.NDArray[np.uint32]
 
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
-        found = read_source(source, _FORMAT, lambda _: _MOST_HEAD_BYTES, "any manifest")
-        self.checksum = found.checksum
-        self._lengths = found.places["lengths"]
+    def __init__(
+        self, path: str, access: Access = DEFAULT_ACCESS, checksum: str | None = None
+    ) -> None:
+        self.path, self.access = path, access
+        self._source = open_file(path, access)
+        found = read_source(self._source, _FORMAT, lambda _: _MOST_HEAD_BYTES, "any manifest")
+        if checksum not in (None, found.checksum):
+            text = f"expected the manifest with checksum {checksum} that was opened"
+            raise IndexMismatchError(f"{text}, got {found.checksum}", path=path)
+        self._found = found
         for name in (*_SHARD_ROWS, *_BLOCK_ROWS):
             setattr(self, name, found.arrays[name])
         try:
@@ -287,11 +216,16 @@ class _Head:
             self.first_records = _sums(self.num_records)
             self.stream_starts = _sums(self.stream_sizes)
             self._check_blocks()
-            self.etags = self._texts(found, "etags") if found.metadata["etags_bytes"] != "0" else []
+            self.etags = self._texts("etags") if found.metadata["etags_bytes"] != "0" else []
         except IndexMismatchError as error:
-            error.locate(path=source.path)
+            error.locate(path=path)
             raise
-        self._names = found._replace(arrays={"names": found.arrays["names"]}, places={})
+
+    def __reduce__(self) -> tuple[type[Manifest], tuple[str, Access, str]]:
+        return Manifest, (self.path, self.access, self._found.checksum)
+
+    def __len__(self) -> int:
+        return len(self.num_records)
 
     def _check_shards(self) -> None:
         counts = {len(getattr(self, name)) for name in _SHARD_ROWS}
@@ -315,9 +249,9 @@ class _Head:
             )
 
     def _check_blocks(self) -> None:
-        num_records = int(self.first_records[-1])
-        if self._lengths.length != num_records:
-            raise IndexMismatchError(f"expected {num_records} lengths, got {self._lengths.length}")
+        num_records, got = int(self.first_records[-1]), self._found.places["lengths"].length
+        if got != num_records:
+            raise IndexMismatchError(f"expected {num_records} lengths, got {got}")
         expected = -(-num_records // BLOCK_RECORDS)
         counts = {len(getattr(self, name)) for name in _BLOCK_ROWS}
         if counts != {expected}:
@@ -326,24 +260,60 @@ class _Head:
             )
 
     def names(self) -> list[str]:
-        """The shards' names."""
-        return self._texts(self._names, "names")
+        """The shards' names, as given to `pack_manifest`."""
+        return self._texts("names")
 
-    def _texts(self, found: Sidecar, name: str) -> list[str]:
-        count = len(self.num_records)
-        size = stored_number(found.metadata[f"{name}_bytes"], f"{name}_bytes")
+    def _texts(self, name: str) -> list[str]:
+        count = len(self)
+        size = stored_number(self._found.metadata[f"{name}_bytes"], f"{name}_bytes")
         try:
             if not 0 <= size <= count * _MOST_TEXT_BYTES:
                 raise ValueError(f"{size} bytes")
             inflater = zlib.decompressobj()
-            text = inflater.decompress(found.arrays[name].tobytes(), size + 1)
+            text = inflater.decompress(self._found.arrays[name].tobytes(), size + 1)
             texts = text.decode("utf-8", "surrogateescape").split("\0", count)
             if len(text) != size or not inflater.eof or len(texts) != count + 1 or texts.pop():
                 raise ValueError(f"{len(text)} bytes of others")
         except (ValueError, zlib.error) as error:
-            text_ = f"expected a text for each of {count} shards, got {error}"
-            raise IndexMismatchError(text_, path=self._source.path) from error
+            problem = f"expected a text for each of {count} shards, got {error}"
+            raise IndexMismatchError(problem, path=self.path) from error
         return texts
+
+    def facts(self, shard: int) -> RecordIndex:
+        """The index of a shard without records, to compare with its file."""
+        fingerprint = self.fingerprints.item(shard)
+        return RecordIndex.bare(
+            self.file_sizes.item(shard),
+            COMPRESSION_TYPES[self.compression.item(shard)],
+            self.mtimes_ns.item(shard),
+            None if fingerprint == _UNKNOWN else fingerprint,
+            (self.etags[shard] or None) if self.etags else None,
+        )
+
+    def row(self, shard: int) -> ShardRow:
+        """Everything about a shard, for another manifest; its lengths are checked."""
+        (offsets,) = self.offsets(np.array([shard]))
+        return ShardRow(self.facts(shard), _shorten(np.diff(offsets) - OVERHEAD_BYTES))
+
+    def offsets(self, shards: _Integers) -> list[_Integers]:
+        """The offsets of the records of some shards: int64 [N + 1] for each, its end last.
+
+        Raises:
+            IndexMismatchError: The lengths are damaged.
+        """
+        firsts, lasts = self.first_records[shards], self.first_records[shards + 1] - 1
+        first_blocks = firsts // BLOCK_RECORDS
+        ranges = zip(first_blocks.tolist(), (lasts // BLOCK_RECORDS).tolist(), strict=True)
+        needed = np.unique(np.concatenate([np.arange(one, last + 1) for one, last in ranges]))
+        needed = needed[needed < len(self.block_offsets)]  # empty shards may be behind the last
+        borders = self.read_borders(needed)[:, :-1].reshape(-1)
+        begins = np.searchsorted(needed, first_blocks) * BLOCK_RECORDS + firsts % BLOCK_RECORDS
+        found = []
+        for shard, begin in zip(shards.tolist(), begins.tolist(), strict=True):
+            start, end = self.stream_starts[shard : shard + 2]
+            of_shard = borders[begin : begin + self.num_records.item(shard)]
+            found.append(np.append(of_shard, end) - start)
+        return found
 
     def read_borders(self, blocks: _Integers) -> _Integers:
         """Where the records of some blocks lie.
@@ -359,7 +329,7 @@ class _Head:
         Raises:
             IndexMismatchError: A block is damaged, or its records do not follow each other.
         """
-        dtype, total, begin = self._lengths
+        dtype, total, begin = self._found.places["lengths"]
         firsts = blocks * BLOCK_RECORDS
         counts = np.minimum(total - firsts, BLOCK_RECORDS)
         begins, sizes = begin + firsts * dtype.itemsize, counts * dtype.itemsize
@@ -376,7 +346,7 @@ class _Head:
         got, expected = crc32c(lengths.data), self.block_crcs.item(number)
         if got != expected:
             text = f"expected block {number} with checksum {expected:08x}, got {got:08x}"
-            raise IndexMismatchError(f"{text}: it is damaged", path=self._source.path)
+            raise IndexMismatchError(f"{text}: it is damaged", path=self.path)
         total = int(self.stream_starts[-1])
         is_last = number + 1 == len(self.block_offsets)
         begin = self.block_offsets.item(number)
@@ -399,7 +369,7 @@ class _Head:
             or (starts != self.stream_starts[low:high]).any()
         ):
             text = f"block {number}: expected records one behind the other from byte {begin} to byte {end}"
-            raise IndexMismatchError(f"{text}, got others", path=self._source.path)
+            raise IndexMismatchError(f"{text}, got others", path=self.path)
 
 
 def _sums(numbers: _Integers) -> _Integers:

@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -39,13 +39,15 @@ _BLOCKS_AT_ONCE = 256
 
 
 class ManifestShards:
-    """The shards of a data set by a manifest; pickles small, and reads its head again where it is
+    """The shards of a data set by a manifest; pickles small, and reads its rows again where it is
     needed.
 
     Args:
         manifest: The manifest.
         rows: int64 [F]: of each file its row.
         files: Their paths, as `shard_paths` makes them.
+        infos: What storages said of the files; what they did not say is seen when a file is opened.
+        compression_type: How all files must be compressed; "auto" is any way.
 
     Attributes:
         files: The same.
@@ -53,22 +55,34 @@ class ManifestShards:
         first_compressed: The first file that is compressed, or None.
 
     Raises:
-        IndexMismatchError: a local shard is not what the manifest says, or the manifest is damaged.
+        IndexMismatchError: a shard is not what the manifest says (names the first), or the manifest
+            is damaged.
         FileNotFoundError: a local shard is missing.
     """
 
-    def __init__(self, manifest: Manifest, rows: _Integers, files: list[str]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: _Integers,
+        files: list[str],
+        infos: Mapping[str, RemoteInfo] | None = None,
+        compression_type: str = "auto",
+    ) -> None:
         self._manifest, self._rows, self.files = manifest, rows, files
-        self._mtimes = (
-            None if is_remote(manifest.path) or is_remote(files[0]) else self._checked_mtimes()
-        )
+        if infos:
+            self._check_remote_files(infos)
+        is_local = not is_remote(manifest.path) and not is_remote(files[0])
+        mtimes = self._check_local_files() if is_local else manifest.mtimes_ns[rows]
+        self._mtimes = mtimes if (mtimes != manifest.mtimes_ns[rows]).any() else None
         self.table = _open_table(manifest, rows)
-        compressed = np.flatnonzero(manifest.head.compression[rows])
-        self.first_compressed = files[compressed[0]] if len(compressed) else None
-
-    def _checked_mtimes(self) -> _Integers | None:
-        mtimes = _check_local_files(self._manifest, self.files, self._rows)
-        return mtimes if (mtimes != self._manifest.head.mtimes_ns[self._rows]).any() else None
+        kinds = manifest.compression[rows]
+        self.first_compressed = files[int(kinds.argmax())] if kinds.any() else None
+        if compression_type != "auto":
+            is_other = kinds != COMPRESSION_TYPES.index(compression_type)
+            if is_other.any():
+                first = int(is_other.argmax())
+                got = repr(COMPRESSION_TYPES[kinds[first]])
+                raise self._stale(first, f"compression {compression_type!r}", got)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -79,20 +93,6 @@ class ManifestShards:
         if self._mtimes is not None:
             object.__setattr__(facts, "mtime_ns", self._mtimes.item(file))
         return facts
-
-    def check_compression(self, compression_type: str) -> None:
-        """Raise IndexMismatchError unless all files are compressed as declared; "auto" is any
-        way.
-        """
-        kinds = self._manifest.head.compression[self._rows]
-        if compression_type != "auto":
-            is_other = kinds != COMPRESSION_TYPES.index(compression_type)
-            if is_other.any():
-                first = int(is_other.argmax())
-                got = repr(COMPRESSION_TYPES[kinds[first]])
-                raise _stale(
-                    self._manifest, self.files[first], f"compression {compression_type!r}", got
-                )
 
     def __getstate__(self) -> dict[str, object]:
         is_all = _is_range(self._rows, len(self._manifest))
@@ -105,6 +105,49 @@ class ManifestShards:
             self._rows, self.files = np.arange(len(paths)), paths
         else:
             self.files = [paths[row] for row in self._rows.tolist()]
+
+    def _check_local_files(self) -> _Integers:
+        """Hold names, sizes and times against the manifest, and the bytes of files with another
+        time; returns when each was changed last, int64 [F] nanoseconds.
+        """
+        states = np.array(list(map(_state, self.files)), np.int64).reshape(-1, 2)
+        sizes, mtimes = states[:, 0], states[:, 1]
+        if (sizes < 0).any():
+            first = int((sizes < 0).argmax())
+            text = f"{int((sizes < 0).sum())} of {len(self)} shards of the manifest are missing"
+            raise FileNotFoundError(errno.ENOENT, text, self.files[first])
+        expected = self._manifest.file_sizes[self._rows]
+        if (sizes != expected).any():
+            first = int((sizes != expected).argmax())
+            raise self._stale(first, f"{expected[first]} bytes", f"{sizes[first]}")
+        # Copying a folder changes the times: then the bytes at both ends decide.
+        changed = np.flatnonzero(mtimes != self._manifest.mtimes_ns[self._rows]).tolist()
+        if changed:
+            bar = each_at_once(self._check_fingerprint, changed)
+            for _ in ProgressBar(bar, "checking", total=len(changed), unit="file", delay=1.0):
+                pass
+        return mtimes
+
+    def _check_fingerprint(self, file: int) -> None:
+        expected = self._manifest.fingerprints.item(self._rows.item(file))
+        got = open_file(self.files[file]).fingerprint()
+        if got != expected:
+            raise self._stale(file, f"fingerprint {expected:#010x}", f"{got:#010x}")
+
+    def _check_remote_files(self, infos: Mapping[str, RemoteInfo]) -> None:
+        etags = self._manifest.etags
+        for file, row in enumerate(self._rows.tolist()):
+            info = infos.get(self.files[file])
+            if info is None:
+                continue
+            size, etag = self._manifest.file_sizes.item(row), etags[row] if etags else ""
+            if info.size not in (None, size):
+                raise self._stale(file, f"{size} bytes", f"{info.size}")
+            if info.etag and etag and info.etag != etag:
+                raise self._stale(file, f"ETag {etag}", info.etag)
+
+    def _stale(self, file: int, expected: str, got: str) -> IndexMismatchError:
+        return _stale(self._manifest, self.files[file], expected, got)
 
 
 def open_shards(
@@ -130,8 +173,7 @@ def open_shards(
     """
     named = named_manifest(paths)
     if named is not None and policy != "memory":
-        shards = _open_manifest(Manifest(named, access))
-        shards.check_compression(compression_type)
+        shards = _open_manifest(Manifest(named, access), compression_type)
         return shards.files, {}, shards
     files, infos = found_files(paths, access)
     if policy == "memory":
@@ -140,7 +182,7 @@ def open_shards(
     return files, infos, _find_manifest(place, access, files, infos, compression_type)
 
 
-def _open_manifest(manifest: Manifest) -> ManifestShards:
+def _open_manifest(manifest: Manifest, compression_type: str) -> ManifestShards:
     """The shards of a manifest that a user named.
 
     Raises:
@@ -158,7 +200,8 @@ def _open_manifest(manifest: Manifest) -> ManifestShards:
             "expected a manifest that names each file once, got one that does not",
             path=manifest.path,
         )
-    return ManifestShards(manifest, np.array(order, np.int64), [paths[row] for row in order])
+    rows, files = np.array(order, np.int64), [paths[row] for row in order]
+    return ManifestShards(manifest, rows, files, None, compression_type)
 
 
 def _find_manifest(
@@ -177,10 +220,7 @@ def _find_manifest(
         rows = _rows(manifest, files)
         if rows is None:
             return None
-        _check_remote_files(manifest, files, rows, infos)
-        found = ManifestShards(manifest, rows, files)
-        found.check_compression(compression_type)
-        return found
+        return ManifestShards(manifest, rows, files, infos, compression_type)
     except IndexMismatchError as error:
         text = f"{error}: it is not used; build it again with `tfrecord index --manifest`"
         warnings.warn(text, stacklevel=outer_level())
@@ -210,71 +250,9 @@ def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
     return rows
 
 
-# Whether the files are what the manifest says.
-
-
-def _check_local_files(manifest: Manifest, files: Sequence[str], rows: _Integers) -> _Integers:
-    """Hold the names, sizes and times of local shards against a manifest, and the bytes of those
-    with another time.
-
-    Args:
-        manifest: The manifest.
-        files: Some of its shards.
-        rows: int64 [F]: of each its row.
-
-    Returns:
-        int64 [F]: when each was changed last, in nanoseconds.
-
-    Raises:
-        IndexMismatchError: a shard is not what the manifest says; names the first.
-        FileNotFoundError: a shard is missing.
-    """
-    head = manifest.head
-    states = np.array(list(map(_state, files)), np.int64).reshape(-1, 2)
-    sizes, mtimes = states[:, 0], states[:, 1]
-    if (sizes < 0).any():
-        first = int((sizes < 0).argmax())
-        text = f"{int((sizes < 0).sum())} of {len(files)} shards of the manifest are missing"
-        raise FileNotFoundError(errno.ENOENT, text, files[first])
-    is_other = sizes != head.file_sizes[rows]
-    if is_other.any():
-        first = int(is_other.argmax())
-        raise _stale(
-            manifest, files[first], f"{head.file_sizes[rows[first]]} bytes", f"{sizes[first]}"
-        )
-    changed = np.flatnonzero(mtimes != head.mtimes_ns[rows]).tolist()
-    _check_fingerprints(manifest, [(files[file], int(rows[file])) for file in changed])
-    return mtimes
-
-
-def _check_remote_files(
-    manifest: Manifest, files: Sequence[str], rows: _Integers, infos: Mapping[str, RemoteInfo]
-) -> None:
-    """Hold what a storage said of files against a manifest; what it did not say is seen when a file
-    is opened.
-
-    Raises:
-        IndexMismatchError: a shard is not what the manifest says; names the first.
-    """
-    head = manifest.head
-    for file, row in zip(files, rows.tolist(), strict=True) if infos else ():
-        info = infos.get(file)
-        if info is not None and info.size not in (None, head.file_sizes.item(row)):
-            raise _stale(manifest, file, f"{head.file_sizes[row]} bytes", f"{info.size}")
-        if (
-            info is not None
-            and info.etag
-            and head.etags
-            and head.etags[row]
-            and info.etag != head.etags[row]
-        ):
-            raise _stale(manifest, file, f"ETag {head.etags[row]}", info.etag)
-
-
 def _stale(manifest: Manifest, file: str, expected: str, got: str) -> IndexMismatchError:
-    """A shard is not what a manifest says."""
-    text = f"the manifest at {manifest.path} is not of this file as it is now: expected {expected}, got {got}"
-    return IndexMismatchError(text, path=file)
+    text = f"the manifest at {manifest.path} is not of this file as it is now: expected {expected}"
+    return IndexMismatchError(f"{text}, got {got}", path=file)
 
 
 def _state(file: str) -> tuple[int, int]:
@@ -284,24 +262,6 @@ def _state(file: str) -> tuple[int, int]:
     except FileNotFoundError:
         return -1, 0
     return status.st_size, status.st_mtime_ns
-
-
-def _check_fingerprints(manifest: Manifest, shards: Sequence[tuple[str, int]]) -> None:
-    """Copying a folder changes the times: then the bytes at both ends decide, which are read by
-    several threads.
-    """
-
-    def check(shard: tuple[str, int]) -> None:
-        file, row = shard
-        expected, got = manifest.head.fingerprints.item(row), open_file(file).fingerprint()
-        if got != expected:
-            raise _stale(manifest, file, f"fingerprint {expected:#010x}", f"{got:#010x}")
-
-    if shards:
-        for _ in ProgressBar(
-            each_at_once(check, shards), "checking", total=len(shards), unit="file", delay=1.0
-        ):
-            pass
 
 
 # Where the records lie.
@@ -314,7 +274,7 @@ def _is_range(rows: _Integers, count: int) -> bool:
 
 def _open_table(manifest: Manifest, rows: _Integers) -> RecordTable:
     """The table of some shards of a manifest; read whole if they are few."""
-    if not len(rows) or manifest.head.num_records[rows].sum() > _READ_WHOLE_RECORDS:
+    if not len(rows) or manifest.num_records[rows].sum() > _READ_WHOLE_RECORDS:
         return ManifestTable(manifest, rows)
     return RecordTable.of_borders(manifest.offsets(rows))
 
@@ -325,29 +285,26 @@ class ManifestTable(RecordTable):
 
     Args:
         manifest: Where the records lie.
-        rows: int64 [F]: row of each file in it.
+        rows: int64 [F]: row of each file in it; None for all.
     """
 
-    def __init__(self, manifest: Manifest, rows: _Integers) -> None:
-        head = manifest.head
+    def __init__(self, manifest: Manifest, rows: _Integers | None) -> None:
+        rows = np.arange(len(manifest)) if rows is None else rows
         self._manifest, self._rows = manifest, rows
-        self._ends = np.cumsum(head.num_records[rows])
-        self._starts = head.stream_starts[rows]
+        self._ends = np.cumsum(manifest.num_records[rows])
+        self._starts = manifest.stream_starts[rows]
         # From a position in the table to the number of the record in the manifest.
-        self._shifts = head.first_records[rows + 1] - self._ends
+        self._shifts = manifest.first_records[rows + 1] - self._ends
         self._kept = PerProcess(_KeptBlocks)
 
-    def __getstate__(self) -> tuple[Manifest, _Integers | None]:
-        return self._manifest, None if _is_range(self._rows, len(self._manifest)) else self._rows
-
-    def __setstate__(self, state: tuple[Manifest, _Integers | None]) -> None:
-        manifest, rows = state
-        ManifestTable.__init__(self, manifest, np.arange(len(manifest)) if rows is None else rows)
+    def __reduce__(self) -> tuple[type[ManifestTable], tuple[Manifest, _Integers | None]]:
+        is_all = _is_range(self._rows, len(self._manifest))
+        return ManifestTable, (self._manifest, None if is_all else self._rows)
 
     @property
     def file_bytes(self) -> _Integers:
         """Bytes of each file, decompressed."""
-        return self._manifest.head.stream_sizes[self._rows]
+        return self._manifest.stream_sizes[self._rows]
 
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order.
@@ -370,11 +327,11 @@ class ManifestTable(RecordTable):
 
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
         """See `RecordTable.block_extent`; only the file's records near the offset are looked up."""
-        head, row, start = self._manifest.head, self._rows.item(file), self._starts.item(file)
+        manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
         low = start + offset // block_bytes * block_bytes
-        begin = int(np.searchsorted(head.block_offsets, low, side="right")) - 1
-        end = int(np.searchsorted(head.block_offsets, low + block_bytes, side="right"))
-        first, last = head.first_records[row : row + 2].tolist()
+        begin = int(np.searchsorted(manifest.block_offsets, low, side="right")) - 1
+        end = int(np.searchsorted(manifest.block_offsets, low + block_bytes, side="right"))
+        first, last = manifest.first_records[row : row + 2].tolist()
         records = np.arange(max(begin * BLOCK_RECORDS, first), min(end * BLOCK_RECORDS, last))
         begins, ends = self._borders_at(records)
         return block_around(np.append(begins, ends[-1:]) - start, offset, block_bytes)
@@ -391,7 +348,7 @@ class ManifestTable(RecordTable):
         needed, number_of = np.unique(records[missing] // BLOCK_RECORDS, return_inverse=True)
         for first in range(0, len(needed), _BLOCKS_AT_ONCE):
             blocks = needed[first : first + _BLOCKS_AT_ONCE]
-            borders = self._manifest.head.read_borders(blocks)  # not locked: it may take a request
+            borders = self._manifest.read_borders(blocks)  # not locked: it may take a request
             kept.keep(blocks, borders)
             is_here = (number_of >= first) & (number_of < first + len(blocks))
             rows, chosen = number_of[is_here] - first, missing[is_here]
