@@ -1,7 +1,7 @@
 """Writers to storages: S3 by moto through obstore and through s3fs, memory:// through fsspec; also
 test_upload_file's.
 
-Covers records/upload_file, files/uploads.
+Covers records/record_file, files/uploads.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from torch_tfrecord.files import obstore_store, store, stores, uploads
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.files.transfers import infos_if_there
-from torch_tfrecord.records import upload_file
+from torch_tfrecord.records.record_file import upload_bytes
 
 boto3 = pytest.importorskip("boto3")
 KEYS = {"key": "testing", "secret": "testing-secret"}
@@ -203,7 +203,7 @@ def test_file_systems_without_parts():
 
 
 def test_bytes():
-    upload_file.upload_bytes("memory://up/b", b"content", Access())
+    upload_bytes("memory://up/b", b"content", Access())
     assert open_file("memory://up/b").read(100, 0) == b"content"
 
 

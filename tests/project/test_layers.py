@@ -103,7 +103,7 @@ def test_imports_only_from_rooms_above(name):
 
 
 # Who reads a file that it has written itself, in its own form.
-OWN_FILES = {"order.epoch_count", "records.upload_file", "shared_memory"}
+OWN_FILES = {"order.epoch_count", "records.record_file", "shared_memory"}
 
 
 @for_each("name", [name for name in modules() if room_of(name) != "files"])

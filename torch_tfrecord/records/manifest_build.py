@@ -28,8 +28,8 @@ from torch_tfrecord.records.manifest import (
     shard_row,
 )
 from torch_tfrecord.records.paths import Paths, found_files
+from torch_tfrecord.records.record_file import upload_bytes
 from torch_tfrecord.records.sidecar import write_sidecar
-from torch_tfrecord.records.upload_file import upload_bytes
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]

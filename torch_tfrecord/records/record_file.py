@@ -1,4 +1,7 @@
-"""TFRecord files being written, with their indexes: one alone, or a set that appears together."""
+"""TFRecord files being written, with their indexes: one alone, or a set that appears together.
+
+Those of a storage are first written to a file of this machine without a name, then uploaded at once.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import contextlib
 import errno
 import functools
 import os
+import tempfile
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import IO
 
 import numpy as np
 
+from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.atomic import (
     AtomicFile,
     claim_folder,
@@ -22,8 +27,11 @@ from torch_tfrecord.files.atomic import (
     sync_directory,
     temporary_names,
 )
-from torch_tfrecord.files.descriptors import named
+from torch_tfrecord.files.descriptors import named, opened
 from torch_tfrecord.files.file_source import fingerprint
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.transfers import infos_if_there
+from torch_tfrecord.files.uploads import Upload, remove, upload
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
@@ -36,31 +44,23 @@ from torch_tfrecord.records.sidecar import (
     sidecar_path,
     visible_sidecar_path,
 )
+from torch_tfrecord.shown import without_secrets
 
-__all__ = ["FileSet", "LocalRecordFile", "RecordFile"]
-
-_File = TypeVar("_File", bound="WritableFile")
+__all__ = [
+    "FileSet",
+    "LocalRecordFile",
+    "RecordFile",
+    "RemoteRecordFile",
+    "UploadFile",
+    "upload_all",
+    "upload_bytes",
+    "upload_record_files",
+]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
-class WritableFile(Protocol):
-    """What records are written to."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
-
-    def flush(self) -> None:
-        """Hand all bytes to the operating system."""
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """What was handed to it."""
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-
-
-class RecordFile(Generic[_File]):
+class RecordFile:
     """One file being written: frames and compresses records, and knows where they lie.
 
     Args:
@@ -74,7 +74,11 @@ class RecordFile(Generic[_File]):
     """
 
     def __init__(
-        self, file: _File, compression_type: str, level: int | None, write_index: bool
+        self,
+        file: AtomicFile | UploadFile,
+        compression_type: str,
+        level: int | None,
+        write_index: bool,
     ) -> None:
         self._file = file
         self._compression_type = compression_type
@@ -103,22 +107,19 @@ class RecordFile(Generic[_File]):
         if self._deflater is not None:
             self._file.write(self._deflater.flush())
 
-    def _index(
-        self, payload_lengths: array[int], size: int, mtime_ns: int = 0, etag: str | None = None
-    ) -> RecordIndex:
+    def _index(self, size: int, mtime_ns: int, etag: str | None = None) -> bytes:
         """The index of the whole file, of which all is flushed."""
-        lengths = np.array(payload_lengths, dtype=np.int64)
-        ends = np.cumsum(lengths + OVERHEAD_BYTES)
-        found = fingerprint(self._file.read, size)
-        offsets = ends - lengths - OVERHEAD_BYTES
-        return RecordIndex(offsets, lengths, size, self._compression_type, mtime_ns, found, etag)
+        lengths = np.array(self._lengths, dtype=np.int64)
+        offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
+        found, kind = fingerprint(self._file.read, size), self._compression_type
+        return RecordIndex(offsets, lengths, size, kind, mtime_ns, found, etag).to_bytes()
 
     def discard(self) -> None:
         """Leave nothing behind."""
         self._file.discard()
 
 
-class LocalRecordFile(RecordFile[AtomicFile]):
+class LocalRecordFile(RecordFile):
     """A file of this machine; see `RecordFile`.
 
     Args:
@@ -128,24 +129,23 @@ class LocalRecordFile(RecordFile[AtomicFile]):
     def __init__(
         self, path: str, compression_type: str, level: int | None, write_index: bool
     ) -> None:
-        super().__init__(AtomicFile(path), compression_type, level, write_index)
+        self._data = AtomicFile(path)
+        super().__init__(self._data, compression_type, level, write_index)
         self._index_file: AtomicFile | None = None
-        if write_index and not self._file.is_regular:
-            self._file.discard()
+        if write_index and not self._data.is_regular:
+            self.discard()
             raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
 
     def prepare(self) -> None:
         """Everything, the index too, is on the disk; nothing has its name yet."""
         self._finish_stream()
-        status = self._file.prepare()
+        status = self._data.prepare()
         if self._lengths is not None:
             # In the data's own folder until `publish`, so that a failure before leaves no folder
             # for indexes behind.
-            place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
+            place = Path(self._data.path).parent / Path(sidecar_path(self._data.path)).name
             self._index_file = AtomicFile(str(place))
-            self._index_file.write(
-                self._index(self._lengths, status.st_size, status.st_mtime_ns).to_bytes()
-            )
+            self._index_file.write(self._index(status.st_size, status.st_mtime_ns))
             self._index_file.prepare()
 
     def publish(self) -> None:
@@ -155,19 +155,19 @@ class LocalRecordFile(RecordFile[AtomicFile]):
             OSError: what was there is there still, or the new file, whole; nothing where nothing
                 was.
         """
-        path = self._file.path
+        path = self._data.path
         if self._index_file is None:
-            self._file.publish()
+            self._data.publish()
         else:
             self._publish_with_index(self._index_file, path)
-        if self._file.is_regular:
+        if self._data.is_regular:
             self.remove_old_indexes(path)
 
     def _publish_with_index(self, index: AtomicFile, path: str) -> None:
         place = sidecar_path(path)
         is_new = not os.path.exists(path)
         with sidecar_folder(place):  # what stands in its way is met before the data have their name
-            self._file.publish()
+            self._data.publish()
             try:
                 in_sidecar_folder(place, lambda: index.publish(place))
             except BaseException:
@@ -184,7 +184,7 @@ class LocalRecordFile(RecordFile[AtomicFile]):
 
     def add_to(self, files: FileSet) -> None:
         """Hand the prepared file, then its index, to a set of files."""
-        files.add(self._file)
+        files.add(self._data)
         if self._index_file is not None:
             files.add(self._index_file)
 
@@ -316,3 +316,150 @@ class _Move:
                 self._old.replace(self.final)
         elif not self._replaces and not self._new.exists():
             self.final.unlink(missing_ok=True)
+
+
+# Files of a storage.
+
+
+class UploadFile:
+    """A file being written: until it is uploaded it takes room in the folder for temporary files,
+    ``TMPDIR``.
+
+    Args:
+        path: The final path, with its scheme.
+
+    Raises:
+        OSError: There can be no temporary file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: IO[bytes] = opened(lambda _: tempfile.TemporaryFile(), without_secrets(path))  # noqa: SIM115
+        self.size = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        with self._located():
+            self._file.write(data)
+        self.size += len(data)
+
+    def flush(self) -> None:
+        """Hand all bytes to the operating system; the storage gets them at the end."""
+        with self._located():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _located(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # not of the storage
+            text = f"{error.strerror} (its temporary file in {tempfile.gettempdir()})"
+            raise OSError(error.errno, text, without_secrets(self.path)) from error
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """What was handed to the operating system; fewer bytes only at its end."""
+        return os.pread(self._file.fileno(), num_bytes, offset)
+
+    def as_upload(self, path: str) -> Upload:
+        """All of it, under a name."""
+        self.flush()
+        return Upload(path, self._file, self.size)
+
+    def discard(self) -> None:
+        """Leave nothing behind; safe to call at any time."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def upload_all(
+    files: Sequence[UploadFile], paths: Sequence[str], access: Access
+) -> list[RemoteInfo]:
+    """Write files under their names; what the storage says of each.
+
+    Raises:
+        OSError, RemoteError: One could not be written. Those that replace nothing are removed
+            again; a file that was replaced before the error stays the new one.
+    """
+    before = infos_if_there(paths, access)
+    try:
+        return upload(
+            [file.as_upload(path) for file, path in zip(files, paths, strict=True)], access
+        )
+    except BaseException:
+        with contextlib.suppress(Exception):  # of an error that is being raised
+            remove(
+                [
+                    path
+                    for path, info in zip(paths, before, strict=True)
+                    if info is None or info.is_folder
+                ],
+                access,
+            )
+        raise
+
+
+def upload_bytes(path: str, data: bytes, access: Access) -> RemoteInfo:
+    """Write a small file to a storage; it appears whole, or not at all.
+
+    Raises:
+        OSError, RemoteError: It is as it was before.
+    """
+    file = UploadFile(path)
+    try:
+        file.write(data)
+        return upload([file.as_upload(path)], access)[0]
+    finally:
+        file.discard()
+
+
+class RemoteRecordFile(RecordFile):
+    """A file of a storage; see `RecordFile`.
+
+    Args:
+        path: The final path, with its scheme, or a name for errors where it is not known yet.
+
+    Attributes:
+        data: What is uploaded.
+    """
+
+    def __init__(
+        self, path: str, compression_type: str, level: int | None, write_index: bool
+    ) -> None:
+        self.data = UploadFile(path)
+        super().__init__(self.data, compression_type, level, write_index)
+
+    def prepare(self) -> None:
+        """Everything is in the temporary file."""
+        self._finish_stream()
+        self.data.flush()
+
+    def index_file(self, path: str, info: RemoteInfo) -> UploadFile | None:
+        """The index of what was uploaded; None where none is wanted."""
+        if self._lengths is None:
+            return None
+        found = UploadFile(sidecar_path(path))
+        found.write(self._index(self.data.size, info.mtime_ns, info.etag))
+        return found
+
+
+def upload_record_files(
+    files: Sequence[RemoteRecordFile], paths: Sequence[str], access: Access
+) -> None:
+    """Write prepared files under their names, then their indexes.
+
+    Raises:
+        OSError, RemoteError: As of `upload_all`. Where an index could not be written, the data are
+            there.
+    """
+    infos = upload_all([file.data for file in files], paths, access)
+    found = (
+        file.index_file(path, info) for file, path, info in zip(files, paths, infos, strict=True)
+    )
+    indexes = [index for index in found if index is not None]
+    try:
+        upload_all(indexes, [index.path for index in indexes], access)
+    finally:
+        for index in indexes:
+            index.discard()
+    for file in files:
+        file.discard()

@@ -23,8 +23,12 @@ from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec, locate_val
 from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import FileSet, LocalRecordFile
-from torch_tfrecord.records.upload_file import RemoteRecordFile, upload_record_files
+from torch_tfrecord.records.record_file import (
+    FileSet,
+    LocalRecordFile,
+    RemoteRecordFile,
+    upload_record_files,
+)
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
