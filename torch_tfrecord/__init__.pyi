@@ -47,7 +47,7 @@ from .protobuf.example import (
     encode_sequence_example,
 )
 from .records.index import RecordIndex, build_index
-from .records.manifest_build import build_manifest
+from .records.manifest_shards import build_manifest
 from .records.paths import find_files
 from .records.reader import read_records
 from .records.writer import ShardedTFRecordWriter, TFRecordWriter

@@ -1,7 +1,7 @@
 """The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is
 damaged or stale.
 
-Covers records/manifest_build, records/manifest_shards.
+Covers records/manifest_shards, records/record_table.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ from torch_tfrecord import (
     find_files,
 )
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.records import index_keeper, manifest_shards
+from torch_tfrecord.records import index_keeper, record_table
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest import (
     Manifest,
@@ -40,9 +40,8 @@ from torch_tfrecord.records.manifest import (
     shard_paths,
     shard_row,
 )
-from torch_tfrecord.records.manifest_build import write_manifest
-from torch_tfrecord.records.manifest_shards import ManifestTable
-from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records.manifest_shards import write_manifest
+from torch_tfrecord.records.record_table import ManifestTable, RecordTable
 
 COUNTS = [3, 0, 5000, 2048, 1, 4096, 700]
 
@@ -82,9 +81,9 @@ def manifest_of(folder):
 def lazily(request, monkeypatch):
     """Both ways of looking up; by blocks with room for three."""
     if request.param == "by blocks":
-        monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
-        monkeypatch.setattr(manifest_shards, "_KEPT_BLOCKS", 3)
-        monkeypatch.setattr(manifest_shards, "_BLOCKS_AT_ONCE", 2)
+        monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
+        monkeypatch.setattr(record_table, "_KEPT_BLOCKS", 3)
+        monkeypatch.setattr(record_table, "_BLOCKS_AT_ONCE", 2)
     return request.param == "by blocks"
 
 
@@ -375,7 +374,7 @@ def test_a_shard_that_changes_while_it_is_used(data):
 
 
 def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
-    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
     pickled = pickle.dumps(TFRecordDataset(str(data)))
     (data / "x-00004-of-00007").write_bytes(framed(b"new"))
     build_manifest(data)
@@ -393,7 +392,7 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
 @pytest.mark.parametrize("bits", [[5], pytest.param(range(8), marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     """In the head when it is opened, in a block when one of its records is looked up."""
-    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
     (tmp_path / "x").write_bytes(framed(*payloads(3, 40)))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     for _ in flipped_in_place(
@@ -683,12 +682,12 @@ def test_other_processes(data, lazily, method):
 
 @pytest.mark.daily
 def test_a_spawned_process(data, monkeypatch):
-    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
     check_other_process(data, "spawn")
 
 
 def test_it_pickles_small(data, monkeypatch):
-    monkeypatch.setattr(manifest_shards, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
     ds = TFRecordDataset(str(data))
     pickled = pickle.dumps(ds)
     assert not any(name.encode() in pickled for name in ds.files)

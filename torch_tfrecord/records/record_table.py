@@ -1,9 +1,10 @@
-"""Where every record of a data set lies: the indexes of its files, joined for look-ups of many
-positions at once.
+"""Where every record of a data set lies, for look-ups of many positions at once: from the indexes
+of its files, or block by block from a manifest.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,16 +12,21 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.orders import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.manifest import BLOCK_RECORDS, Manifest
 
-__all__ = ["RecordPlaces", "RecordTable"]
+__all__ = ["ManifestTable", "RecordPlaces", "RecordTable", "is_range", "open_table"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
+_READ_WHOLE_RECORDS = 1 << 20  # takes 8 MiB, and the compiled core looks them up
+_KEPT_BLOCKS = 2048  # takes 32 MiB in each process
+_BLOCKS_AT_ONCE = 256
 _POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: some tens of MiB
 
 
@@ -122,3 +128,129 @@ class RecordTable:
 def _borders(index: RecordIndex) -> _Integers:
     end = index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES if len(index) else 0
     return np.append(index.offsets, end)
+
+
+# From a manifest.
+
+
+def is_range(rows: _Integers, count: int) -> bool:
+    """Whether these are all numbers below a count, in order."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+def open_table(manifest: Manifest, rows: _Integers) -> RecordTable:
+    """The table of some shards of a manifest; read whole if they are few."""
+    if not len(rows) or manifest.num_records[rows].sum() > _READ_WHOLE_RECORDS:
+        return ManifestTable(manifest, rows)
+    return RecordTable.of_borders(manifest.offsets(rows))
+
+
+class ManifestTable(RecordTable):
+    """A `RecordTable` that holds a few MiB, however many records there are; it pickles without
+    them.
+
+    Args:
+        manifest: Where the records lie.
+        rows: int64 [F]: row of each file in it; None for all.
+    """
+
+    def __init__(self, manifest: Manifest, rows: _Integers | None) -> None:
+        rows = np.arange(len(manifest)) if rows is None else rows
+        self._manifest, self._rows = manifest, rows
+        self._ends = np.cumsum(manifest.num_records[rows])
+        self._starts = manifest.stream_starts[rows]
+        # From a position in the table to the number of the record in the manifest.
+        self._shifts = manifest.first_records[rows + 1] - self._ends
+        self._kept = PerProcess(_KeptBlocks)
+
+    def __reduce__(self) -> tuple[type[ManifestTable], tuple[Manifest, _Integers | None]]:
+        is_all = is_range(self._rows, len(self._manifest))
+        return ManifestTable, (self._manifest, None if is_all else self._rows)
+
+    @property
+    def file_bytes(self) -> _Integers:
+        """Bytes of each file, decompressed."""
+        return self._manifest.stream_sizes[self._rows]
+
+    def find(self, positions: _Integers) -> RecordPlaces:
+        """The places of records, by positions from 0 to len - 1, in any order.
+
+        Raises:
+            IndexMismatchError: The manifest is damaged, or has changed.
+        """
+        files = np.searchsorted(self._ends, positions, side="right")
+        begins, ends = self._borders_at(positions + self._shifts[files])
+        return RecordPlaces(files, begins - self._starts[files], ends - begins - OVERHEAD_BYTES)
+
+    def find_one(self, position: int) -> tuple[int, int, int, int]:
+        """Number of the file, number in that file, offset and length of one record."""
+        file = bisect_right(self._ends, position)
+        record = position + self._shifts.item(file)
+        found = self._kept.get().find_one(record)
+        begin, end = found or [border.item() for border in self._borders_at(np.array([record]))]
+        number = position - (self._ends.item(file - 1) if file else 0)
+        return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
+
+    def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
+        """See `RecordTable.block_extent`; only the file's records near the offset are looked up."""
+        manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
+        low = start + offset // block_bytes * block_bytes
+        begin = int(np.searchsorted(manifest.block_offsets, low, side="right")) - 1
+        end = int(np.searchsorted(manifest.block_offsets, low + block_bytes, side="right"))
+        first, last = manifest.first_records[row : row + 2].tolist()
+        records = np.arange(max(begin * BLOCK_RECORDS, first), min(end * BLOCK_RECORDS, last))
+        begins, ends = self._borders_at(records)
+        return block_around(np.append(begins, ends[-1:]) - start, offset, block_bytes)
+
+    def _borders_at(self, records: _Integers) -> tuple[_Integers, _Integers]:
+        """Where records begin and end, by their numbers in the manifest, in the streams of all its
+        shards one after another.
+        """
+        kept = self._kept.get()
+        begins, ends, is_missing = kept.find(records)
+        missing = np.flatnonzero(is_missing)
+        if not len(missing):
+            return begins, ends
+        needed, number_of = np.unique(records[missing] // BLOCK_RECORDS, return_inverse=True)
+        for first in range(0, len(needed), _BLOCKS_AT_ONCE):
+            blocks = needed[first : first + _BLOCKS_AT_ONCE]
+            borders = self._manifest.read_borders(blocks)  # not locked: it may take a request
+            kept.keep(blocks, borders)
+            is_here = (number_of >= first) & (number_of < first + len(blocks))
+            rows, chosen = number_of[is_here] - first, missing[is_here]
+            places = records[chosen] % BLOCK_RECORDS
+            begins[chosen], ends[chosen] = borders[rows, places], borders[rows, places + 1]
+        return begins, ends
+
+
+class _KeptBlocks:
+    """Blocks that a process has read, each in the one slot that its number chooses; thread-safe."""
+
+    def __init__(self) -> None:
+        # Memory is taken as it is written to.
+        self._borders = np.empty((_KEPT_BLOCKS, BLOCK_RECORDS + 1), np.int64)
+        self._blocks = np.full(_KEPT_BLOCKS, -1, np.int64)
+        self._lock = threading.Lock()
+
+    def find(self, records: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
+        """Begins and ends of records if their blocks are here, and which are missing."""
+        blocks, places = np.divmod(records, BLOCK_RECORDS)
+        slots = blocks % len(self._blocks)
+        with self._lock:
+            is_missing = self._blocks[slots] != blocks
+            return self._borders[slots, places], self._borders[slots, places + 1], is_missing
+
+    def find_one(self, record: int) -> tuple[int, int] | None:
+        """Begin and end of one record; None if its block is not here."""
+        block, place = divmod(record, BLOCK_RECORDS)
+        slot = block % len(self._blocks)
+        with self._lock:
+            if self._blocks.item(slot) != block:
+                return None
+            return self._borders.item(slot, place), self._borders.item(slot, place + 1)
+
+    def keep(self, blocks: _Integers, borders: _Integers) -> None:
+        """Keep blocks in place of those that have their slots; of two for one slot, one."""
+        slots, first = np.unique(blocks % len(self._blocks), return_index=True)
+        with self._lock:
+            self._blocks[slots], self._borders[slots] = blocks[first], borders[first]
