@@ -156,17 +156,18 @@ class RecordIndex:
         """
         if (self.etag, self.mtime_ns) == (source.etag, source.mtime_ns):
             return self
+        return self.with_facts(etag=source.etag, mtime_ns=source.mtime_ns)
+
+    def with_facts(self, **facts: object) -> RecordIndex:
+        """The same index with other attributes, which are not checked again."""
         same = copy.copy(self)
-        object.__setattr__(same, "etag", source.etag)
-        object.__setattr__(same, "mtime_ns", source.mtime_ns)
+        for name, value in facts.items():
+            object.__setattr__(same, name, value)
         return same
 
     def without_records(self) -> RecordIndex:
         """What `check_fresh` needs alone: an index whose arrays are empty."""
-        bare = copy.copy(self)
-        for name in ("offsets", "lengths"):
-            object.__setattr__(bare, name, _NO_RECORDS)
-        return bare
+        return self.with_facts(offsets=_NO_RECORDS, lengths=_NO_RECORDS)
 
     @classmethod
     def bare(
@@ -177,10 +178,9 @@ class RecordIndex:
         fingerprint: int | None = None,
         etag: str | None = None,
     ) -> RecordIndex:
-        """As of `without_records`: an index of a file of which nothing but this is known here."""
-        bare = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
-        object.__setattr__(bare, "file_size", file_size)
-        return bare
+        """Like `without_records`: an index of a file of which only this is known here."""
+        empty = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
+        return empty.with_facts(file_size=file_size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.

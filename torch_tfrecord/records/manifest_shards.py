@@ -105,9 +105,9 @@ class ManifestShards:
     def __getitem__(self, file: int) -> RecordIndex:
         """What a file is held against when it is opened; without records."""
         facts = self._manifest.facts(self._rows.item(file))
-        if self._mtimes is not None:
-            object.__setattr__(facts, "mtime_ns", self._mtimes.item(file))
-        return facts
+        if self._mtimes is None:
+            return facts
+        return facts.with_facts(mtime_ns=self._mtimes.item(file))
 
     def __getstate__(self) -> dict[str, object]:
         is_all = is_range(self._rows, len(self._manifest))
@@ -423,10 +423,7 @@ class _KnownShard(NamedTuple):
             if facts.fingerprint is None:
                 return None
             source = open_file(path, access, info)
-            # Without the time, which a copy changes.
-            facts.bare(
-                facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag
-            ).check_fresh(source)
+            facts.with_facts(mtime_ns=0).check_fresh(source)  # a copy has another time
             return facts.of_version(source)
         except (OSError, IndexMismatchError):
             return None

@@ -44,6 +44,8 @@ class _Writer(ABC):
 
     def __init__(self, features: Mapping[str, WritableSpec] | None) -> None:
         self._encoder = RowEncoder(features)
+        self._shards: list[LocalRecordFile | RemoteRecordFile] = []
+        self._only_last_is_open = False  # all shards before it are prepared
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._count = 0
@@ -77,7 +79,8 @@ class _Writer(ABC):
         """
         self._check_open()
         with self._failing():
-            self._flush()
+            for shard in self._open_shards():
+                shard.flush()
 
     def close(self) -> None:
         """Finish: sync to the disk, then let the file appear under its name. Closing twice is no
@@ -169,17 +172,18 @@ class _Writer(ABC):
         except (TypeError, ValueError) as error:
             raise locate_value(error, f"{self._name}: row {self._count}") from error
 
+    def _open_shards(self) -> Sequence[LocalRecordFile | RemoteRecordFile]:
+        return self._shards[-1:] if self._only_last_is_open else self._shards
+
+    def _discard(self) -> None:
+        for shard in self._shards:
+            shard.discard()
+
     @abstractmethod
     def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
 
     @abstractmethod
-    def _flush(self) -> None: ...
-
-    @abstractmethod
     def _commit(self) -> None: ...
-
-    @abstractmethod
-    def _discard(self) -> None: ...
 
 
 class TFRecordWriter(_Writer):
@@ -239,9 +243,8 @@ class TFRecordWriter(_Writer):
                 f"compression_level must be None or -1 to 9, got {compression_level!r}"
             )
         kind = RemoteRecordFile if is_remote(self.path) else LocalRecordFile
-        self._file: RemoteRecordFile | LocalRecordFile = kind(
-            self.path, compression, compression_level, write_index
-        )
+        self._file = kind(self.path, compression, compression_level, write_index)
+        self._shards.append(self._file)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -250,18 +253,12 @@ class TFRecordWriter(_Writer):
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
 
-    def _flush(self) -> None:
-        self._file.flush()
-
     def _commit(self) -> None:
         self._file.prepare()
         if isinstance(self._file, LocalRecordFile):
             self._file.publish()
         else:
             upload_record_files([self._file], [self.path], self._access)
-
-    def _discard(self) -> None:
-        self._file.discard()
 
 
 class ShardedTFRecordWriter(_Writer):
@@ -322,40 +319,33 @@ class ShardedTFRecordWriter(_Writer):
         self._compression_type = _resolve_compression(suffix, compression_type)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
-        self._shards: list[LocalRecordFile | RemoteRecordFile] = []
+        self._only_last_is_open = max_shard_bytes is not None
         self._files: FileSet | None = None
         self._closed = False
         with self._failing():
             if not is_remote(self.prefix):
                 self._files = FileSet(self.prefix, suffix)
             for _ in range(num_shards or 1):
-                self._open_shard()
+                self._add_shard()
 
     def __repr__(self) -> str:
         return f"ShardedTFRecordWriter({without_secrets(self.prefix)!r})"
 
-    def _open_shard(self) -> None:
-        name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"  # how many there will be is not known yet
+    def _add_shard(self) -> None:
+        # How many there will be is not known yet.
+        name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
         kind = RemoteRecordFile if self._files is None else LocalRecordFile
         self._shards.append(kind(name, self._compression_type, None, self._write_index))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
-        if self._max_shard_bytes is None:
-            shard = self._shards[self._count % len(self._shards)]
-        else:
+        shards = self._open_shards()
+        shard = shards[self._count % len(shards)]
+        most, num_bytes = self._max_shard_bytes, shard.num_bytes
+        if most and num_bytes and num_bytes + len(payload) + OVERHEAD_BYTES > most:
+            self._finish(shard)
+            self._add_shard()
             shard = self._shards[-1]
-            if (
-                shard.num_bytes
-                and shard.num_bytes + len(payload) + OVERHEAD_BYTES > self._max_shard_bytes
-            ):
-                self._finish(shard)
-                self._open_shard()
-                shard = self._shards[-1]
         shard.write(payload)
-
-    def _flush(self) -> None:
-        for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
-            shard.flush()
 
     def _finish(self, shard: LocalRecordFile | RemoteRecordFile) -> None:
         shard.prepare()
@@ -363,7 +353,7 @@ class ShardedTFRecordWriter(_Writer):
             shard.add_to(self._files)
 
     def _commit(self) -> None:
-        for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
+        for shard in self._open_shards():
             self._finish(shard)
         total = len(self._shards)
         paths = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
@@ -393,9 +383,8 @@ class ShardedTFRecordWriter(_Writer):
         return ()
 
     def _discard(self) -> None:
-        for shard in self._shards:
-            shard.discard()
-        if self._files is not None and self._shards:
+        super()._discard()
+        if self._files is not None:
             self._files.discard()
 
 
