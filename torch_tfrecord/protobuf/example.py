@@ -114,6 +114,7 @@ class RowEncoder:
             self._encoders = {
                 name: (spec.key_of(name), spec.encoder(name)) for name, spec in features.items()
             }
+            # Two values for one key: the second would silently replace the first.
             keys = [key for key, _ in self._encoders.values()]
             if len({*keys}) < len(keys):
                 raise ValueError(f"expected one name for each key to write, got {sorted(keys)}")
@@ -134,6 +135,7 @@ class RowEncoder:
             for key, kind in found.items():
                 if kinds.get(key, kind) != kind:
                     raise self._changed(key, kind, row[key])
+            # Most rows have the keys of those before.
             if not found.keys() <= kinds.keys():
                 self._since.update(dict.fromkeys(found.keys() - kinds.keys(), number))
                 kinds.update(found)
@@ -208,6 +210,7 @@ def encode_sequence_example(
         '0a0012070a050a01781200'
     """
     message = SequenceExample()
+    # Both parts are written though they are empty: no keys is not the same as no context.
     message.context.SetInParent()
     message.feature_lists.SetInParent()
     _fill_map(message.context.feature, context, "context")
@@ -374,6 +377,7 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
         if not values:
             target.SetInParent()
         elif isinstance(values, bytes):
+            # As raw bytes: extend() would make a Python float of each.
             target.MergeFromString(b"\n" + varint(len(values)) + values)
         else:
             try:
@@ -405,6 +409,7 @@ def list_values(value: object) -> ListValues:
         TypeError: No list holds the type of the value, or the value mixes several kinds.
         ValueError: A value does not fit its list.
     """
+    # From a spec, which has checked it.
     if isinstance(value, ListValues):
         return value
     kind = _kind_of(type(value))
@@ -467,6 +472,7 @@ def _sort_out_list(values: Sequence[object]) -> ListValues:
             "says it"
         )
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
+    # No scalars at all: rows of a nested list, or arrays.
     if kinds == {None}:
         return _join([list_values(value) for value in values])
     if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
@@ -528,6 +534,7 @@ def _sort_out_array(array: _Array) -> ListValues:
 
 def _float_array_leaves(array: _Array) -> bytes:
     with np.errstate(over="ignore"):
+        # NumPy only warns of what becomes infinite, and warnings can be switched off.
         single = array.astype("<f4")
     if array.dtype.itemsize > 4 and (np.isinf(single) & np.isfinite(array)).any():
         raise ValueError("a finite float is outside float32, which a float_list holds")

@@ -68,6 +68,7 @@ def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], object]
         raise ParseError(_TOO_DEEP) from None
     except ValueError:  # Python limits the digits of an int
         raise ParseError("expected JSON, got an integer of too many digits") from None
+    # Python's own limit is higher, and another one in each version.
     if _is_deep(bytes(text)):
         raise ParseError(_TOO_DEEP)
     return found
@@ -114,6 +115,7 @@ def example_of_json(text: bytes | memoryview) -> bytes:
 
 
 def _unique(pairs: _Pairs) -> dict[str, object]:
+    # protobuf refuses a name that comes twice: which value counts would be a guess.
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ParseError("expected each name once in the JSON form of an Example, got one twice")
@@ -156,6 +158,7 @@ def _fill(message: object, feature: object) -> None:
 def _bytes(value: object) -> bytes:
     if isinstance(value, str):
         try:
+            # protobuf takes both alphabets of base64.
             digits = value.replace("-", "+").replace("_", "/").rstrip("=")
             whole = digits + "=" * (-len(digits) % 4)
             # all of the padding may be missing, but not some, as in protobuf
@@ -188,6 +191,7 @@ def _number(value: object) -> int | float | None:
     """A number, also as text; None for anything else."""
     if isinstance(value, str):
         found = _NUMBER.fullmatch(value)
+        # Longer text is refused before int() takes quadratic time over it.
         if found is None or len(value) > 400:
             return None
         return int(value) if found[2] is None and found[3] is None else float(value)

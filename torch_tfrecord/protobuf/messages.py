@@ -218,6 +218,7 @@ def is_bare(record: bytes) -> bool:
     """Whether the bytes of an Example or SequenceExample are all of that message, with no fields of
     another one.
     """
+    # An Example is a SequenceExample without steps: field 1 means the same in both.
     message = SequenceExample.FromString(record)
     message.DiscardUnknownFields()
     return bool(message.ByteSize() == len(record))
@@ -232,10 +233,12 @@ def guess_message(record: bytes) -> str | None:
         'a TensorFlow event, as in tfevents files'
     """
     try:
+        # A record of megabytes may have millions of fields; the first tell what it is.
         found = itertools.islice(find_fields(record), _MOST_FIELDS)
         fields = [(number, kind, record[begin:end]) for number, kind, begin, end in found]
     except (IndexError, ValueError):
         return None
+    # First: its fields 1 and 2 would fit other messages, too.
     if _is_example_list(fields):
         return "an ExampleListWithContext (ELWC)"
     kinds = {(number, kind) for number, kind, _ in fields}

@@ -75,6 +75,7 @@ def detect_compression(first_bytes: bytes) -> str:
     """
     if is_header(first_bytes[:HEADER_BYTES]):
         return ""
+    # Of a file cut within the magic bytes, too, so that the error names its compression.
     if first_bytes[:3] == GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
         return "GZIP"
     if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
@@ -119,6 +120,7 @@ def open_stream(
             path=source.path,
             offset=0,
         )
+    # An empty file is of any compression: TensorFlow reads no record from it, either.
     if not first_bytes:
         found = "" if compression_type == "auto" else compression_type
     if not found or not first_bytes:

@@ -133,6 +133,7 @@ def find_headers(buffer: bytes) -> list[int]:
 
 def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     count = len(content) - HEADER_BYTES + 1
+    # Its two highest bytes are zero: two comparisons leave few places for the checksum.
     places = np.flatnonzero((content[6 : 6 + count] | content[7 : 7 + count]) == 0)
     table = crc_table()
     crc = np.full(len(places), 0xFFFFFFFF, dtype=np.uint32)
@@ -182,6 +183,7 @@ def guess_content(first_bytes: bytes) -> str | None:
             return name
     if not first_bytes:
         return None
+    # Servers answer with a page where a file is missing.
     start = first_bytes.lstrip()[:15].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
         return "an HTML page"

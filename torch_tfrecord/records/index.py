@@ -83,6 +83,7 @@ class RecordIndex:
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
+            # A view, so that the array that was given stays writable.
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
@@ -127,6 +128,7 @@ class RecordIndex:
         problem = None
         if source.file_size != self.file_size:
             problem = f"expected a file of {self.file_size} bytes, got {source.file_size}"
+        # Equal ETags are proof enough, and save the request for the fingerprint.
         elif self.etag is not None and self.etag == source.etag:
             return
         elif self._has_other_time(source):
@@ -245,6 +247,7 @@ class RecordIndex:
                 raise IndexMismatchError(
                     f"expected an uncompressed data file, got {compression_type}: {data.path}"
                 )
+            # Small, whatever the data: two numbers a record.
             text = open_file(name)
             offsets, sizes = _parse_text(text.read(text.file_size, 0))
             return cls(
@@ -313,6 +316,7 @@ def index_source(
 ) -> RecordIndex:
     """`build_index` of a file that is open already."""
     stream, found = open_stream(read_ahead(file), check_compression_type(compression_type))
+    # Starts with an empty one, as nothing cannot be concatenated.
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     for block in RecordScanner(stream, verify_crc=verify_crc, keep_payloads=False):
@@ -370,6 +374,7 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
                 f"got {data.file_size}",
                 path=data.path,
             )
+        # An index has at most as many records as the data could hold empty ones.
         stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
         return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 

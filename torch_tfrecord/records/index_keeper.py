@@ -70,6 +70,7 @@ def build_alone(
         seconds: How long to wait for another process.
     """
     with contextlib.ExitStack() as held:
+        # The lock lies where the index will: processes that may write there meet at it.
         for place in places:
             lock = FileLock(
                 Path(place).parent / hidden_name(os.path.basename(place), "lock"), mode=0o666
@@ -80,14 +81,17 @@ def build_alone(
                     own.enter_context(lock.acquire(timeout=seconds))
                     own.callback(_remove, lock.lock_file)
                     held.enter_context(own.pop_all())
+            # Another process holds the lock: it builds, or it has died and its child holds it.
             except Timeout:
                 yield False
                 return
             except (OSError, NotImplementedError) as error:  # there can be no lock here
+                # filelock leaves its file behind where the lock itself failed.
                 if isinstance(error, OSError) and error.errno in _NO_LOCKS:
                     _remove(lock.lock_file)
                 continue
             break
+        # Without any lock each process builds for itself: slower, but never wrong.
         yield True
 
 
@@ -170,6 +174,8 @@ class SidecarKeeper(Generic[_Index]):
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {there}, got none ({self._advice})", path=kept.path
             )
+        # First without waiting, so that this process builds something else meanwhile; then silently,
+        # as most indexes take less; then with a warning.
         for seconds in (0.0, _SILENT_SECONDS, _MOST_SECONDS):
             with self._building_alone(kept.name, seconds) as is_alone:
                 # Another process may have built it meanwhile.
@@ -194,6 +200,7 @@ class SidecarKeeper(Generic[_Index]):
             try:
                 return kept.load(place), None
             except IndexMismatchError as error:
+                # The first place is where it belongs: its error says most.
                 stale = stale or about_data(error, kept.path)
             except OSError:
                 continue
@@ -226,6 +233,7 @@ class SidecarKeeper(Generic[_Index]):
             try:
                 write_sidecar(place, content)
             except OSError as error:
+                # Told is why the first place failed, which is the one users know.
                 reason = reason or _reason(error)
                 continue
             if number:
@@ -300,6 +308,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             OSError: a data file cannot be opened.
         """
         self._to_help = deque(_in_own_order(paths))
+        # Local files are opened one by one: that takes no time, and descriptors are few.
         found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
             yield self.index(open_file(path)) if found is None else next(found)
@@ -337,12 +346,14 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def _help(self) -> bool:
         while self._to_help:
+            # Each file is tried once: who holds its lock builds it.
             path = self._to_help.popleft()
             # What fails comes again in that file's turn.
             with (
                 contextlib.suppress(OSError, TFRecordError),
                 self._building_alone(path) as is_alone,
             ):
+                # Another process may have built it since this list was made.
                 if is_alone:
                     kept = self._kept(open_file(path, self._access))
                     if self._load(kept, places(path, self._index_dir))[0] is None:

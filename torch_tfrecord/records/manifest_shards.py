@@ -88,6 +88,7 @@ class ManifestShards:
             self._check_remote_files(infos)
         is_local = not is_remote(manifest.path) and not is_remote(files[0])
         mtimes = self._check_local_files() if is_local else manifest.mtimes_ns[rows]
+        # Kept only where a copy has changed them: most data sets need no second column.
         self._mtimes = mtimes if (mtimes != manifest.mtimes_ns[rows]).any() else None
         self.table = open_table(manifest, rows)
         kinds = manifest.compression[rows]
@@ -111,6 +112,7 @@ class ManifestShards:
 
     def __getstate__(self) -> dict[str, object]:
         is_all = is_range(self._rows, len(self._manifest))
+        # Workers get no list of 100,000 paths: they read the names from the manifest again.
         return {**self.__dict__, "files": None, "_rows": None if is_all else self._rows}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -208,6 +210,7 @@ def _open_manifest(manifest: Manifest, compression_type: str) -> ManifestShards:
         raise IndexMismatchError(
             "expected a manifest of at least one shard, got an empty one", path=manifest.path
         )
+    # In the order in which a pattern would list them, so that positions mean the same records.
     keys = list(map(os.fsencode, paths))
     order = sorted(range(len(paths)), key=keys.__getitem__)
     if any(keys[one] == keys[other] for one, other in pairwise(order)):
@@ -240,6 +243,7 @@ def _find_manifest(
         text = f"{error}: it is not used; build it again with `tfrecord index --manifest`"
         warnings.warn(text, stacklevel=outer_level())
         return None
+    # Most folders have no manifest, which is no reason to say anything.
     except OSError:
         return None
 
@@ -249,6 +253,7 @@ def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
     paths = shard_paths(manifest.path, manifest.names())
     if paths == files:
         return np.arange(len(files))
+    # Some of the shards: a validation set, or the share of one rank.
     row_of = {path: row for row, path in enumerate(paths)}
     rows = np.array([row_of.get(file, -1) for file in files], np.int64)
     missing = rows < 0
@@ -367,6 +372,7 @@ def write_manifest(
         raise ValueError(
             f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
         )
+    # What did not change is taken over: with 100,000 shards a new one costs one index.
     known = _known_shards(place, access)
     asked = {*files} if again else set()
     if out is None:
@@ -383,6 +389,8 @@ def write_manifest(
                 if facts is not None:
                     return known[path].row()._replace(facts=facts), False
         source = open_file(path, access, info)
+        # The version is that of the file as it was opened before it was indexed: what changes in
+        # between is stale at once, and never trusted.
         new = shard_row(keeper.index(source))
         return new._replace(facts=new.facts.of_version(source)), True
 
@@ -418,6 +426,7 @@ class _KnownShard(NamedTuple):
         try:
             if not is_remote(path):
                 status = os.stat(path)
+                # No byte of a local file that looks the same is read: rsync trusts size and time, too.
                 if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
                     return facts
             if facts.fingerprint is None:

@@ -58,8 +58,10 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
     native = native_module("frames")
     if native is None:
         return _walk(bytes(buffer), verify_crc)
+    # As many as empty records would fit: one call, without growing.
     starts, lengths = np.empty((2, native.max_records(buffer)), dtype=np.int64)
     count, used, why, length = native.walk(buffer, starts, lengths, verify_crc)
+    # The core says where, the fallback how: all errors are worded in one place.
     problem = None
     if why in (native.BAD_HEADER, native.BAD_PAYLOAD):
         size = HEADER_BYTES if why == native.BAD_HEADER else length + OVERHEAD_BYTES
@@ -109,6 +111,7 @@ def first_bad_record(
         return None if bad < 0 else int(bad)
     for number, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
         start, end = place + HEADER_BYTES, place + HEADER_BYTES + length
+        # A lying index may point anywhere.
         is_inside = place >= 0 and 0 <= length <= len(buffer) - place - OVERHEAD_BYTES
         if not is_inside or buffer[place:start] != encode_header(length):
             return number
@@ -168,6 +171,7 @@ class PackedRecords(Sequence[memoryview]):
         Raises:
             ValueError: A payload is not inside the buffer.
         """
+        # A record read alone is handed on as it is: copying a picture takes longer than its checksum.
         whole = self.buffer.obj
         if (
             len(self) == 1
@@ -181,6 +185,7 @@ class PackedRecords(Sequence[memoryview]):
             parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
             return parts
         size = len(self.buffer)
+        # A slice would silently be shorter.
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             if start < 0 or length < 0 or length > size - start:
                 raise ValueError(

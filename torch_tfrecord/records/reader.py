@@ -159,6 +159,7 @@ class RecordReader:
             CorruptRecordError: A checksum is wrong, or the file ends inside the record.
             IndexMismatchError: The record at that offset has another length.
         """
+        # Local files: one call of the compiled core, which gives up on anything unusual.
         if isinstance(source, LocalFile):
             payload = source.read_record(offset, length, verify_crc=self._verify)
             if payload is not None:
@@ -226,10 +227,13 @@ class RecordReader:
         Raises:
             TFRecordError: At least one record is bad; `read` gives the error of each.
         """
+        # The core reads, checks and packs a local batch at once; it says None where it finds anything
+        # wrong, and the code below says what.
         if not is_remote:
             found = read_local_records(source_of, files, offsets, lengths, verify_crc=self._verify)
             if found is not None:
                 return PackedRecords(*found, lengths)
+        # Compressed streams have no size: read in order, nothing is inflated twice.
         if None in [source_of(file).size for file in np.unique(files).tolist()]:
             return self._read_singly(source_of, files, offsets, lengths)
         buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)

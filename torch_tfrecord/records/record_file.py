@@ -89,8 +89,10 @@ class RecordFile:
     def write(self, payload: bytes | bytearray | memoryview) -> None:
         """Append one record."""
         header, footer = encode_header(len(payload)), encode_footer(payload)
+        # In three parts: joining them would copy each payload.
         for part in (header, payload, footer):
             self._file.write(part if self._deflater is None else self._deflater.compress(part))
+        # Before compression: how well records compress must not move the borders of shards.
         self.num_bytes += len(payload) + OVERHEAD_BYTES
         if self._lengths is not None:
             self._lengths.append(len(payload))
@@ -111,6 +113,7 @@ class RecordFile:
         """The index of the whole file, of which all is flushed."""
         lengths = np.array(self._lengths, dtype=np.int64)
         offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
+        # From the file itself, which may be compressed, not from what was written.
         found, kind = fingerprint(self._file.read, size), self._compression_type
         return RecordIndex(offsets, lengths, size, kind, mtime_ns, found, etag).to_bytes()
 
@@ -165,18 +168,21 @@ class LocalRecordFile(RecordFile):
 
     def _publish_with_index(self, index: AtomicFile, path: str) -> None:
         place = sidecar_path(path)
+        # Asked before: afterwards nobody knows whether something was replaced.
         is_new = not os.path.exists(path)
         with sidecar_folder(place):  # what stands in its way is met before the data have their name
             self._data.publish()
             try:
                 in_sidecar_folder(place, lambda: index.publish(place))
             except BaseException:
+                # Data that replaced others stay: what was there is gone, and the new file is whole.
                 if is_new:
                     os.unlink(path)
                 raise
 
     def remove_old_indexes(self, path: str) -> None:
         """Those of a file that stood there before."""
+        # A stale index would be noticed, but built again by each reader who cannot write here.
         if self._index_file is None:
             remove_sidecar(path)
         else:
@@ -249,8 +255,10 @@ class FileSet:
             for move in moves:
                 if move.is_index:  # find obstacles before any file is renamed
                     folders.enter_context(sidecar_folder(str(move.path)))
+            # The new files are on the disk under hidden names before anything visible changes.
             sync_directory(folder)
             try:
+                # All old files have a second name before the first new one appears.
                 for step in (_Move.keep_old, _Move.publish_new):
                     for move in moves:
                         with named(move.path):
@@ -380,6 +388,7 @@ def upload_all(
         OSError, RemoteError: One could not be written. Those that replace nothing are removed
             again; a file that was replaced before the error stays the new one.
     """
+    # Only what replaces nothing can be taken back: a storage keeps no old version.
     before = infos_if_there(paths, access)
     try:
         return upload(

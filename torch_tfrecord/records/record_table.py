@@ -82,9 +82,11 @@ class RecordTable:
             places = np.empty((3, len(positions)), np.int64)
             if native.find(np.ascontiguousarray(positions), self._ends, self._borders, places):
                 return RecordPlaces(*places)
+        # In NumPy, where there is no compiled core or a position is out of range: that raises here.
         files = np.searchsorted(self._ends, positions, side="right")
         entries = positions + files
         offsets = self._borders[entries]
+        # In place: each array of a long batch costs as much as the look-up.
         entries += 1
         lengths = self._borders[entries]
         lengths -= offsets
@@ -161,6 +163,7 @@ class ManifestTable(RecordTable):
         self._starts = manifest.stream_starts[rows]
         # From a position in the table to the number of the record in the manifest.
         self._shifts = manifest.first_records[rows + 1] - self._ends
+        # A fork may copy the lock while another thread holds it.
         self._kept = PerProcess(_KeptBlocks)
 
     def __reduce__(self) -> tuple[type[ManifestTable], tuple[Manifest, _Integers | None]]:
@@ -186,6 +189,7 @@ class ManifestTable(RecordTable):
         """Number of the file, number in that file, offset and length of one record."""
         file = bisect_right(self._ends, position)
         record = position + self._shifts.item(file)
+        # One record in plain integers: arrays of one element take ten times as long.
         found = self._kept.get().find_one(record)
         begin, end = found or [border.item() for border in self._borders_at(np.array([record]))]
         number = position - (self._ends.item(file - 1) if file else 0)
@@ -194,6 +198,7 @@ class ManifestTable(RecordTable):
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
         """See `RecordTable.block_extent`; only the file's records near the offset are looked up."""
         manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
+        # A file may have 10^8 records: only blocks of the manifest that reach into these bytes are read.
         low = start + offset // block_bytes * block_bytes
         begin = int(np.searchsorted(manifest.block_offsets, low, side="right")) - 1
         end = int(np.searchsorted(manifest.block_offsets, low + block_bytes, side="right"))
@@ -212,6 +217,7 @@ class ManifestTable(RecordTable):
         if not len(missing):
             return begins, ends
         needed, number_of = np.unique(records[missing] // BLOCK_RECORDS, return_inverse=True)
+        # In turns, so that many positions take a few MiB however many blocks they touch.
         for first in range(0, len(needed), _BLOCKS_AT_ONCE):
             blocks = needed[first : first + _BLOCKS_AT_ONCE]
             borders = self._manifest.read_borders(blocks)  # not locked: it may take a request
@@ -235,6 +241,8 @@ class _KeptBlocks:
     def find(self, records: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
         """Begins and ends of records if their blocks are here, and which are missing."""
         blocks, places = np.divmod(records, BLOCK_RECORDS)
+        # One slot a block needs no list of what was used last, and forgets at random, as shuffled
+        # reads ask.
         slots = blocks % len(self._blocks)
         with self._lock:
             is_missing = self._blocks[slots] != blocks

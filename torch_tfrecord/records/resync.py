@@ -152,6 +152,7 @@ class RecordSearch:
         is_possible = (
             end + FOOTER_BYTES <= size if size is not None else limit is None or length <= limit
         )
+        # Out of budget nothing is a record: skipping too much is safe, hanging is not.
         if not is_possible or self._budget(place) <= 0:
             return False
         crc = 0

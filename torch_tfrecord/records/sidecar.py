@@ -83,6 +83,7 @@ def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
     folder, slash, name = data_path.rpartition("/")
     if index_dir is None or os.path.realpath(index_dir) == os.path.realpath(folder + slash):
         return f"{folder}{slash}{SIDECAR_FOLDER}/{_digest(name)}{_SIDECAR_SUFFIX}"
+    # A signed URL names the same file tomorrow, with another signature.
     absolute = without_signature(data_path) if is_remote(data_path) else os.path.realpath(data_path)
     name = without_secrets(data_path).rpartition("/")[2].removesuffix("?...")
     short = os.fsdecode(os.fsencode(name)[:150])  # names have at most 255 bytes
@@ -102,6 +103,7 @@ def new_places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     """Where a new index of a data file goes: to the first of these that can be written."""
     if index_dir is not None or not is_remote(data_path):
         yield sidecar_path(data_path, index_dir)
+    # The data may be read-only, or on a server.
     yield sidecar_path(data_path, cache_dir())
 
 
@@ -174,6 +176,7 @@ def sidecar_folder(place: str) -> Iterator[None]:
     """
     folder = Path(place).parent
     is_hidden = folder.name == SIDECAR_FOLDER
+    # Somebody else may have made it, to have us write elsewhere.
     if is_hidden and folder.is_symlink():
         raise OSError(
             errno.ELOOP, "expected no symbolic link at the place of the index", str(folder)
@@ -190,6 +193,7 @@ def sidecar_folder(place: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # Only our own: another process may be about to write into one that was there.
         if made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -336,6 +340,7 @@ def _read(
 ) -> Sidecar:
     head = source.read(kind.first_read_bytes, 0)
     end = _LENGTH_BYTES + _header_bytes(head, kind)
+    # A header longer than the first read is rare: an episode index of many keys.
     if len(head) < end:
         head = source.read(end, 0)
     metadata, checksum, places = _parse_header(head[:end], kind)
@@ -345,6 +350,7 @@ def _read(
             f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}"
         )
     stop = places[kind.lazy].begin if kind.lazy else total
+    # Before anything is allocated.
     limit = most_bytes(metadata)
     if stop - end > limit:
         raise IndexMismatchError(
@@ -396,6 +402,7 @@ def _parse_header(
     if not isinstance(metadata, dict):
         raise _other(kind, "another file")
     name, version = metadata.pop("format", ""), metadata.pop("version", "")
+    # Before the fields, so that the error of an older form says that it is old.
     if (name, version) != (kind.name, kind.version):
         is_ours = str(name).startswith(_PREFIX)
         raise _other(kind, "another version of one" if is_ours else "another file")

@@ -47,6 +47,7 @@ class _Writer(ABC):
         self._shards: list[LocalRecordFile | RemoteRecordFile] = []
         self._only_last_is_open = False  # all shards before it are prepared
         self._failure: BaseException | None = None
+        # A forked child has a copy of the writer, and of its buffer, but not its file.
         self._pid = os.getpid()
         self._count = 0
         # such a process ends without dropping its objects
@@ -91,6 +92,7 @@ class _Writer(ABC):
                 the folder could not be synced, the new file, whole; nothing where nothing was.
                 Raised again at each call.
         """
+        # Whoever closes again after a failure must not take it for success.
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -136,6 +138,7 @@ class _Writer(ABC):
             self.close()
         elif issubclass(kind, GeneratorExit):  # of a generator that was dropped, which nobody sees
             self._give_up()
+        # An exception in the `with` block: what was written is not what was meant to be.
         elif not self._closed:
             self._closed = True
             self._discard()
@@ -342,6 +345,7 @@ class ShardedTFRecordWriter(_Writer):
         shard = shards[self._count % len(shards)]
         most, num_bytes = self._max_shard_bytes, shard.num_bytes
         if most and num_bytes and num_bytes + len(payload) + OVERHEAD_BYTES > most:
+            # Finished at once, so that one file is open at a time however many shards there will be.
             self._finish(shard)
             self._add_shard()
             shard = self._shards[-1]
@@ -366,6 +370,7 @@ class ShardedTFRecordWriter(_Writer):
 
     def _publish(self, files: FileSet, paths: Sequence[str]) -> None:
         shards = [shard for shard in self._shards if isinstance(shard, LocalRecordFile)]
+        # Their numbers are known by now, so their names are, too.
         names: list[str] = []
         for shard, path in zip(shards, paths, strict=True):
             names += shard.names(os.path.basename(path))
@@ -374,6 +379,7 @@ class ShardedTFRecordWriter(_Writer):
             names.append(os.path.basename(file.path))
         files.publish(names)
         for shard, path in zip(shards, paths, strict=True):
+            # Only now: until the last rename the old shards may come back, and with them their indexes.
             shard.remove_old_indexes(path)
 
     def _beside(self) -> Sequence[AtomicFile]:
