@@ -13,9 +13,10 @@ from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 from torch_tfrecord.order.leaves import leaves
+from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import resolve_rank
+from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
 from torch_tfrecord.samples import LEFT_OUT
 from torch_tfrecord.torch_internals import show_order, workers_of
 
@@ -70,7 +71,7 @@ class RecordLoader(ReadAheadLoader):
             running.put_back()
         return _ReceivedBatches(self)
 
-    def _begin(self) -> tuple[Any, BatchIteration]:
+    def _begin(self) -> tuple[Any, Iteration[PositionBatch]]:
         """DataLoader's iterator for the next iteration, and its order."""
         iterator = super().__iter__()
         batches = self._order._last_iteration
