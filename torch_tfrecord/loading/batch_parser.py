@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,7 @@ from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 
-__all__ = ["BatchParser", "nowhere"]
-
-
-_Place: TypeAlias = Callable[[int], RecordPlace]
-
-
-def nowhere(row: int) -> RecordPlace:
-    """Stands in for the places of records that are not known."""
-    raise ValueError("Source: expected the places of the records")
+__all__ = ["BatchParser"]
 
 
 class BatchParser:
@@ -42,32 +34,28 @@ class BatchParser:
         features: What to read; see `TFRecordDataset`. A `Source` is not read, but made from the
             record's place.
         max_batch_bytes: As for `TFRecordDataset`.
-
-    Attributes:
-        needs_places: Whether there is a `Source`, so that the places of records matter.
     """
 
     def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self._sources, stored = _sources_apart(features)
-        self.needs_places = bool(self._sources)
         self._parser = None
-        if stored or not self.needs_places:
+        if stored or not self._sources:
             self._parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
         self.features: RecordFeatures = features if self._parser is None else self._parser.features
-        if self.needs_places:
+        if self._sources:
             self.features = copy(features)
         self.needs_keys: bool = self._parser is not None and self._parser.needs_keys
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         register_samples()
 
-    def single(self, record: bytes, key: int = 0, place: _Place = nowhere) -> Any:
-        """One sample; its record is at ``place(0)``."""
+    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Any:
+        """One sample; `where` tells the place of its record."""
         sample = self._no_values if self._parser is None else self._parser.single(record, key)
         if not self._sources:
             return sample
-        found = place(0)
-        return self._completed(
-            sample, {name: spec.value(found) for name, spec in self._sources.items()}
+        place = where()
+        return self._complete(
+            sample, {name: spec.value(place) for name, spec in self._sources.items()}
         )
 
     def batches(
@@ -75,7 +63,7 @@ class BatchParser:
         records: PackedRecords,
         keys: npt.NDArray[np.uint64] | None,
         borders: Sequence[int],
-        place: _Place = nowhere,
+        place: Callable[[int], RecordPlace],
     ) -> list[Sequence[Any]]:
         """Several batches, as columns if possible: all their records in a row, the borders between
         them, the places.
@@ -89,7 +77,7 @@ class BatchParser:
         for number, (begin, end) in enumerate(ends if self._sources else []):
             places = [*map(place, range(begin, end))]
             columns = {name: spec.column(places) for name, spec in self._sources.items()}
-            found[number] = self._completed(found[number], columns)
+            found[number] = self._complete(found[number], columns)
         return [
             _batch(columns, end - begin) for columns, (begin, end) in zip(found, ends, strict=True)
         ]
@@ -98,7 +86,7 @@ class BatchParser:
     def _no_values(self) -> Any:
         return ({}, {}) if isinstance(self.features, SequenceFeatures) else {}
 
-    def _completed(self, values: Any, sources: Mapping[str, Any]) -> Any:
+    def _complete(self, values: Any, sources: Mapping[str, Any]) -> Any:
         """Values with those of each `Source`, in the order of the features."""
         if isinstance(self.features, SequenceFeatures):
             context = {**values[0], **sources}

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch.profiler import record_function
@@ -21,9 +21,13 @@ from torch_tfrecord.columns.whole_values import Json, Proto
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
+from torch_tfrecord.loading.nested_dataset import (
+    NestedDataset,
+    StagedDataset,
+    check_left,
+    loads_ahead,
+)
 from torch_tfrecord.loading.padding import PaddedCollate
-from torch_tfrecord.loading.sample_maker import check_left
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
@@ -31,7 +35,7 @@ from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import LEFT_OUT
 from torch_tfrecord.torch_internals import is_profiling, pin
 
-__all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
+__all__ = ["ReadAheadLoader", "usual_num_threads"]
 
 
 # With more threads than this they wait for the GIL, except with large images.
@@ -85,23 +89,6 @@ def _sample_bytes(dataset: object) -> float:
 
 # What was loaded, or else the error.
 _Outcome: TypeAlias = "tuple[Any, Exception | None]"
-
-
-class LoadsAhead(Protocol):
-    """A map-style dataset of ours: threads may load its samples, but may not run its transform."""
-
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a transform, which must run in the thread that iterates."""
-
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """The samples at several positions, without the transform."""
-
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`_load_samples` of several batches at once; if it raises, they are loaded one by one."""
-
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Apply the transform to each."""
 
 
 class ReadAheadLoader(DataLoader[Any]):
@@ -195,7 +182,7 @@ class _ReadAheadIterator(Iterator[Any]):
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
-        self._dataset = cast("LoadsAhead", loader.dataset)
+        self._dataset = cast("StagedDataset", loader.dataset)
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -327,7 +314,9 @@ def _can_pin() -> bool:
 
 
 def _load(
-    dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
+    dataset: StagedDataset,
+    batches: Sequence[Sequence[int]],
+    collate_fn: Callable[[Any], Any] | None,
 ) -> list[_Outcome]:
     """The batches of a task. Where one fails, each is loaded alone, to find out which."""
     if len(batches) > 1:
@@ -338,7 +327,7 @@ def _load(
 
 
 def _load_one(
-    dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None
+    dataset: StagedDataset, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None
 ) -> _Outcome:
     try:
         return _finish(dataset, dataset._load_samples(positions), collate_fn), None
@@ -347,7 +336,7 @@ def _load_one(
 
 
 def _finish(
-    dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None
+    dataset: StagedDataset, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None
 ) -> Any:
     if collate_fn is None:
         return samples
