@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.stream_pieces import Piece, deal_out, picked_pieces
+from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
@@ -86,7 +86,7 @@ def test_interleave_as_tensorflow(cycle_length, block_length, order):
 
 def test_groups_are_the_records():
     found = stream(Files(FILES))
-    assert [payload for group in found.groups() for payload in group.records.tolist()] == [
+    assert [payload for group in found.parts() for payload in group.records.tolist()] == [
         record[0] for record in stream(Files(FILES)).records()
     ]
 
@@ -117,7 +117,7 @@ def test_a_file_is_opened_no_earlier_than_needed():
 def test_nothing():
     assert list(stream(Files([]), cycle_length=3).records()) == []
     assert list(stream(Files([0, 0]), cycle_length=3).records()) == []
-    assert list(stream(Files([])).groups()) == []
+    assert list(stream(Files([])).parts()) == []
 
 
 def taken(found, count=None):
@@ -131,8 +131,7 @@ def taken(found, count=None):
 
 
 def plainly(found):
-    for group in found.groups():
-        found.part, found.num_taken = group, 0
+    for group in found.parts():
         for pair in zip(group.files.tolist(), group.numbers.tolist(), strict=True):
             found.num_taken += 1
             yield pair
@@ -242,90 +241,27 @@ def test_parts_grow_and_stay_small():
         *[1024] * 3,
         904,
     ]
-    payloads = [bytes(size) for size in [100] * 40 + [600_000] * 3 + [2_000_000] + [100] * 3]
-    lengths = np.array([*map(len, payloads)], dtype=np.int64)
+    sizes = [100] * 40 + [600_000] * 30 + [14_000_000] * 2 + [100] * 3
+    payloads = [bytes(size) for size in sizes]
+    lengths = np.array(sizes, dtype=np.int64)
     packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
     block = Block(0, np.arange(len(payloads)), lengths, packed)
+    blocks = [
+        Block(begin, block.offsets[rows], lengths[rows], packed[rows])
+        for begin in range(0, len(sizes), 7)
+        for rows in [slice(begin, begin + 7)]
+    ]
+    # A part of large records ends with the first power of two that is more than 4 MiB,
+    # or at 16 MiB.
     for options in ({}, {"cycle_length": 2}):
-        found = RecordStream(
-            [Piece(0)],
-            lambda _: iter([block]),
-            **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
-            random=RandomStream(0),
-        )
-        parts = [part.records.tolist() for part in found.parts()]
-        assert [payload for part in parts for payload in part] == payloads
-        assert all(sum(map(len, part[:-1])) <= 1 << 20 for part in parts)
-        assert len(parts[0]) == 16
-        assert max(map(len, parts)) <= 32
+        for whole in ([block], blocks):
+            found = RecordStream(
+                [Piece(0)],
+                lambda _, whole=whole: iter(whole),
+                **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
+                random=RandomStream(0),
+            )
+            parts = [part.records.tolist() for part in found.parts()]
+            assert [payload for part in parts for payload in part] == payloads
+            assert [*map(len, parts)] == [16, 16, 16, 8, 8, 7, 1, 3]
     assert list(plain.parts()) == []
-
-
-@given(
-    st.lists(st.integers(0, 12), max_size=6),
-    OPTIONS,
-    st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    st.data(),
-)
-@settings(max_examples=60)
-def test_any_sequence_of_consumers(sizes, options, counts, data):
-    """Each takes some of its part; what they left is dealt out to the next ones; the last ones take
-    all.
-    """
-    pieces, seen = [Piece(file) for file in range(len(sizes))], []
-    for generation, count in enumerate(counts):
-        left = []
-        for consumer in range(count):
-            found = stream(Files(sizes), deal_out(pieces, consumer, count), **options)
-            is_last = generation == len(counts) - 1
-            seen += taken(found, None if is_last else data.draw(st.integers(0, 9)))
-            place = json.loads(json.dumps(found.place()))
-            left += found.left(place)
-        pieces = [
-            Piece.from_json(json.loads(json.dumps(piece.as_json())), len(sizes)) for piece in left
-        ]
-    assert Counter(seen) == Counter(
-        (file, number) for file, size in enumerate(sizes) for number in range(size)
-    )
-
-
-def test_pieces():
-    assert [piece.picked for piece in picked_pieces([(2, 5), (0, 1), (2, 3)])] == [(1,), (3, 5)]
-    assert Piece(3, picked=(1, 4, 9)).split(1, 2) == Piece(3, picked=(4,))
-    assert Piece(3, 1, 2, 7).split(1, 3) == Piece(3, 3, 6, 7)
-    for wrong in (
-        [4, 0, 1, 0, None],
-        [0, 1, 1, 0, None],
-        [0, 0, 1, -1, None],
-        [0, 0, 1],
-        None,
-        [0, 0, 1, 0, ["a"]],
-    ):
-        with pytest.raises(ValueError, match="expected a piece of one of 4 files in the state"):
-            Piece.from_json(wrong, 4)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"next_piece": 5},
-        {"slot": 2},
-        {"slots": [None]},
-        {"slots": [None, [9, 0]]},
-        {"waiting": [[4, 0]]},
-        {"slots": 3},
-    ],
-    ids=str,
-)
-def test_a_place_of_another_stream(change):
-    found = stream(Files([3, 3]), cycle_length=2, buffer_size=2)
-    place = {**found.place(), **change}
-    with pytest.raises(ValueError, match="expected a place of a stream of 2 pieces in the state"):
-        found.check(place, 2)
-
-
-def test_a_record_that_is_there_no_more():
-    found = stream(Files([9]), buffer_size=4)
-    taken(found, 2)
-    with pytest.raises(ValueError, match="file 0 no longer has record"):
-        stream(Files([2]), buffer_size=4).go_to(found.place())

@@ -29,7 +29,7 @@ from torch_tfrecord.loading.stream_iteration import (
     StreamStates,
     check_states,
 )
-from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup, grouped, regroup
+from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
@@ -326,29 +326,33 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
         size = self._batch_size
-        if size:
-            groups = stream.groups() if stream.is_plain else grouped(stream.records(), size)
-            yield from self._batches(stream, groups, size, epoch)
-        else:
-            yield from self._samples(stream, epoch)
+        yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
         self._errors.tell()
 
     # Samples and batches.
 
-    def _batches(
-        self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int
-    ) -> Iterator[Any]:
-        def load(group: RecordGroup) -> Sequence[Any]:
+    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Any]:
+        def make(group: RecordGroup) -> Any:
             samples = self._load(self._rows(group, epoch))
-            return without_left_out(transform_samples(self._maker.transform, samples, self._errors))
+            samples = without_left_out(
+                transform_samples(self._maker.transform, samples, self._errors)
+            )
+            stream.num_taken = len(group.numbers)
+            return collate(samples) if len(samples) else LEFT_OUT
 
-        # Before another error, so that the error of the first bad record is raised.
-        for group in regroup(groups, size, drop_last=self._drop_last, before_error=load):
-            samples = load(group)
-            batch = collate(samples) if len(samples) else LEFT_OUT
-            stream.part, stream.num_taken = group, len(group.numbers)
-            if batch is not LEFT_OUT:
-                yield batch
+        short: RecordGroup | None = None
+        try:
+            for group in stream.parts(size):
+                if len(group.numbers) < size:
+                    short = group
+                elif (batch := make(group)) is not LEFT_OUT:
+                    yield batch
+        except TFRecordError:
+            if short is not None:
+                make(short)  # one of its records may be bad, too, and comes before
+            raise
+        if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
+            yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed several at a time."""
