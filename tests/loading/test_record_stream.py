@@ -265,3 +265,73 @@ def test_parts_grow_and_stay_small():
             assert [payload for part in parts for payload in part] == payloads
             assert [*map(len, parts)] == [16, 16, 16, 8, 8, 7, 1, 3]
     assert list(plain.parts()) == []
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=6),
+    OPTIONS,
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_any_sequence_of_consumers(sizes, options, counts, data):
+    """Each takes some of its part; what they left is dealt out to the next ones; the last ones take
+    all.
+    """
+    pieces, seen = [Piece(file) for file in range(len(sizes))], []
+    for generation, count in enumerate(counts):
+        left = []
+        for consumer in range(count):
+            found = stream(Files(sizes), deal_out(pieces, consumer, count), **options)
+            is_last = generation == len(counts) - 1
+            seen += taken(found, None if is_last else data.draw(st.integers(0, 9)))
+            place = json.loads(json.dumps(found.place()))
+            left += found.left(place)
+        pieces = [
+            Piece.from_json(json.loads(json.dumps(piece.as_json())), len(sizes)) for piece in left
+        ]
+    assert Counter(seen) == Counter(
+        (file, number) for file, size in enumerate(sizes) for number in range(size)
+    )
+
+
+def test_pieces():
+    assert [piece.picked for piece in picked_pieces([(2, 5), (0, 1), (2, 3)])] == [(1,), (3, 5)]
+    assert Piece(3, picked=(1, 4, 9)).split(1, 2) == Piece(3, picked=(4,))
+    assert Piece(3, 1, 2, 7).split(1, 3) == Piece(3, 3, 6, 7)
+    for wrong in (
+        [4, 0, 1, 0, None],
+        [0, 1, 1, 0, None],
+        [0, 0, 1, -1, None],
+        [0, 0, 1],
+        None,
+        [0, 0, 1, 0, ["a"]],
+    ):
+        with pytest.raises(ValueError, match="expected a piece of one of 4 files in the state"):
+            Piece.from_json(wrong, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"next_piece": 5},
+        {"slot": 2},
+        {"slots": [None]},
+        {"slots": [None, [9, 0]]},
+        {"waiting": [[4, 0]]},
+        {"slots": 3},
+    ],
+    ids=str,
+)
+def test_a_place_of_another_stream(change):
+    found = stream(Files([3, 3]), cycle_length=2, buffer_size=2)
+    place = {**found.place(), **change}
+    with pytest.raises(ValueError, match="expected a place of a stream of 2 pieces in the state"):
+        found.check(place, 2)
+
+
+def test_a_record_that_is_there_no_more():
+    found = stream(Files([9]), buffer_size=4)
+    taken(found, 2)
+    with pytest.raises(ValueError, match="file 0 no longer has record"):
+        stream(Files([2]), buffer_size=4).go_to(found.place())
