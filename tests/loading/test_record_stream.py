@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.stream_pieces import Piece
+from torch_tfrecord.loading.stream_pieces import Piece, deal_out, picked_pieces
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
