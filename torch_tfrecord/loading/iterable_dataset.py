@@ -17,8 +17,8 @@ from torch_tfrecord.error_log import ErrorLog, ErrorReport
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
-from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import transform_samples
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker

@@ -18,8 +18,8 @@ from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_feat
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import StagedDataset, check_left
 from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser

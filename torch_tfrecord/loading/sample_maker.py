@@ -23,8 +23,12 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
 from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.images.regions import StoredImage
-from torch_tfrecord.loading.batch_parser import BatchParser
-from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
+from torch_tfrecord.loading.column_batch import (
+    BatchParser,
+    ChainedTransforms,
+    ColumnBatch,
+    ColumnTransform,
+)
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (

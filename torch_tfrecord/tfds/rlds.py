@@ -18,7 +18,7 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.nested_dataset import StagedDataset
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
