@@ -4,15 +4,18 @@ ones allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from torch_tfrecord.columns.one_value import Text
+from torch_tfrecord.columns.whole_values import Json, Proto
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.loading.sample_maker import NotCroppedError, UncroppedBatch, is_users
+from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import (
     LeafBatch,
     defines_last,
@@ -21,11 +24,21 @@ from torch_tfrecord.order.leaves import (
     leaves,
     needs_salt,
     read_leaf,
+    stores,
 )
 from torch_tfrecord.order.position_batch import DrawEpoch
+from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import transform_each, transform_one, without_left_out
 
-__all__ = ["NestedDataset", "StagedDataset", "check_left", "loads_ahead", "transform_samples"]
+__all__ = [
+    "NestedDataset",
+    "StagedDataset",
+    "check_left",
+    "loads_ahead",
+    "sample_bytes",
+    "transform_samples",
+    "usual_num_threads",
+]
 
 
 class StagedDataset(Dataset[Any]):
@@ -225,3 +238,51 @@ def _load(batch: LeafBatch) -> Sequence[Any]:
         found: Sequence[Any] = batch.leaf._load_samples(batch.positions)
         return found
     return read_leaf(batch.leaf, batch.positions)
+
+
+# Threads that read ahead.
+
+# With more threads than this they wait for the GIL, except with large images.
+_MOST_THREADS = 8
+# Samples of more bytes than this are worth a second thread even if they are Python objects.
+_SMALL_SAMPLE = 1 << 12
+
+
+def usual_num_threads(dataset: object = None) -> int:
+    """The default number of threads that read ahead: one per processor that this process may use,
+    up to 8.
+
+    Batches of numbers and of images are made without the GIL, so that threads share the work. It is
+    one where they would only take turns: small samples that are mostly Python objects (bytes, str),
+    compressed files, and anything without the compiled core. For remote files it is 8: the threads
+    mostly wait.
+    """
+    files = stores(dataset)
+    if any(store.first_compressed for store in files) or not has_native():
+        return 1
+    if any(store.is_remote for store in files):
+        return _MOST_THREADS
+    if dataset is not None and all(map(_holds_lock, leaves(dataset))):
+        return 1
+    return min(num_processors(), _MOST_THREADS)
+
+
+def _holds_lock(leaf: Any) -> bool:
+    """Whether samples are small, and most of their values Python objects."""
+    features = getattr(leaf, "features", None)
+    if not 0 < sample_bytes(leaf) <= _SMALL_SAMPLE:
+        return False
+    specs = list(features.values()) if isinstance(features, Mapping) else [features]
+    objects = [spec for spec in specs if spec is None or _makes_objects(spec)]
+    return 2 * len(objects) > len(specs)
+
+
+def _makes_objects(spec: Any) -> bool:
+    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
+
+
+def sample_bytes(dataset: object) -> float:
+    """About how many bytes of the files a sample has; 0 if that is unknown."""
+    found = [(leaf, store) for leaf in leaves(dataset) for store in stores(leaf)]
+    num_samples = sum(max(len(leaf), store.extent[1]) for leaf, store in found)
+    return sum(store.extent[2] for _, store in found) / max(num_samples, 1)
