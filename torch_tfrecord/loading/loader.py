@@ -28,7 +28,7 @@ from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
-from torch_tfrecord.loading.record_loader import RecordLoader
+from torch_tfrecord.loading.read_ahead import RecordLoader
 from torch_tfrecord.order.epochs import find_lanes
 from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
