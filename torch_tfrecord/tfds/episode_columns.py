@@ -246,15 +246,10 @@ class EncodedColumn(EpisodeColumn):
 def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
     """`EncodedColumn.encoded` of each column's window, concatenated."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
-    values = read_frames(frames, spans) if frames and len(frames) == len(columns) else None
-    if values is None:
-        windows = zip(columns, spans, strict=True)
-        values = [
-            value
-            for column, (first, stop, _, _) in windows
-            for value in column.encoded(first, stop)
-        ]
-    return values
+    if len(frames) == len(columns):
+        return read_frames(frames, spans)
+    windows = zip(columns, spans, strict=True)
+    return [value for column, (first, stop, *_) in windows for value in column.encoded(first, stop)]
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:

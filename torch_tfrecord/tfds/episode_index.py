@@ -158,24 +158,26 @@ class EpisodeIndex:
         if not table:
             return None
         words = np.frombuffer(table, "<u4").astype(np.int64)
-        end = 1 + _ROW_WORDS * int(words[0])
-        rows, frames = words[1:end].reshape(-1, _ROW_WORDS), words[end:]
-        counts = np.where(rows[:, 5] != 0, rows[:, 1], 0)
+        at = 1 + _ROW_WORDS * int(words[0])
+        rows = words[1:at].reshape(-1, _ROW_WORDS)
         start = payload_bytes - int(rows[:, 3].sum())
-        is_valid = 2 <= start <= 6 and 2 * counts.sum() == len(frames)
+        is_valid = 2 <= start <= 6  # the tag and length of the map of features
         places: dict[str, ListPlace] = {}
-        for key, count, head, size, crc, is_frames in rows.tolist() if is_valid else ():
-            place = ListPlace(None if count == _UNSET else count, start, head, size, crc)
-            if is_frames:
-                sizes, crcs, frames = np.split(frames, [count, 2 * count])
-                ends = start + head + np.cumsum(sizes)
-                is_valid &= count > 0 and int(ends[-1]) == start + size
-                place = place._replace(frames=np.stack([ends - sizes, sizes, crcs], axis=1))
+        for key, count, head, size, crc, is_frames in rows.tolist():
             is_valid &= key < len(self.keys) and self.keys[key] not in places and head <= size
+            frames = None
+            if is_frames:
+                sizes, crcs = words[at : at + count], words[at + count : at + 2 * count]
+                at += 2 * count
+                ends = sizes.cumsum() + (start + head)
+                is_valid &= 0 < count == len(crcs) and int(ends[-1]) == start + size
+                frames = np.array([ends - sizes, sizes, crcs]).T if is_valid else None
             if not is_valid:
                 break
-            places[self.keys[key]] = place
+            num_values = None if count == _UNSET else count
+            places[self.keys[key]] = ListPlace(num_values, start, head, size, crc, frames)
             start += size
+        is_valid &= at == len(words)
         if not is_valid:
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {payload_bytes} bytes, got others",

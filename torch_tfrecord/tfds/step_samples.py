@@ -177,10 +177,10 @@ class StepBatch:
         if plan is None or len(alike) < len(columns):
             return None
         spans = [self._spans[number] for number in self._order]
-        values = read_encoded([alike[number] for number in self._order], spans)
         try:
+            values = read_encoded([alike[number] for number in self._order], spans)
             stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
-        except TFRecordError:  # does not name the image: decode one by one
+        except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
