@@ -289,15 +289,15 @@ def _split(fields: JsonFields) -> SplitInfo:
     name = fields.text("name")
     if not SPLIT_NAME.fullmatch(name):
         raise fields.error("name", "a split's name", name)
-    lengths = fields.integers("shardLengths")
-    num_shards = len(lengths) or fields.integer("numShards")
+    lengths = fields.counts("shardLengths")
+    num_shards = len(lengths) or fields.count("numShards")
     if num_shards > _MOST_SHARDS:
         field = "shardLengths" if lengths else "numShards"
         raise fields.error(field, f"at most {_MOST_SHARDS} shards", num_shards)
     known = bool(lengths) or not num_shards
     template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
     return SplitInfo(
-        name, lengths if known else None, fields.integer("numBytes"), template, num_shards
+        name, lengths if known else None, fields.count("numBytes"), template, num_shards
     )
 
 

@@ -302,7 +302,7 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
     begins, stops = np.array(ends, np.int64).T
     files = np.array([item.record.file for item, _, _ in windows])
     buffer, places = read_pieces(frames[0].record.reader.data, files, begins, stops - begins)
-    view, values = memoryview(buffer), []
+    view, values = buffer.data, []
     for (item, first, rows), shift in zip(windows, (places - begins).tolist(), strict=True):
         for step, (begin, size, crc) in enumerate(rows.tolist(), first):
             value = view[begin + shift : begin + shift + size]

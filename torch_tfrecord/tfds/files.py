@@ -11,6 +11,7 @@ import posixpath
 import re
 import string
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
@@ -25,7 +26,6 @@ __all__ = [
     "INFO_FILE",
     "VERSION",
     "JsonFields",
-    "json_field",
     "json_integer",
     "label_file",
     "list_folder",
@@ -214,7 +214,9 @@ _MAX_INT64 = (1 << 63) - 1
 
 
 class JsonFields:
-    """The fields of one JSON object (as in proto3, absent means default), with type checks."""
+    """The fields of one JSON object (as in proto3, absent means default), with type checks; their
+    names are camelCase, or the proto's snake_case.
+    """
 
     def __init__(self, values: object, path: str, where: str) -> None:
         self.path, self.where = path, where
@@ -225,8 +227,9 @@ class JsonFields:
         self.values = values
 
     def get(self, name: str) -> object:
-        """The value, or None."""
-        return json_field(self.values, name)
+        """The value by its camelCase name; None if there is none."""
+        found = self.values.get(name)
+        return self.values.get(snake_case(name)) if found is None else found
 
     def error(self, name: str, expected: str, found: object) -> ParseError:
         """Build an error that names the field."""
@@ -241,37 +244,42 @@ class JsonFields:
             raise self.error(name, "a string", value)
         return value or ""
 
-    def integer(self, name: str) -> int:
-        """An int64, which proto3 JSON writes as a string."""
-        value = self.get(name) or 0
+    def integer(self, name: str, expected: str = "an integer") -> int | None:
+        """An int64, which proto3 JSON writes as a string; None if there is none."""
+        value = self.get(name)
         number = json_integer(value)
-        if number is None or number < 0:
-            raise self.error(name, "an integer of at least 0", value)
+        if value is not None and number is None:
+            raise self.error(name, expected, value)
         return number
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of int64."""
-        values = self.get(name) or []
-        numbers = [json_integer(item) for item in values] if isinstance(values, list) else [None]
-        if any(number is None or number < 0 for number in numbers):
+    def count(self, name: str) -> int:
+        """An integer of at least 0."""
+        expected = "an integer of at least 0"
+        number = self.integer(name, expected) or 0
+        if number < 0:
+            raise self.error(name, expected, number)
+        return number
+
+    def counts(self, name: str) -> tuple[int, ...]:
+        """A list of integers of at least 0."""
+        values = self._list(name, "a list of integers")
+        numbers = [number for item in values if (number := json_integer(item)) is not None]
+        if len(numbers) < len(values) or min(numbers, default=0) < 0:
             raise self.error(name, "a list of integers", values)
-        return tuple(number for number in numbers if number is not None)
+        return tuple(numbers)
 
     def texts(self, name: str) -> list[str]:
         """A list of strings."""
-        values = self.get(name) or []
-        if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+        values = self._list(name, "a list of strings")
+        if not all(isinstance(item, str) for item in values):
             raise self.error(name, "a list of strings", values)
         return values
 
     def objects(self, name: str) -> list[JsonFields]:
         """A list of objects."""
-        values = self.get(name) or []
-        if not isinstance(values, list):
-            raise self.error(name, "a list", values)
         return [
             JsonFields(item, self.path, f"{self.where}{name}[{number}].")
-            for number, item in enumerate(values)
+            for number, item in enumerate(self._list(name, "a list"))
         ]
 
     def inner(self, name: str) -> JsonFields:
@@ -279,13 +287,11 @@ class JsonFields:
         value = self.get(name)
         return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
 
-
-def json_field(values: Mapping[str, object], name: str) -> object:
-    """The value by its camelCase name, or by the proto's snake_case name; None if there is
-    neither.
-    """
-    found = values.get(name)
-    return values.get(snake_case(name)) if found is None else found
+    def _list(self, name: str, expected: str) -> list[Any]:
+        values = self.get(name) or []
+        if not isinstance(values, list):
+            raise self.error(name, expected, values)
+        return values
 
 
 def snake_case(name: str) -> str:
