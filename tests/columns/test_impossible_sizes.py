@@ -24,8 +24,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.shown import shown_text, shown_value
-from torch_tfrecord.tfds.features_json import features_from_json
-from torch_tfrecord.tfds.files import JsonFields
+from torch_tfrecord.tfds.features_json import JsonFields, features_from_json
 from torch_tfrecord.tfds.parser import TFDSParser
 
 CORE = "tensorflow_datasets.core.features."

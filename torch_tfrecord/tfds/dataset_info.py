@@ -6,7 +6,7 @@ import errno
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeGuard
 
@@ -15,24 +15,24 @@ from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import local_path
-from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tfds.features_json import as_root, features_from_json
-from torch_tfrecord.tfds.files import (
-    DEFAULT_TEMPLATE,
-    FEATURES_FILE,
-    INFO_FILE,
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.storage import is_remote, local_path
+from torch_tfrecord.files.transfers import listing
+from torch_tfrecord.shown import shown_list, without_secrets
+from torch_tfrecord.tfds.features_json import (
     JsonFields,
-    label_file,
-    list_folder,
+    as_root,
+    features_from_json,
     read_json,
     read_text,
-    shard_paths,
-    version_folder,
 )
+from torch_tfrecord.tfds.splits import DEFAULT_TEMPLATE, shard_paths
 
 __all__ = [
+    "FEATURES_FILE",
+    "INFO_FILE",
     "SPLIT_NAME",
+    "VERSION",
     "DatasetInfo",
     "SplitInfo",
     "SupervisedKeys",
@@ -40,8 +40,11 @@ __all__ = [
     "flat_keys",
     "info",
     "info_of",
+    "label_file",
 ]
 
+INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
+VERSION = re.compile(r"\d+\.\d+\.\d+")
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
@@ -190,12 +193,12 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     """`info`, with the features of a directory that has no features.json, or the specs that are
     read instead.
     """
-    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
+    folder = _version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
     formats = _formats(fields)
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
-    there = frozenset(list_folder(folder, access))
+    there = frozenset(_list_folder(folder, access))
     features = _tree(folder, there, access, given)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
@@ -372,3 +375,78 @@ def _with_names(
         raise ParseError(
             f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path
         ) from error
+
+
+# The folder.
+
+
+def _version_folder(folder: str, access: Access) -> str:
+    """Return the folder itself, or the highest version below it.
+
+    Raises:
+        FileNotFoundError: There is neither, or no such folder.
+        ValueError: TFDS has not finished the folder, or there are several configs.
+    """
+    if posixpath.basename(folder).startswith("incomplete."):
+        raise ValueError(
+            f"{without_secrets(folder)}: TFDS has not finished this directory ('incomplete.'); prepare it again"
+        )
+    try:
+        entries = _list_folder(folder, access)
+    except FileNotFoundError:
+        text = "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist, not its name"
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(folder)) from None
+    if INFO_FILE in entries:
+        return folder
+    versions = [name for name in entries if VERSION.fullmatch(name)]
+    if versions:
+        return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
+    unfinished = sorted(name for name in entries if name.startswith("incomplete."))
+    configs = [
+        name
+        for name in entries
+        if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
+    ]
+    default = _default_config(folder, access) if ".config" in entries else None
+    if default in configs:
+        return _version_folder(posixpath.join(folder, str(default)), access)
+    if len(configs) == 1:
+        return _version_folder(posixpath.join(folder, configs[0]), access)
+    if configs:
+        raise ValueError(
+            f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}"
+        )
+    hint = f"; {unfinished[0]} was never finished" if unfinished else ""
+    place = without_secrets(posixpath.join(folder, INFO_FILE))
+    raise FileNotFoundError(
+        errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", place
+    )
+
+
+def _has_version(folder: str, name: str, access: Access) -> bool:
+    try:
+        return any(map(VERSION.fullmatch, _list_folder(posixpath.join(folder, name), access)))
+    except NotADirectoryError:
+        return False
+
+
+def _default_config(folder: str, access: Access) -> str | None:
+    path = posixpath.join(folder, ".config", "metadata.json")
+    try:
+        return JsonFields(read_json(path, access), path, "").text("default_config_name") or None
+    except FileNotFoundError:
+        return None
+
+
+def _list_folder(folder: str, access: Access) -> list[str]:
+    """List the names in a folder, sorted."""
+    if not is_remote(folder):
+        return sorted(opened(os.listdir, folder))
+    return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
+
+
+def label_file(names: Iterable[str]) -> str:
+    """The file of class names for a label feature, given the feature names from the root of the
+    tree.
+    """
+    return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"

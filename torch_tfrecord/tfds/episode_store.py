@@ -22,7 +22,7 @@ from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.elements import (
     PIXEL_MODES,
     BytesElement,
@@ -44,7 +44,6 @@ from torch_tfrecord.tfds.episode_columns import (
 )
 from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
-from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, LeafPlace, choose_leaves, list_leaves, make_leaf
 from torch_tfrecord.tfds.splits import Split

@@ -1,5 +1,5 @@
-"""Parse features.json of any TFDS generation into a feature tree, and write a tree as TFDS 4.9
-does.
+"""Read the JSON files of TFDS by field, with errors that name the file and the field; parse
+features.json of any TFDS generation into a feature tree, and write a tree as TFDS 4.9 does.
 
 ::
 
@@ -23,11 +23,19 @@ from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.shown import shown_value
 from torch_tfrecord.tfds.features import Shape, set_fields
-from torch_tfrecord.tfds.files import JsonFields, json_integer, snake_case
 
-__all__ = ["as_root", "features_from_json", "features_to_json"]
+__all__ = [
+    "JsonFields",
+    "as_root",
+    "features_from_json",
+    "features_to_json",
+    "read_json",
+    "read_text",
+]
 
 _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
@@ -65,7 +73,10 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, object]:
         value = form.write(getattr(feature, item.name))
         if value is not None:
             content[key] = value
-    node: dict[str, object] = {"pythonClassName": f"{_PACKAGE}core.features.{known.module}.{name}", known.key: content}
+    node: dict[str, object] = {
+        "pythonClassName": f"{_PACKAGE}core.features.{known.module}.{name}",
+        known.key: content,
+    }
     return node | ({"description": feature.doc} if feature.doc else {})
 
 
@@ -82,6 +93,141 @@ def as_root(value: object) -> f.FeaturesDict | f.Sequence:
     if not isinstance(inner, f.FeaturesDict) or not isinstance(root, (f.FeaturesDict, f.Sequence)):
         raise TypeError(f"expected a FeaturesDict, or a Sequence of dicts, got {root!r}")
     return root
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_MAX_INT64 = (1 << 63) - 1
+
+
+class JsonFields:
+    """The fields of one JSON object (as in proto3, absent means default), with type checks; their
+    names are camelCase, or the proto's snake_case.
+    """
+
+    def __init__(self, values: object, path: str, where: str) -> None:
+        self.path, self.where = path, where
+        if not isinstance(values, Mapping):
+            raise ParseError(
+                f"{where or 'the file'}: expected an object, got {type(values).__name__}", path=path
+            )
+        self.values = values
+
+    def get(self, name: str) -> object:
+        """The value by its camelCase name; None if there is none."""
+        found = self.values.get(name)
+        return self.values.get(snake_case(name)) if found is None else found
+
+    def error(self, name: str, expected: str, found: object) -> ParseError:
+        """Build an error that names the field."""
+        return ParseError(
+            f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path
+        )
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.get(name)
+        if not isinstance(value, (str, type(None))):
+            raise self.error(name, "a string", value)
+        return value or ""
+
+    def integer(self, name: str, expected: str = "an integer") -> int | None:
+        """An int64, which proto3 JSON writes as a string; None if there is none."""
+        value = self.get(name)
+        number = json_integer(value)
+        if value is not None and number is None:
+            raise self.error(name, expected, value)
+        return number
+
+    def count(self, name: str) -> int:
+        """An integer of at least 0."""
+        expected = "an integer of at least 0"
+        number = self.integer(name, expected) or 0
+        if number < 0:
+            raise self.error(name, expected, number)
+        return number
+
+    def counts(self, name: str) -> tuple[int, ...]:
+        """A list of integers of at least 0."""
+        values = self._list(name, "a list of integers")
+        numbers = [number for item in values if (number := json_integer(item)) is not None]
+        if len(numbers) < len(values) or min(numbers, default=0) < 0:
+            raise self.error(name, "a list of integers", values)
+        return tuple(numbers)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings."""
+        values = self._list(name, "a list of strings")
+        if not all(isinstance(item, str) for item in values):
+            raise self.error(name, "a list of strings", values)
+        return values
+
+    def objects(self, name: str) -> list[JsonFields]:
+        """A list of objects."""
+        return [
+            JsonFields(item, self.path, f"{self.where}{name}[{number}].")
+            for number, item in enumerate(self._list(name, "a list"))
+        ]
+
+    def inner(self, name: str) -> JsonFields:
+        """An object."""
+        value = self.get(name)
+        return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
+
+    def _list(self, name: str, expected: str) -> list[Any]:
+        values = self.get(name) or []
+        if not isinstance(values, list):
+            raise self.error(name, expected, values)
+        return values
+
+
+def snake_case(name: str) -> str:
+    """Convert a camelCase name to snake_case."""
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+
+
+def json_integer(value: object) -> int | None:
+    """Parse an int64 written as a number or a string; None for anything else, such as 1.5 or
+    Infinity.
+
+    Example:
+        >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
+        (-1, 3, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    if isinstance(value, str):
+        if not _INTEGER.fullmatch(value):
+            return None
+        value = int(value)
+    return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
+
+
+def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
+    """Read a text file from a local path or a URL.
+
+    Raises:
+        ParseError: The file is not UTF-8.
+    """
+    source = open_file(path, access)
+    data = source.read(source.file_size, 0)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            f"expected UTF-8 text, got an invalid byte at {error.start}", path=path
+        ) from None
+
+
+def read_json(path: str, access: Access = DEFAULT_ACCESS) -> object:
+    """Read a JSON file.
+
+    Raises:
+        ParseError: The file is not valid JSON.
+    """
+    try:
+        return json.loads(read_text(path, access))
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error
 
 
 class _Place(NamedTuple):

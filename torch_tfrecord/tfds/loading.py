@@ -24,8 +24,7 @@ from torch_tfrecord.records.array_record import ArrayRecordIndex, FileIndex, arr
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
-from torch_tfrecord.tfds.files import FEATURES_FILE
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.parser import Chosen, Decoding, TFDSParser
 from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 

@@ -1,4 +1,5 @@
-"""Resolve split strings and objects to ranges of examples, without touching files.
+"""Resolve split strings and objects to ranges of examples, and name and size the shards that hold
+them, without touching files.
 
 The rules and the rounding are those of TFDS (``tensorflow_datasets/core/splits.py`` and
 ``subsplits_utils.py``, 4.9.10)::
@@ -15,14 +16,18 @@ empty slice.
 from __future__ import annotations
 
 import math
+import posixpath
 import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from torch_tfrecord.errors import ParseError
 from torch_tfrecord.shown import shown_list, shown_value
 
 __all__ = [
+    "DEFAULT_TEMPLATE",
     "EvenSplit",
     "ReadInstruction",
     "Split",
@@ -30,6 +35,9 @@ __all__ = [
     "SplitSum",
     "even_splits",
     "resolve_split",
+    "shard_borders",
+    "shard_count",
+    "shard_paths",
 ]
 
 _UNITS = ("abs", "%", "shard")
@@ -273,3 +281,102 @@ def _even_part(part: SplitRange, even: EvenSplit) -> SplitRange:
         left = 0
     start = part.start + each * even.index + min(even.index, left)
     return SplitRange(part.split, start, start + each + (even.index < left))
+
+
+# The shards.
+
+DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
+_MIN_DIGITS = 5
+_MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
+_MAX_SHARD_BYTES = 1 << 30
+
+
+def shard_paths(
+    directory: str,
+    template: str,
+    *,
+    dataset: str,
+    split: str,
+    num_shards: int,
+    file_format: str = "tfrecord",
+) -> list[str]:
+    """The files of a split, in order.
+
+    Args:
+        directory: The dataset directory.
+        template: A template like ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}``, "" for TFDS's
+            default. Everything from the last ``%`` on is an encoding hint and ignored; ``name@N``
+            means N shards, ``name@*`` any number.
+        dataset: Name of the dataset.
+        split: Name of the split.
+        num_shards: Number of shards.
+        file_format: Format of the shards.
+
+    Raises:
+        ParseError: The template has unknown variables, leads outside the dataset directory, or
+            lacks the shard number although there are several shards.
+
+    Example:
+        >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
+        ['d/mnist-train.tfrecord-00000-of-00001']
+    """
+    plain = re.sub(
+        r"@(\d+|\*)", "-{SHARD_X_OF_Y}", (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0]
+    )
+    try:
+        used = [name for _, name, _, _ in string.Formatter().parse(plain) if name is not None]
+    except ValueError:
+        used = ["?"]
+    if any(name not in _VARIABLES for name in used):
+        raise ParseError(
+            f"split {split!r}: cannot read filepathTemplate {template!r}; the known variables are {_VARIABLES}"
+        )
+    if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
+        raise ParseError(
+            f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards"
+        )
+    names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": file_format}
+    digits = max(_MIN_DIGITS, len(str(num_shards)))
+    total, found = f"{num_shards:0{digits}d}", []
+    for number in range(num_shards):
+        one = f"{number:0{digits}d}"
+        found.append(
+            plain.format(
+                **names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"
+            )
+        )
+    # the others differ only in digits
+    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):
+        raise ParseError(
+            f"split {split!r}: filepathTemplate {template!r} leads outside the dataset directory: {found[0]!r}"
+        )
+    return [posixpath.join(directory, name) for name in found]
+
+
+def shard_count(num_bytes: int, num_examples: int) -> int:
+    """The number of shards that TFDS chooses: as many as possible of at least 64 MiB, up to 1024,
+    none over 1 GiB.
+
+    Args:
+        num_bytes: Total bytes of all records, including framing.
+        num_examples: Number of records.
+
+    Source: ``shard_utils.ShardConfig.calculate_number_shards``.
+    """
+    most, fewest = num_bytes // _MIN_SHARD_BYTES, num_bytes // _MAX_SHARD_BYTES
+    if fewest > 1024:
+        enough = -(-fewest // 1024) * 1024
+        return max(2048, enough) if num_examples >= enough else max(num_examples, 1)
+    candidates = (1 << power for power in range(10, 0, -1))
+    return next((n for n in candidates if fewest <= n <= most and num_examples >= n), 1)
+
+
+def shard_borders(num_examples: int, num_shards: int) -> list[int]:
+    """The end (exclusive) of each shard's examples, rounded as in TFDS.
+
+    Example:
+        >>> shard_borders(127, 4)
+        [32, 64, 95, 127]
+    """
+    return [round(num_examples * number / num_shards) for number in range(1, num_shards + 1)]

@@ -28,10 +28,9 @@ from torch_tfrecord.records.sidecar import (
     write_sidecar,
 )
 from torch_tfrecord.shown import shown_list, without_secrets
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
-from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.parser import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.windows import (

@@ -28,7 +28,7 @@ from torch_tfrecord.order.position_batch import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
-from torch_tfrecord.tfds.files import read_json
+from torch_tfrecord.tfds.features_json import read_json
 from torch_tfrecord.tfds.parser import list_leaves
 
 __all__ = [

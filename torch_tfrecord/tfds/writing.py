@@ -30,25 +30,25 @@ from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.tfds.dataset_info import (
+    FEATURES_FILE,
+    INFO_FILE,
     SPLIT_NAME,
+    VERSION,
     DatasetInfo,
     SupervisedKeys,
     flat_keys,
     info,
+    label_file,
 )
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import as_root, features_to_json
-from torch_tfrecord.tfds.files import (
+from torch_tfrecord.tfds.parser import list_leaves
+from torch_tfrecord.tfds.splits import (
     DEFAULT_TEMPLATE,
-    FEATURES_FILE,
-    INFO_FILE,
-    VERSION,
-    label_file,
     shard_borders,
     shard_count,
     shard_paths,
 )
-from torch_tfrecord.tfds.parser import list_leaves
 
 __all__ = ["write"]
 
