@@ -112,7 +112,7 @@ class DatasetInfo:
     supervised_keys: tuple[SupervisedKeys, ...] | None
     citation: str = ""
     license: str = ""
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
     file_format: str = "tfrecord"
 
@@ -160,7 +160,7 @@ class DatasetInfo:
 
 
 def info(
-    directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
 ) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
@@ -246,7 +246,7 @@ def _formats(fields: JsonFields) -> list[str]:
 
 def info_of(
     directory: str | os.PathLike[str] | DatasetInfo,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
     given: object = None,
 ) -> DatasetInfo:
     """What `info` says of a directory, or said of it; options given now count.

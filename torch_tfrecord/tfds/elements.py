@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,9 @@ __all__ = [
     "TextElement",
     "sound_element",
 ]
+
+_Numbers: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"
+_Pixels: TypeAlias = "npt.NDArray[Any]"
 
 
 class Element:
@@ -111,13 +114,13 @@ class NumberElement(Element):
         self.count = _num_values(shape)
         self.what = str(dtype).removeprefix("torch.")
 
-    def each(self, values: npt.NDArray[Any], num_lists: int) -> torch.Tensor:
+    def each(self, values: _Numbers, num_lists: int) -> torch.Tensor:
         """A tensor [num_lists, *shape]."""
         return self._cast(values).reshape(
             num_lists, *known_shape(self.shape, len(values) // num_lists)
         )
 
-    def many(self, values: npt.NDArray[Any]) -> torch.Tensor:
+    def many(self, values: _Numbers) -> torch.Tensor:
         """A tensor [n, *shape]."""
         if self.count is None:
             raise ParseError(
@@ -133,7 +136,7 @@ class NumberElement(Element):
             )
         return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
 
-    def _cast(self, values: npt.NDArray[Any]) -> torch.Tensor:
+    def _cast(self, values: _Numbers) -> torch.Tensor:
         if self.dtype == torch.uint64:
             return torch.from_numpy(values).view(torch.uint64)
         return cast(values, self.dtype)
@@ -332,7 +335,7 @@ class PictureElement(BytesElement):
             pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
         return torch.from_numpy(_with_channels(pixels, channels))
 
-    def join(self, items: list[Any]) -> Any:
+    def join(self, items: list[Any]) -> object:
         """Stack images of equal size; return an empty tensor if there are none."""
         stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
@@ -345,7 +348,7 @@ class PictureElement(BytesElement):
         return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 
-def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
+def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
     """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque
     alpha.
     """

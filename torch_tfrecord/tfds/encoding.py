@@ -28,7 +28,9 @@ from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
 
 __all__ = ["SampleEncoder"]
 
-_Values: TypeAlias = "npt.NDArray[Any] | list[bytes]"
+_Array: TypeAlias = npt.NDArray[np.generic]
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Values: TypeAlias = "_Array | list[bytes]"
 
 
 class SampleEncoder:
@@ -235,14 +237,14 @@ def _value_encoder(
     ) else np.int64
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def _numpy_dtype(name: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(name)
     except TypeError:
         raise ValueError(f"numpy has no dtype {name!r}") from None
 
 
-def _numbers(value: Any) -> npt.NDArray[Any]:
+def _numbers(value: object) -> _Array:
     return (
         value.as_subclass(torch.Tensor).numpy(force=True)
         if isinstance(value, torch.Tensor)
@@ -250,7 +252,7 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
     )
 
 
-def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+def _array(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     """Cast a value to the feature's dtype and shape; integers must not change."""
     found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
     if not fits(found.shape, feature.shape):
@@ -261,7 +263,7 @@ def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[An
     return array
 
 
-def _list_numbers(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+def _list_numbers(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     array = _array(value, feature).ravel()
     if array.dtype == np.uint64:
         return array.view(np.int64)
@@ -315,10 +317,10 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
 
 
 def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
-    box = _numbers(value)
-    if box.size != 4:
-        raise ValueError(f"expected four numbers, got {box.size}")
-    box = box.reshape(4).astype(np.float64)
+    found = _numbers(value)
+    if found.size != 4:
+        raise ValueError(f"expected four numbers, got {found.size}")
+    box = found.reshape(4).astype(np.float64)
     if isinstance(value, tv_tensors.BoundingBoxes) and feature.bbox_format is not None:
         box = _stored_box(box, value, feature.bbox_format)
     if (feature.bbox_format or "").startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
@@ -328,7 +330,7 @@ def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
     return box.astype(np.float32)
 
 
-def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDArray[Any]:
+def _stored_box(box: _Floats, value: tv_tensors.BoundingBoxes, bbox_format: str) -> _Floats:
     """Convert a box from the tv_tensor's format to TFDS's."""
     if value.format.value == "CXCYWH":
         box = np.concatenate([box[:2] - box[2:] / 2, box[2:]])
@@ -364,7 +366,7 @@ def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: 
     return encode_image(np.ascontiguousarray(pixels), feature.encoding_format or "png")
 
 
-def _as_rgba(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_rgba(pixels: _Array) -> npt.NDArray[np.uint8]:
     """View the four bytes of each float32 as one RGBA pixel."""
     if len(pixels) != 1:
         raise ValueError(f"expected one channel of float32, got {len(pixels)}")

@@ -136,11 +136,11 @@ class ListColumn(EpisodeColumn):
     def __len__(self) -> int:
         return len(self.values)
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int) -> object:
         """The value."""
         return self.values[step]
 
-    def read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[object]:
         """A list of values."""
         return [self.at(step) for step in range(first, stop)]
 
@@ -206,7 +206,7 @@ class EncodedColumn(EpisodeColumn):
     def __init__(
         self,
         values: Frames | Sequence[bytes],
-        decode: Callable[[bytes], Any] | None,
+        decode: Callable[[bytes], object] | None,
         place: FeaturePlace,
         pictures: Pictures | None = None,
     ) -> None:
@@ -335,7 +335,7 @@ class LeafLists(EpisodeColumn):
     def __len__(self) -> int:
         return self._num_steps
 
-    def read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[object]:
         """The values of steps `first` to `stop` - 1, as copies."""
         try:
             return self.values(first, stop)
@@ -345,7 +345,7 @@ class LeafLists(EpisodeColumn):
             middle = (first + stop) // 2  # by halves, to raise the error of the first bad step
             return self.read(first, middle) + self.read(middle, stop)
 
-    def values(self, first: int = 0, stop: int = 1) -> list[Any]:
+    def values(self, first: int = 0, stop: int = 1) -> list[object]:
         """`read`, with errors that do not name the step."""
         columns = [
             _column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants

@@ -209,7 +209,7 @@ class EpisodeIndex:
             OSError: There are more keys than `load` accepts.
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
-        arrays: dict[str, npt.NDArray[Any]] = {
+        arrays: dict[str, npt.NDArray[np.generic]] = {
             "num_steps": self.num_steps,
             "table_ends": self.table_ends,
             "table_crcs": self.table_crcs,

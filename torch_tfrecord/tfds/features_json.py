@@ -41,7 +41,7 @@ _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
 
 
-def features_from_json(value: Any, path: str) -> f.FeaturesDict | f.Sequence:
+def features_from_json(value: object, path: str) -> f.FeaturesDict | f.Sequence:
     """Build the feature tree. Unknown feature classes become `UnknownFeature`.
 
     Args:
@@ -283,7 +283,7 @@ class _Content(JsonFields):
         return tuple(None if size == -1 else size for size in found)
 
 
-def _feature(value: Any, place: _Place) -> f.FeatureConnector:
+def _feature(value: object, place: _Place) -> f.FeatureConnector:
     if not isinstance(value, Mapping):
         raise place.error(f"expected a feature as an object, got {type(value).__name__}")
     if place.depth > _MAX_DEPTH:
@@ -315,7 +315,7 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
     return built
 
 
-def _content(value: Mapping[str, Any], place: _Place) -> _Content:
+def _content(value: Mapping[str, object], place: _Place) -> _Content:
     if "pythonClassName" in value:
         keys = [key for key in value if key in _CONTENT_KEYS]
         found = value[keys[0]] if len(keys) == 1 else None if keys else {}
@@ -440,7 +440,7 @@ class _Class(NamedTuple):
     constants: Mapping[str, object] = MappingProxyType({})
     own: Mapping[str, tuple[str, _Form]] = MappingProxyType({})
 
-    def fields(self) -> Iterator[tuple[Field[Any], str, _Form]]:
+    def fields(self) -> Iterator[tuple[Field[object], str, _Form]]:
         """The fields of the class, their keys and forms."""
         for item in fields(self.feature):
             if item.init and item.name != "doc":

@@ -36,16 +36,16 @@ def load(
     split: Split = "train",
     *,
     features: Chosen | RecordFeatures = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], object] | None = None,
     as_supervised: bool = False,
     as_numpy_layout: bool = False,
-    decoders: Mapping[str, Callable[[bytes], Any] | None] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    decoders: Mapping[str, Callable[[bytes], object] | None] | None = None,
+    defaults: Mapping[str, object] | None = None,
     verify_crc: bool = True,
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> TFRecordDataset:
     """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a
     feature spec.
@@ -101,7 +101,7 @@ def load(
         raise ValueError(
             f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys"
         )
-    parser: Any = features
+    parser: object = features
     if are_specs(features):
         _check_unused(
             as_supervised=as_supervised,

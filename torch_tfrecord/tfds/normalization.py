@@ -137,7 +137,7 @@ class _Scale:
     def __init__(
         self,
         name: str,
-        statistics: Mapping[str, Any],
+        statistics: Mapping[str, object],
         normalization: NormalizationType,
         epsilon: float,
         mask: Sequence[bool] | None,
@@ -145,14 +145,14 @@ class _Scale:
     ) -> None:
         self._name, self._is_bounded = name, normalization != "normal"
         low, high = (_numbers(name, statistics, each) for each in _NEEDED[normalization])
-        mask = statistics.get("mask") if mask is None else mask
+        chosen = statistics.get("mask") if mask is None else mask
         self._mask = torch.ones(low.shape, dtype=torch.bool)
-        if mask is not None:
+        if chosen is not None:
             # through NumPy: a mask may be an array, or hold 0 and 1
-            self._mask = torch.tensor(np.asarray(mask, bool))
+            self._mask = torch.tensor(np.asarray(chosen, bool))
         if self._mask.shape != low.shape:
             raise ValueError(
-                f"mask must have {len(low)} values, as {name!r} of the statistics, got {mask}"
+                f"mask must have {len(low)} values, as {name!r} of the statistics, got {chosen}"
             )
         self._unchanging, only = torch.zeros_like(self._mask), low
         if finds_unchanging:

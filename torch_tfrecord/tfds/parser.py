@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import pairwise
 from operator import getitem
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -111,7 +111,7 @@ def paths_below(paths: Iterable[str], top: str) -> list[str]:
 
 
 def _walk(
-    feature: Any, names: tuple[str, ...], lengths: Shape, image: str | None
+    feature: f.FeatureConnector, names: tuple[str, ...], lengths: Shape, image: str | None
 ) -> list[LeafPlace]:
     if isinstance(feature, f.FeaturesDict) and (feature or not names):
         image = image if lengths else _image_of(feature, names) or image
@@ -274,7 +274,7 @@ def _tensor_element(
     return NumberElement(dtype, feature.shape)
 
 
-Chosen = Any
+Chosen: TypeAlias = Any
 """Feature names: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
 
 
@@ -370,7 +370,7 @@ class TFDSParser:
         """The paths of the features that are read."""
         return [leaf.path for leaf in self.leaves]
 
-    def _nest(self, values: Mapping[str, Any]) -> Any:
+    def _nest(self, values: Mapping[str, object]) -> object:
         nested: dict[str, Any] = {}
         for path, parents, name, is_empty in self._places:
             target = nested
@@ -434,7 +434,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
             raise ValueError(f"defaults: feature {path!r} is not optional")
 
 
-def _supervised(keys: SupervisedKeys, sample: Mapping[str, Any]) -> Any:
+def _supervised(keys: SupervisedKeys, sample: Any) -> object:
     if isinstance(keys, str):
         return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):

@@ -216,7 +216,7 @@ class _Rows:
         return rows if self.kept is None else rows[self.kept.steps_of(episode.number)]
 
 
-def _compute(rows: _Rows) -> dict[str, Any]:
+def _compute(rows: _Rows) -> dict[str, object]:
     store, counts = rows.store, rows.counts
     if not counts["num_transitions"]:
         raise ValueError(f"{without_secrets(store.info.directory)}: the split has no steps")
@@ -237,7 +237,7 @@ def _compute(rows: _Rows) -> dict[str, Any]:
                 parts, axis=1, out=values[name][done : done + int(rows.num_steps[number])]
             )
         done += int(rows.num_steps[number])
-    return {name: _describe(each, name, rows) for name, each in values.items()} | counts
+    return {**{name: _describe(each, name, rows) for name, each in values.items()}, **counts}
 
 
 def _numbers(
@@ -326,7 +326,7 @@ def _find_result(
     return None
 
 
-def _unpack(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
+def _unpack(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, object]:
     rows = {name: kept.arrays[name] for name in ("action", "proprio")}
     if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*counts.values()]:
         raise IndexMismatchError("expected statistics of this split, got others")
@@ -334,7 +334,7 @@ def _unpack(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
         raise IndexMismatchError(
             f"expected {len(_NAMES)} finite numbers for each dimension, got others"
         )
-    return {name: _by_name(values) for name, values in rows.items() if len(values)} | counts
+    return {**{name: _by_name(each) for name, each in rows.items() if len(each)}, **counts}
 
 
 def _keep_result(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:

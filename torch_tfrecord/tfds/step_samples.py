@@ -248,7 +248,7 @@ def _empty(column: EpisodeColumn, value: object) -> object:
     return as_kind_of(torch.zeros_like(value), value)
 
 
-def _stack_alike(values: list[Any]) -> Any:
+def _stack_alike(values: list[Any]) -> object:
     """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
     list.
     """
@@ -361,7 +361,7 @@ class StepSamples:
 _Layout: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
 
 
-def _add_masks(columns: dict[str, Any], seen: _Layout, done: _Layout) -> None:
+def _add_masks(columns: dict[str, object], seen: _Layout, done: _Layout) -> None:
     """Add the step numbers of observations, and which observations and actions are padding."""
     observation = columns.setdefault(_OBSERVATION, {})
     if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
@@ -369,7 +369,7 @@ def _add_masks(columns: dict[str, Any], seen: _Layout, done: _Layout) -> None:
     columns["action_pad_mask"] = torch.from_numpy(done[1])
 
 
-def _seen_at_goal(episode: Episode) -> Any:
+def _seen_at_goal(episode: Episode) -> Mapping[str, object]:
     observation = episode.steps.get(_OBSERVATION, {})
     return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
 

@@ -338,7 +338,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
         )
 
 
-def _check_ranges(ranges: Any, key: str | None, path: str | None) -> Ranges:
+def _check_ranges(ranges: Iterable[tuple[int, int]], key: str | None, path: str | None) -> Ranges:
     try:
         return [(integer("first", first), integer("end", end)) for first, end in ranges]
     except (TypeError, ValueError):
@@ -403,8 +403,8 @@ class _Template:
         )
 
 
-def _plain(metadata: Mapping[str, Any], path: str) -> Any:
-    value: Any = functools.reduce(getitem, path.split("/"), metadata)
+def _plain(metadata: Any, path: str) -> object:
+    value = functools.reduce(getitem, path.split("/"), metadata)
     if isinstance(value, bytes):
         return decode_text(value)
     return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value

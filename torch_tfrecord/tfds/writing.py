@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
@@ -58,7 +57,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 def write(
     directory: str | os.PathLike[str],
     samples_by_split: Mapping[str, Iterable[Mapping[str, object]]],
-    features: Mapping[str, Any] | f.Sequence,
+    features: Mapping[str, object] | f.Sequence,
     *,
     name: str,
     version: str = "1.0.0",
@@ -257,10 +256,10 @@ def _write_split(
     folder: Path,
     name: str,
     split: str,
-    samples: Iterable[Any],
+    samples: Iterable[Mapping[str, object]],
     encoder: SampleEncoder,
     num_shards: int | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the shards of a split: first to one file, as their number and borders depend on the
     sample count.
     """
