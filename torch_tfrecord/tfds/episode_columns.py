@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, decode_text
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind, decode_text
 from torch_tfrecord.columns.reading import Column, LackingError, Want
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -362,9 +362,16 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
         keys = (key, f"{key}/shape", f"{key}/value")
         return {each: _shares(lists[each], total) for each in keys if each in lists}
+
+    def find(suffix: str, kind: ListKind, what: str) -> Any:
+        want = Want(key, f"{key}/{suffix}", kind, what)
+        if want.key not in lists:
+            raise want.missing(lists)
+        return lists[want.key]
+
     parts: dict[str, _Part] = {}
     for level in range(len(leaf.lengths)):
-        lengths = _found(Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes"), lists)
+        lengths = find(f"ragged_row_lengths_{level}", INT64_LIST, "sizes")
         if len(lengths) != total or (lengths < 0).any():
             least = f" with {lengths.min()}" if (lengths < 0).any() else ""
             raise ParseError(
@@ -374,16 +381,10 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
         below = running_sum(np.minimum(lengths, MAX_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
-    flat = Want(key, f"{key}/ragged_flat_values", leaf.element.kind, leaf.element.what)
-    if flat.key not in lists:
-        raise flat.missing(lists)
-    return {**parts, flat.key if parts else key: _shares(lists[flat.key], total, ends)}
-
-
-def _found(want: Want, lists: Mapping[str, Values]) -> Any:
-    if want.key not in lists:
-        raise want.missing(lists)
-    return lists[want.key]
+    flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
+    # A step of a sequence in a sequence of steps is a plain list.
+    parts[f"{key}/ragged_flat_values" if parts else key] = _shares(flat, total, ends)
+    return parts
 
 
 def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:

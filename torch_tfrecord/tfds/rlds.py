@@ -318,15 +318,13 @@ class RLDSDataset(EpisodeDataset):
         self._step_transform = step_transform
         self._samples = StepSamples(self._windows, store.info.name)
         self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
-        self._ranges = self._make_ranges(store, keep, keep_key)
-        super().__init__(store, len(self._ranges), max_batch_bytes)
-
-    def _make_ranges(self, store: EpisodeStore, keep: Keep | None, keep_key: KeepKey) -> StepRanges:
         firsts = np.full(len(store), self._windows.step(0), np.int64)
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
-            return StepRanges(np.arange(len(store)), firsts, stops)
-        return cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+            self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
+        else:
+            self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+        super().__init__(store, len(self._ranges), max_batch_bytes)
 
     @overload
     def __getitem__(self, position: slice) -> RLDSDataset: ...
@@ -431,13 +429,10 @@ class RLDSDataset(EpisodeDataset):
 
     def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
         """The episodes, the steps and the goal steps of positions, which must be `salted`."""
-        absolute = np.array([self._absolute(position) for position in positions], np.int64)
+        absolute = np.array([*map(self._absolute, positions)], np.int64)
         episodes, steps = self._ranges.find(absolute)
-        return (
-            episodes,
-            steps,
-            None if self._goals is None else self._goals.of(positions, episodes, steps),
-        )
+        goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
+        return episodes, steps, goals
 
     def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
@@ -448,24 +443,19 @@ class RLDSDataset(EpisodeDataset):
         """Reads the columns, each time into new memory."""
 
         def episodes() -> list[Episode]:
-            held = self._held(set(numbers))
-            return [held[number] for number in numbers]
+            found: dict[int, Episode] = {}
+            num_bytes = 0
+            for number in sorted(set(numbers)):  # as they lie in the files
+                found[number] = self._store.episode(number)
+                num_bytes += found[number].num_bytes
+                if num_bytes > _MOST_HELD_BYTES:
+                    raise _TooLargeError
+            return [found[number] for number in numbers]
 
         if self._store.episode_transform is None:
             return lambda: self._samples.batch(episodes(), steps, goals)
-        # the transform may draw at random
+        # A transform may draw at random, so that it is called once.
         return partial(self._samples.batch, episodes(), steps, goals)
-
-    def _held(self, numbers: set[int]) -> dict[int, Episode]:
-        """The episodes by number, read in order."""
-        found: dict[int, Episode] = {}
-        num_bytes = 0
-        for number in sorted(numbers):
-            found[number] = self._store.episode(number)
-            num_bytes += found[number].num_bytes
-            if num_bytes > _MOST_HELD_BYTES:
-                raise _TooLargeError
-        return found
 
     def __repr__(self) -> str:
         transforms = {

@@ -187,11 +187,10 @@ class UniformGoals:
         their keys.
         """
         first = np.minimum(steps + self.min_distance, num_steps - 1)
-        stop = (
-            num_steps
-            if self.max_distance is None
-            else np.minimum(steps + self.max_distance + 1, num_steps)
-        )
+        stop = num_steps
+        if self.max_distance is not None:
+            stop = np.minimum(steps + self.max_distance + 1, num_steps)
+        # At the end of an episode the goal is its last step.
         span = np.maximum(stop - first, 1)
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
         goals: npt.NDArray[np.int64] = first + np.minimum(
@@ -268,11 +267,10 @@ class StepRanges:
     def steps_of(self, episode: int) -> _Integers:
         """The steps of one episode, int64 [N]."""
         begin, end = self._episodes.searchsorted([episode, episode + 1]).tolist()
-        parts = zip(
-            self._begins[begin:end], self._ends[begin:end], self._offsets[begin:end], strict=True
-        )
-        steps = [np.arange(first, stop, dtype=np.int64) + offset for first, stop, offset in parts]
-        return np.concatenate(steps) if steps else np.empty(0, np.int64)
+        ranges = slice(begin, end)
+        parts = zip(self._begins[ranges], self._ends[ranges], self._offsets[ranges], strict=True)
+        steps = [np.arange(first, stop) + offset for first, stop, offset in parts]
+        return np.concatenate([np.empty(0, np.int64), *steps])
 
 
 def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
@@ -319,35 +317,35 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
         KeyError: `keep_key` names a feature that is not in the episodes' metadata.
     """
     path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
+
+    def wrong(what: str) -> Exception:
+        return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
+
     ranges: object = keep if path is None else read_json(path, store.info.access)
     if not isinstance(ranges, Mapping):
-        raise _wrong(
-            path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
+        raise wrong(
+            f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
         )
+    # A file of another dataset would leave out everything without a word.
     is_known = not ranges or not len(store)
     for key in _keys(store, keep_key):
         found = None if key is None else ranges.get(key)
         is_known |= found is not None
-        yield () if found is None else _check_ranges(found, key, path)
+        try:
+            yield [
+                (integer("first", first), integer("end", end))
+                for first, end in (() if found is None else found)
+            ]
+        except (TypeError, ValueError):
+            raise wrong(
+                f"{shown_value(key)}: expected a list of [first step, end], got {shown_value(found, 80)}"
+            ) from None
     if not is_known:
         some = shown_list([*map(shown_value, list(ranges)[:2])])
-        raise _wrong(
-            path,
+        raise wrong(
             f"no episode of this split has one of the {len(ranges)} keys, such as {some}; keep_key={keep_key!r} says "
-            "how keys are made",
+            "how keys are made"
         )
-
-
-def _check_ranges(ranges: Iterable[tuple[int, int]], key: str | None, path: str | None) -> Ranges:
-    try:
-        return [(integer("first", first), integer("end", end)) for first, end in ranges]
-    except (TypeError, ValueError):
-        what = f"{shown_value(key)}: expected a list of [first step, end], got {shown_value(ranges, 80)}"
-        raise _wrong(path, what) from None
-
-
-def _wrong(path: str | None, what: str) -> Exception:
-    return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
 
 
 # Keys.
@@ -393,18 +391,15 @@ class _Template:
                     f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
                 )
 
-    def __call__(self, metadata: Mapping[str, object]) -> str:
-        values = (
-            ("" if name is None else format(_plain(metadata, name), spec or ""))
-            for _, name, spec in self._parts
-        )
-        return "".join(
-            text + value for (text, _, _), value in zip(self._parts, values, strict=True)
-        )
-
-
-def _plain(metadata: Any, path: str) -> object:
-    value = functools.reduce(getitem, path.split("/"), metadata)
-    if isinstance(value, bytes):
-        return decode_text(value)
-    return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
+    def __call__(self, metadata: Mapping[str, Any]) -> str:
+        key = ""
+        for text, name, spec in self._parts:
+            key += text
+            if name is not None:
+                value: Any = functools.reduce(getitem, name.split("/"), metadata)
+                if isinstance(value, bytes):
+                    value = decode_text(value)
+                elif isinstance(value, torch.Tensor) and not value.dim():
+                    value = value.item()
+                key += format(value, spec or "")
+        return key
