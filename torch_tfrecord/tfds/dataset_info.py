@@ -45,6 +45,7 @@ __all__ = [
 
 INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+# What TFDS takes in a split string; a name becomes a part of file names.
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
@@ -135,6 +136,7 @@ class DatasetInfo:
         """Whether the first shard of a split is there in this format, given the names in the
         directory.
         """
+        # The first shard of each split: some formats may have been prepared for some splits only.
         firsts = [path for split in self.splits for path in self.files(split)[:1]]
         return any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts)
 
@@ -203,6 +205,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
+    # Without checking that the shards exist: a split that nobody reads may be missing.
     found = DatasetInfo(
         directory=folder,
         name=name,
@@ -218,6 +221,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
         access=access,
         file_format=formats[0],
     )
+    # A dataset may be there in several formats; which of them tell only the files.
     if len(formats) == 1:
         return found
     return next(
@@ -276,12 +280,14 @@ def are_specs(features: object) -> TypeGuard[RecordFeatures]:
 def _tree(
     folder: str, there: Collection[str], access: Access, given: object
 ) -> f.FeaturesDict | f.Sequence:
+    # Feature specs say all there is to read, so that features.json may be of unknown classes.
     if are_specs(given):
         return f.FeaturesDict({})
     path = posixpath.join(folder, FEATURES_FILE)
     if FEATURES_FILE in there:
         return features_from_json(read_json(path, access), path)
     try:
+        # Only where there is no file: what TFDS wrote counts more than what a user remembers.
         return as_root(given)
     except TypeError:  # None, or names
         text = f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict"
@@ -293,7 +299,9 @@ def _split(fields: JsonFields) -> SplitInfo:
     if not SPLIT_NAME.fullmatch(name):
         raise fields.error("name", "a split's name", name)
     lengths = fields.counts("shardLengths")
+    # Old files have the number of shards alone.
     num_shards = len(lengths) or fields.count("numShards")
+    # Names are made for all shards, so that a damaged number must not take all memory.
     if num_shards > _MOST_SHARDS:
         field = "shardLengths" if lengths else "numShards"
         raise fields.error(field, f"at most {_MOST_SHARDS} shards", num_shards)
@@ -306,6 +314,7 @@ def _split(fields: JsonFields) -> SplitInfo:
 
 def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
     keys = fields.inner("supervisedKeys")
+    # The oldest form: two names.
     if keys.get("tuple") is None:
         return None if keys.get("input") is None else (keys.text("input"), keys.text("output"))
     found = _keys(keys.values, fields)
@@ -317,6 +326,7 @@ def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
 def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
     """Parse one of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
     if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
+        # The second is the proto's own name.
         name = value.get("featureKey", value.get("feature_key"))
         if isinstance(name, str):
             return name
@@ -350,6 +360,7 @@ def _with_names(
     feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
 ) -> Any:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
+    # Their texts have no class names, and rebuilding them would lose their languages.
     if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
         return feature
     if isinstance(feature, f.FeaturesDict):
@@ -368,6 +379,7 @@ def _with_names(
     ):
         return feature
     path = posixpath.join(folder, file)
+    # Not `splitlines`, which also splits at characters that a name may hold.
     lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
@@ -387,6 +399,7 @@ def _version_folder(folder: str, access: Access) -> str:
         FileNotFoundError: There is neither, or no such folder.
         ValueError: TFDS has not finished the folder, or there are several configs.
     """
+    # TFDS renames the folder when it is complete.
     if posixpath.basename(folder).startswith("incomplete."):
         raise ValueError(
             f"{without_secrets(folder)}: TFDS has not finished this directory ('incomplete.'); prepare it again"
@@ -400,8 +413,10 @@ def _version_folder(folder: str, access: Access) -> str:
         return folder
     versions = [name for name in entries if VERSION.fullmatch(name)]
     if versions:
+        # By number: 1.10.0 is above 1.9.0.
         return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
     unfinished = sorted(name for name in entries if name.startswith("incomplete."))
+    # A config is a folder of versions, whatever its name.
     configs = [
         name
         for name in entries
@@ -425,6 +440,7 @@ def _version_folder(folder: str, access: Access) -> str:
 
 def _has_version(folder: str, name: str, access: Access) -> bool:
     try:
+        # Files may lie beside the configs.
         return any(map(VERSION.fullmatch, _list_folder(posixpath.join(folder, name), access)))
     except NotADirectoryError:
         return False

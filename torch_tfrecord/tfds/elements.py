@@ -110,6 +110,7 @@ class NumberElement(Element):
 
     def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
         self.dtype, self.shape = dtype, shape
+        # Bools are stored as integers.
         self.kind = FLOAT_LIST if dtype.is_floating_point else INT64_LIST
         self.count = _num_values(shape)
         self.what = str(dtype).removeprefix("torch.")
@@ -137,6 +138,7 @@ class NumberElement(Element):
         return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
 
     def _cast(self, values: _Numbers) -> torch.Tensor:
+        # The list holds int64 of the same bits, as protobuf has no list of uint64.
         if self.dtype == torch.uint64:
             return torch.from_numpy(values).view(torch.uint64)
         return cast(values, self.dtype)
@@ -196,12 +198,15 @@ class BytesElement(Element):
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[object]:
         """Decode the values without stacking them."""
+        # The lists are of equal length, so that one that holds more shows here.
         if len(values) != num_lists:
             raise ParseError(f"expected 1 value, got {len(values) // num_lists}")
+        # An error of the memory budget then names the record.
         return read_each(self.decode, values)
 
     def many(self, values: Sequence[bytes]) -> object:
         """Decode all values of a list."""
+        # A list of empty strings takes next to nothing in the record.
         reserve(len(values) * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
         return self.join([self.decode(value) for value in values])
 
@@ -245,6 +250,7 @@ class EncodedTensor(BytesElement):
         if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         count = _num_values(shape)
+        # zlib is inflated up to this size only, since a few bytes may stand for gigabytes.
         fixed = None if count is None else count * self.dtype.itemsize
         raw = inflate(data, "zlib", fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
@@ -254,6 +260,7 @@ class EncodedTensor(BytesElement):
                 else f"a multiple of {self.dtype.itemsize} bytes"
             )
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
+        # `inflate` reserves what it makes.
         if not self._is_zlib:
             reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
@@ -274,6 +281,7 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     fixed = math.prod(size for size in shape if size is not None)
     if unknown > 1:
         raise ParseError(f"expected the sizes of shape {shape} in the record, got none")
+    # An unknown size beside a size of 0 may be any: 0 is taken, as in NumPy.
     fits = (
         num_values % fixed == 0
         if unknown and fixed
@@ -323,20 +331,24 @@ class PictureElement(BytesElement):
     def _pixels(self, data: bytes) -> torch.Tensor:
         channels = self.shape[-1]
         if self.dtype == torch.float32:
+            # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
             return rgba.view(torch.float32).permute(2, 0, 1)
         if self.dtype == torch.uint8 and channels in PIXEL_MODES:
             return decode_image(data, PIXEL_MODES[channels])
+        # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
             # as libpng expands 8 bits to 16
             pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
         else:
+            # libpng drops the lower byte.
             pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
         return torch.from_numpy(_with_channels(pixels, channels))
 
     def join(self, items: list[Any]) -> object:
         """Stack images of equal size; return an empty tensor if there are none."""
+        # Stacking tv_tensors calls `__torch_function__` for each of them.
         stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
             return items
@@ -356,7 +368,9 @@ def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
     if channels is None or channels == found:
         return pixels
     color = pixels[:1] if found in (1, 2) else pixels[:3]
+    # A mask or a depth has no alpha; what reads it as RGBA gets it opaque.
     opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    # TensorFlow would convert to gray with weights of its own: no feature of TFDS asks for it.
     if channels in (1, 2) and len(color) == 3:
         raise ParseError(f"expected {channels} channels, got a colour image")
     color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
@@ -372,6 +386,7 @@ def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
 
 def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     view = memoryview(data)
+    # WAV is read without a decoder, as samples lie there as they are.
     numbers = (read_wav(view) or decode_sound(view)).integers()
     channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
     if channels != wanted:

@@ -110,6 +110,7 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     if type(values) is not torch.Tensor:  # subclasses must keep their type
         return None
     try:
+        # NumPy is faster for the few rows of a window.
         array: npt.NDArray[np.generic] = values.numpy()
     except (RuntimeError, TypeError):
         return None
@@ -129,6 +130,7 @@ class ListColumn(EpisodeColumn):
     def __init__(self, values: Sequence[Any], empty: object = b"") -> None:
         self.values = values
         self.empty = empty
+        # An instruction is one object for all steps.
         self.num_bytes = 8 * len(values) + sum(
             map(_size, {id(value): value for value in values}.values())
         )
@@ -246,6 +248,7 @@ class EncodedColumn(EpisodeColumn):
 def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
     """`EncodedColumn.encoded` of each column's window, concatenated."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
+    # An `episode_transform` may have put other columns in their place.
     if len(frames) == len(columns):
         return read_frames(frames, spans)
     windows = zip(columns, spans, strict=True)
@@ -272,6 +275,8 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
     """Key of each step feature -> list values per step; 0 if the list does not determine it."""
     return {
+        # A list that is not counted, or is of an unknown class, says nothing of the number of
+        # steps.
         leaf.path: 0
         if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature)
         else make_element(leaf).count or 0
@@ -294,6 +299,7 @@ class _Part(NamedTuple):
 
     def bounds(self, first: int, stop: int) -> _Ints:
         """Where the values of records `first` to `stop` - 1 begin and end."""
+        # Only the asked range: an episode may have a million steps.
         rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
         return rows * self.row_values
 
@@ -358,6 +364,7 @@ class LeafLists(EpisodeColumn):
 
 def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _Part]:
     """Cut the lists by step, under the keys that a record with only that step would have."""
+    # Row lengths of the steps themselves are the outermost level: a step has one level fewer.
     key, ends, total = leaf.key, None, num_steps
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
         keys = (key, f"{key}/shape", f"{key}/value")
@@ -372,6 +379,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
     parts: dict[str, _Part] = {}
     for level in range(len(leaf.lengths)):
         lengths = find(f"ragged_row_lengths_{level}", INT64_LIST, "sizes")
+        # Before anything is cut by them.
         if len(lengths) != total or (lengths < 0).any():
             least = f" with {lengths.min()}" if (lengths < 0).any() else ""
             raise ParseError(
@@ -379,6 +387,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
             )
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
+        # A sum that overflows might look right.
         below = running_sum(np.minimum(lengths, MAX_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
     flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
@@ -396,6 +405,7 @@ def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
 
 def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     if part is None:
+        # As a parser says it of a key that no record has.
         num_records = stop - first
         values = np.zeros(
             (0, 2) if want.kind == BYTES_LIST else 0,
@@ -409,6 +419,7 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     offsets = offsets - begin
     found: Any = part.values
     if want.kind != BYTES_LIST:
+        # A sample may change its tensors; the lists are cached.
         return Column(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
     spans = np.empty((len(strings), 2), np.int64)

@@ -43,6 +43,7 @@ from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, parse_lis
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
+# Of each kind; descriptors have a limit of their own.
 _MOST_OPEN = 256
 _WORD_BYTES = 4  # of a table
 
@@ -86,6 +87,7 @@ class EpisodeReader:
         first, stop = index.table_range(number)
         if index.tables is not None:
             return index.tables[first:stop].tobytes()
+        # Read one by one: the tables of a large dataset take gigabytes.
         source = self._tables.find(file, lambda _: open_file(index.tables_path, self._access))
         return source.read(_WORD_BYTES * (stop - first), index.tables_offset + _WORD_BYTES * first)
 
@@ -131,6 +133,7 @@ class EpisodeRecord:
             if places is not None:
                 return self._placed(places, wants)
             lists = _parse(self._whole(), wants)
+            # Positions come from the index, so that a whole record must fit it, too.
             counts = {key: len(values) for key, values in lists.items()}
             self.reader.episodes[self.file].check_steps(self.number, counts)
             return lists
@@ -151,6 +154,7 @@ class EpisodeRecord:
 
     def _placed(self, places: Mapping[str, ListPlace], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""
+        # A key that several features want is read once.
         wanted = {want.key: want for want in wants}
         frames: dict[str, Values] = {}
         for key, place in places.items():
@@ -185,6 +189,7 @@ class EpisodeRecord:
     ) -> None:
         fields = self.reader.episodes[self.file].key_fields
         for (key, place), part in zip(places.items(), data, strict=True):
+            # Else an index that lies could exchange two features of the same form.
             if fields[key] not in part[: place.head]:
                 raise CorruptRecordError(
                     f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
@@ -221,6 +226,7 @@ def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
     try:
         columns = parse_lists(payload, [(want.key, want.kind) for want in wants])
     except ParseError:
+        # The core says that something is wrong, protobuf what it is.
         columns_of(wants, [parse_message(payload).features.feature])  # raises the exact error
         raise
     lists: dict[str, Values] = {}
@@ -253,6 +259,7 @@ class Frames:
 
     def __init__(self, record: EpisodeRecord, key: str, places: _Ints) -> None:
         self.record, self.key = record, key
+        # From the payload to the file, once for all reads.
         self.places = places + np.array([record.begin, 0, 0])
         self.num_bytes = self.places.nbytes
 
@@ -275,6 +282,7 @@ class Frames:
             raise self.record.locate(error) from error.__cause__
 
 
+# Pictures of a camera have similar sizes.
 @functools.lru_cache(1 << 12)
 def _usual_head(num_bytes: int) -> bytes:
     """The tag and length of a value that takes so many bytes with these."""
@@ -312,6 +320,7 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
             # No index is built for lengths in more bytes than they need.
             if value[: len(head)] != head:
                 raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
+            # A copy: the buffer is one for many episodes, and a sample may live long.
             values.append(bytes(value[len(head) :]))
     return values
 

@@ -109,6 +109,8 @@ class EpisodeStore:
             split,
             IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access),
         )
+        # All step features count, also those that are not read: an index serves every choice of
+        # them.
         counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
         keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
         episodes = keeper.indexes(files.files, files.indexes, counted)
@@ -142,6 +144,7 @@ class EpisodeStore:
         """A store of the same episodes that reads only these features, without a transform; nothing
         is cached.
         """
+        # Files, indexes and what is open are shared.
         other = copy.copy(self)
         other._choose(features, False)
         other.episode_transform = None
@@ -165,6 +168,7 @@ class EpisodeStore:
     def record(self, number: int) -> EpisodeRecord:
         """The record of the episode at a position."""
         absolute = int(self._positions[as_integer(number)])
+        # Records are numbered over all files.
         file = int(np.searchsorted(self._ends, absolute, side="right"))
         return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
 
@@ -196,6 +200,7 @@ class EpisodeStore:
                     else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
                 )
             except TFRecordError as error:
+                # Most errors name their feature themselves.
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
                 raise record.locate(error) from error.__cause__
@@ -209,6 +214,7 @@ class EpisodeStore:
             episode = _transform(
                 episode, lambda given: transform_one(transform, number, given, self.place)
             )
+        # Counted after the transform, which may have added columns.
         columns: list[EpisodeColumn] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
@@ -323,6 +329,7 @@ def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     made = transform({**each_leaf(episode.steps, read), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
+    # What the transform adds is a column of steps.
     metadata = {name: made[name] for name in episode.metadata if name in made}
     steps = {
         name: _to_column(value, name, episode)
@@ -337,6 +344,7 @@ def _to_column(value: Any, name: str, episode: Episode) -> Any:
         return {
             inner: _to_column(item, f"{name}/{inner}", episode) for inner, item in value.items()
         }
+    # Samples take windows of it, which would silently be of other steps.
     if not hasattr(value, "__len__") or len(value) != episode.num_steps:
         got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
         raise ValueError(

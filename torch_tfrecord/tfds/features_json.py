@@ -37,6 +37,7 @@ __all__ = [
     "read_text",
 ]
 
+# A class of another package with a known name may mean anything.
 _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
 
@@ -68,6 +69,8 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, object]:
     if name not in _CLASSES:
         raise ValueError(f"a feature of class {name} cannot be written")
     known = _CLASSES[name]
+    # What protobuf leaves out of its JSON is left out here: the files are compared with those of
+    # TFDS.
     content = dict(known.constants)
     for item, key, form in known.fields():
         value = form.write(getattr(feature, item.name))
@@ -88,6 +91,7 @@ def as_root(value: object) -> f.FeaturesDict | f.Sequence:
         TypeError: Anything else; TFDS cannot write such datasets.
     """
     root = inner = f.as_feature(value)
+    # A dataset of sequences at its root has one list for each feature.
     while isinstance(inner, f.Sequence):
         inner = inner.feature
     if not isinstance(inner, f.FeaturesDict) or not isinstance(root, (f.FeaturesDict, f.Sequence)):
@@ -115,6 +119,7 @@ class JsonFields:
     def get(self, name: str) -> object:
         """The value by its camelCase name; None if there is none."""
         found = self.values.get(name)
+        # Old files have the names of the proto.
         return self.values.get(snake_case(name)) if found is None else found
 
     def error(self, name: str, expected: str, found: object) -> ParseError:
@@ -126,6 +131,7 @@ class JsonFields:
     def text(self, name: str) -> str:
         """A string."""
         value = self.get(name)
+        # null stands for absent, as in proto3.
         if not isinstance(value, (str, type(None))):
             raise self.error(name, "a string", value)
         return value or ""
@@ -193,9 +199,11 @@ def json_integer(value: object) -> int | None:
         >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
         (-1, 3, None, None)
     """
+    # True is an int for Python, and no number in JSON.
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
     if isinstance(value, str):
+        # `int` would also take blanks, underscores and other digits.
         if not _INTEGER.fullmatch(value):
             return None
         value = int(value)
@@ -208,6 +216,7 @@ def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
     Raises:
         ParseError: The file is not UTF-8.
     """
+    # At once: these files are small, and may be remote.
     source = open_file(path, access)
     data = source.read(source.file_size, 0)
     try:
@@ -227,6 +236,7 @@ def read_json(path: str, access: Access = DEFAULT_ACCESS) -> object:
     try:
         return json.loads(read_text(path, access))
     except (ValueError, RecursionError) as error:
+        # Nested a thousand times is damage, too (RecursionError).
         raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error
 
 
@@ -260,6 +270,7 @@ class _Content(JsonFields):
         """A float."""
         value: Any = self.get(name)
         try:
+            # NaN and infinity stand as strings in proto3 JSON.
             return None if value is None else float(value)
         except (TypeError, ValueError, OverflowError):
             raise self.error(name, "a number", value) from None
@@ -274,6 +285,7 @@ class _Content(JsonFields):
     def shape(self, name: str) -> Shape:
         """The shape: a list with null, or {"dimensions": [...]} with -1."""
         value = self.get(name)
+        # No sizes at all is the shape of a scalar.
         sizes = value.get("dimensions", []) if isinstance(value, Mapping) else value or []
         if not isinstance(sizes, list):
             raise self.error("shape", "a list of sizes", value)
@@ -286,16 +298,19 @@ class _Content(JsonFields):
 def _feature(value: object, place: _Place) -> f.FeatureConnector:
     if not isinstance(value, Mapping):
         raise place.error(f"expected a feature as an object, got {type(value).__name__}")
+    # Before Python gives up, with an error that says what is wrong.
     if place.depth > _MAX_DEPTH:
         raise place.error(f"expected features nested at most {_MAX_DEPTH} deep, got more")
     class_name = value.get("pythonClassName", value.get("type"))
     if not isinstance(class_name, str):
         raise place.error("expected the feature's class (pythonClassName), got none")
     content = _content(value, place)
+    # Modules moved between versions of TFDS, the classes kept their names, except for one.
     name = class_name.rsplit(".", 1)[-1]
     known = _CLASSES.get("BBoxFeature" if name == "BBox" else name)
     if known is None or not class_name.startswith(_PACKAGE):
         return f.UnknownFeature(class_name)
+    # These texts are lists of integers whose vocabulary lies in files of another kind.
     if content.get("useEncoder") is not None:
         return f.UnknownFeature(class_name, "text of the old encoders")
     values: dict[str, Any] = {
@@ -308,6 +323,7 @@ def _feature(value: object, place: _Place) -> f.FeatureConnector:
     except (TypeError, ValueError) as error:
         raise place.error(f"{error}") from error
     description = value.get("description")
+    # Some versions wrote the message in place of its text.
     if isinstance(description, Mapping):
         description = description.get("text", description.get("description"))
     if isinstance(description, str) and description:
@@ -317,6 +333,7 @@ def _feature(value: object, place: _Place) -> f.FeatureConnector:
 
 def _content(value: Mapping[str, object], place: _Place) -> _Content:
     if "pythonClassName" in value:
+        # A oneof of the proto: exactly one content, or none for a class without fields.
         keys = [key for key in value if key in _CONTENT_KEYS]
         found = value[keys[0]] if len(keys) == 1 else None if keys else {}
         if keys in (["jsonFeature"], ["json_feature"]) and isinstance(found, Mapping):
@@ -324,6 +341,7 @@ def _content(value: Mapping[str, object], place: _Place) -> _Content:
     else:
         found = value.get("content")
         found = {} if found is None else found
+    # Between the two forms TFDS wrote the content as a string of JSON.
     if isinstance(found, str):
         try:
             found = json.loads(found)
@@ -365,6 +383,7 @@ def _read_length(content: _Content, name: str, _: object) -> int | None:
 
 def _read_label(content: _Content, name: str, _: object) -> int | None:
     label = content.get(name)
+    # Old files have the number of classes, beside the pixels' fields.
     label = label if isinstance(label, Mapping) else {"numClasses": content.get("labels")}
     return _Content(label, content.place).integer("numClasses") or None
 
@@ -400,6 +419,7 @@ _FORMS = {
     ),
     "file_format": _TEXT,
     "languages": _TEXTS,
+    # Written even if it is False, as TFDS does.
     "lazy_decode": _Form(_FLAG.read),
     "length": _Form(_read_length, lambda length: "-1" if length is None else str(length)),
     "maximum": _NUMBER,
@@ -444,6 +464,7 @@ class _Class(NamedTuple):
         """The fields of the class, their keys and forms."""
         for item in fields(self.feature):
             if item.init and item.name != "doc":
+                # proto3 JSON has camelCase names.
                 key = re.sub("_(.)", lambda letter: letter[1].upper(), item.name)
                 yield item, *self.own.get(item.name, (key, _FORMS[item.name]))
 

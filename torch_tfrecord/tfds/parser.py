@@ -113,7 +113,9 @@ def paths_below(paths: Iterable[str], top: str) -> list[str]:
 def _walk(
     feature: f.FeatureConnector, names: tuple[str, ...], lengths: Shape, image: str | None
 ) -> list[LeafPlace]:
+    # An empty dict inside is a leaf of its own, so that samples have its name.
     if isinstance(feature, f.FeaturesDict) and (feature or not names):
+        # Inside a sequence, a box cannot belong to the image of one of its rows.
         image = image if lengths else _image_of(feature, names) or image
         return [
             leaf
@@ -142,6 +144,7 @@ def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
     if (
         key in decoding.decoders
         or len(place.lengths) > 1
+        # A fixed length is checked by `Leaf`.
         or any(length is not None for length in place.lengths)
     ):
         return None
@@ -160,15 +163,18 @@ def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
         and not is_list
         and not decoding.as_numpy_layout
     ):
+        # Any number of channels means that the file decides.
         mode = PIXEL_MODES.get(feature.shape[-1] or 0)
         return None if mode is None else Image(mode, key=key, shape=feature.shape)
     if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none":
         return None
     dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
+    # What no list holds as it is.
     if dtype in (None, torch.uint64) or (isinstance(dtype, torch.dtype) and dtype.is_complex):
         return None
     if is_list:
         return None if feature.shape else VarLenFeature(dtype, key=key)
+    # Without unknown sizes, and without 0, which no spec has.
     shape = tuple(size for size in feature.shape if size)
     return (
         None
@@ -205,6 +211,7 @@ def make_leaf(
             else Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
         )
         return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
+    # Only tensors and scalars have the argument.
     is_optional = getattr(place.feature, "optional", False)
     return Leaf(
         place.path,
@@ -308,12 +315,14 @@ class TFDSParser:
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
+        # Readers hold compiled plans, which do not pickle.
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
         if supervised_keys is not None and chosen is None:
+            # Nothing else of the sample is returned.
             chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(places, chosen)
         self._places = [
@@ -325,6 +334,7 @@ class TFDSParser:
             for leaf in self.leaves
             if (spec := plain_spec(leaf, decoding)) is not None
         }
+        # Only if nothing else is read: see `plain_features`.
         self._specs = specs if len(specs) == len(self.leaves) else None
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
         others = (leaf for leaf in self.leaves if leaf.path not in specs and not leaf.is_empty)
@@ -394,6 +404,7 @@ def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace
     wanted = list(_chosen_paths(chosen, ()))
     if not wanted:
         raise ValueError("features must name at least one feature, or be None for all")
+    # A name stands for all leaves below it.
     there, found = [leaf.path for leaf in places], set[str]()
     for path in wanted:
         below = paths_below(there, path)
@@ -408,6 +419,7 @@ def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:
         yield "/".join((*names, chosen))
     elif isinstance(chosen, Mapping):
         for name, inner in chosen.items():
+            # As in the PartialDecoding of TFDS, a mapping may hold True, or the feature itself.
             if inner is True or isinstance(inner, f.FeatureConnector):
                 yield "/".join((*names, name))
             elif inner is not False:
@@ -436,6 +448,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
 
 def _supervised(keys: SupervisedKeys, sample: Any) -> object:
     if isinstance(keys, str):
+        # A name may hold a "/" itself.
         return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}

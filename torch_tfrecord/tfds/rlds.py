@@ -75,6 +75,7 @@ class EpisodeDataset(Dataset[Any]):
         return len(self._positions)
 
     def _part(self: _Same, positions: slice) -> _Same:
+        # Everything else is shared, also the cache of episodes.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = self._positions[positions]
@@ -97,6 +98,7 @@ class EpisodeDataset(Dataset[Any]):
                 return make(self._store.episode(number))
         except LimitExceededError as error:
             raise (
+                # The budget knows no records.
                 error if error.path else self._store.record(number).locate(error)
             ) from error.__cause__
 
@@ -183,6 +185,7 @@ class RLDSEpisodes(EpisodeDataset):
 
     def _whole(self, episode: Episode) -> dict[str, object]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
+        # One window of all steps.
         steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
@@ -299,6 +302,7 @@ class RLDSDataset(EpisodeDataset):
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
+        # Before any file is opened.
         integer("cache_bytes", cache_bytes)
         check_max_batch_bytes(max_batch_bytes)
         if not isinstance(goals, (UniformGoals, type(None))):
@@ -344,6 +348,7 @@ class RLDSDataset(EpisodeDataset):
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         register_in_worker()
+        # A batch of one would take twice the time.
         numbers, steps, goals = self._find(salted(self, [position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
         if self._step_transform is None:
@@ -430,6 +435,7 @@ class RLDSDataset(EpisodeDataset):
     def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
         """The episodes, the steps and the goal steps of positions, which must be `salted`."""
         absolute = np.array([*map(self._absolute, positions)], np.int64)
+        # One search for all positions of a batch.
         episodes, steps = self._ranges.find(absolute)
         goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
         return episodes, steps, goals

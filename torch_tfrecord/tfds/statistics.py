@@ -127,6 +127,7 @@ def dataset_statistics(
     there = [
         "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
     ]
+    # A transform may rename columns: the first episode shows which there are.
     if episode_transform is not None and len(store):
         there = list(_paths(store.episode(0).steps))
     columns = {
@@ -134,6 +135,7 @@ def dataset_statistics(
         "proprio": _names(there, proprio, _PROPRIO, is_needed=proprio is not None),
     }
     if episode_transform is None:
+        # Only what is counted is read.
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     kept = None
     if keep is not None:
@@ -163,6 +165,7 @@ def _names(
 ) -> tuple[str, ...]:
     """Paths of number features in the steps."""
     if chosen is None:
+        # The first of the usual names.
         tops = [name for name in usual if paths_below(there, name)][:1]
         if not tops and is_needed:
             raise KeyError(
@@ -172,6 +175,7 @@ def _names(
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
+        # A dict of features stands for its leaves.
         below = sorted(paths_below(there, top))
         if not below and is_needed:
             raise KeyError(
@@ -270,6 +274,7 @@ def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.ND
     for number in range(values.shape[1]):
         # one at a time, as float64 doubles the memory
         column = values[:, number].astype(np.float64)
+        # One NaN would make all statistics of the dimension NaN, without a word why.
         if not np.isfinite(column).all():
             at = int(np.flatnonzero(~np.isfinite(column))[0])
             episode = int(np.searchsorted(np.cumsum(rows.num_steps), at, side="right"))
@@ -277,6 +282,7 @@ def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.ND
                 f"{name}, dimension {number}: expected finite numbers, got {column[at]} in episode {episode}",
                 path=rows.store.info.directory,
             )
+        # So that an offset costs no digits.
         shifted = column - column[0]
         mean = shifted.mean()
         std = np.sqrt(np.square(shifted - mean).mean())

@@ -142,8 +142,10 @@ class StepBatch:
             for item in columns
             if isinstance(item, NumberColumn) and item.array is not None
         ]
+        # Episodes may differ if a transform made the columns.
         if len(arrays) < len(columns):
             return None
+        # Before the memory is allocated: a window may be of a million steps.
         reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
         pieces: list[npt.NDArray[np.generic]] = []
@@ -166,6 +168,7 @@ class StepBatch:
         real = array[begin:stop]
         if self._pad == "repeat":
             return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
+        # One array for both sides.
         zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
         return [zeros[:before], real, zeros[:behind]]
 
@@ -173,6 +176,8 @@ class StepBatch:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
+        # The plan is one object for each feature of a dataset: by it columns of the same files are
+        # known.
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
         alike = [
             item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
@@ -219,6 +224,7 @@ def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
         return _numbers(column.values, span, pad)
     is_list = isinstance(column, ListColumn)
     reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
+    # Padding is not read again.
     values: list[object] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
@@ -262,6 +268,7 @@ def _stack_alike(values: list[Any]) -> object:
     stacked = stack([value.as_subclass(torch.Tensor) for value in values])
     if not isinstance(stacked, torch.Tensor):
         return values
+    # Several steps of an image are a video for the transforms of torchvision.
     if isinstance(first, tv_tensors.Image):
         return tv_tensors.Video(stacked)
     return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked

@@ -79,6 +79,7 @@ def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
         >>> lay_out([Span(4, 6, before=1)])
         (array([[4, 4, 5]]), array([[False,  True,  True]]))
     """
+    # Faster than `np.array`, which looks at each tuple as a sequence.
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
     first, stop, before, _ = rows.T[:, :, None]
     places = np.arange(spans[0].size) + (first - before)
@@ -117,6 +118,7 @@ class Windows:
         """Check the fields."""
         for name in ("window_size", "action_horizon"):
             value = getattr(self, name)
+            # NumPy integers become int, so that equal windows are equal text.
             object.__setattr__(self, name, at_least(1, name, value))
         one_of("pad", self.pad, "repeat", "zero", None)
 
@@ -192,6 +194,7 @@ class UniformGoals:
             stop = np.minimum(steps + self.max_distance + 1, num_steps)
         # At the end of an episode the goal is its last step.
         span = np.maximum(stop - first, 1)
+        # The 53 bits that a float64 holds.
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
         goals: npt.NDArray[np.int64] = first + np.minimum(
             (chances * span).astype(np.int64), span - 1
@@ -287,6 +290,7 @@ def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> S
         zip(firsts.tolist(), stops.tolist(), kept, strict=True)
     ):
         for begin, end in sorted(ranges):
+            # Sorted by their begin, so that what overlaps counts once.
             begin, end = max(begin, first), min(end, stop)
             if begin < end:
                 parts.append((number, begin, end))
@@ -357,6 +361,7 @@ def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     make = keep_key if callable(keep_key) else _Template(keep_key, [*there, _NUMBER])
     wanted = make.names if isinstance(make, _Template) else there
     wanted = [name for name in wanted if name != _NUMBER]
+    # A key of the number alone reads nothing.
     part = store.only(wanted) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
         key = make((part.episode(number).metadata if part else {}) | {_NUMBER: number})
@@ -386,6 +391,7 @@ class _Template:
             ) from None
         self.names = [name for _, name, _ in self._parts if name is not None]
         for name in self.names:
+            # An attribute or index in the braces is no feature either.
             if name not in there:
                 raise KeyError(
                     f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
