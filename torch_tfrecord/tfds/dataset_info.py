@@ -8,7 +8,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, TypeVar
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns.feature import Feature
@@ -51,6 +51,7 @@ _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
 _MAX_DEPTH = 64  # of nested supervised keys
 
+_Tree = TypeVar("_Tree", bound=f.FeatureConnector)
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
 """Feature names, or nested tuples and dicts of them."""
 
@@ -357,8 +358,8 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
 
 
 def _with_names(
-    feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
-) -> Any:
+    feature: _Tree, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
+) -> _Tree:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
     # Their texts have no class names, and rebuilding them would lose their languages.
     if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):

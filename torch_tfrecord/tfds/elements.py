@@ -87,7 +87,18 @@ class Element:
         """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a
         list.
         """
-        raise NotImplementedError
+        if not self.count:
+            found = "string" if self.dtype is None else "number"
+            raise ParseError(
+                f"expected a shape list next to elements of unknown shape, got one list of {found}s"
+                if self.count is None
+                else f"expected elements of at least one {found}: the record does not say how many there are"
+            )
+        if len(values) % self.count:
+            raise ParseError(
+                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
+            )
+        return self.each(values, len(values) // self.count) if len(values) else self.none()
 
     def none(self) -> object:
         """Return zero elements: a tensor [0, ...], or an empty list."""
@@ -117,31 +128,12 @@ class NumberElement(Element):
 
     def each(self, values: _Numbers, num_lists: int) -> torch.Tensor:
         """A tensor [num_lists, *shape]."""
-        return self._cast(values).reshape(
-            num_lists, *known_shape(self.shape, len(values) // num_lists)
-        )
-
-    def many(self, values: _Numbers) -> torch.Tensor:
-        """A tensor [n, *shape]."""
-        if self.count is None:
-            raise ParseError(
-                "expected a shape list next to elements of unknown shape, got one list of numbers"
-            )
-        if not self.count:
-            raise ParseError(
-                "expected elements of at least one number: the record does not say how many there are"
-            )
-        if len(values) % self.count:
-            raise ParseError(
-                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
-            )
-        return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
-
-    def _cast(self, values: _Numbers) -> torch.Tensor:
         # The list holds int64 of the same bits, as protobuf has no list of uint64.
-        if self.dtype == torch.uint64:
-            return torch.from_numpy(values).view(torch.uint64)
-        return cast(values, self.dtype)
+        is_unsigned = self.dtype == torch.uint64
+        tensor = (
+            torch.from_numpy(values).view(self.dtype) if is_unsigned else cast(values, self.dtype)
+        )
+        return tensor.reshape(num_lists, *known_shape(self.shape, len(values) // num_lists))
 
 
 class StringElement(Element):
@@ -164,14 +156,6 @@ class StringElement(Element):
             values, (num_lists, *known_shape(self.shape, len(values) // num_lists))
         )
         return nested
-
-    def many(self, values: Sequence[bytes]) -> list[object]:
-        """A list of elements."""
-        if not self.count or len(values) % self.count:
-            raise ParseError(
-                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
-            )
-        return self.each(values, len(values) // self.count) if len(values) else []
 
 
 class BytesElement(Element):

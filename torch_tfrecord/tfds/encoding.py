@@ -70,7 +70,7 @@ class SampleEncoder:
         return encode_example(record)
 
     def _collect(
-        self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]
+        self, feature: object, value: Any, names: tuple[str, ...], values: dict[str, object]
     ) -> None:
         """Collect the value of each leaf, nested by the sequences around it."""
         # Before the test for a dict and a sequence, which it is, too.

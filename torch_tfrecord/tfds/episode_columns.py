@@ -396,7 +396,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
     return parts
 
 
-def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
+def _shares(values: Values, total: int, ends: _Ints | None = None) -> _Part:
     """Divide a list into `total` rows of equal length; for `ends` see `_Part`."""
     if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")

@@ -339,7 +339,7 @@ def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     return episode._replace(steps=steps, metadata=metadata)
 
 
-def _to_column(value: Any, name: str, episode: Episode) -> Any:
+def _to_column(value: Any, name: str, episode: Episode) -> object:
     if isinstance(value, Mapping):
         return {
             inner: _to_column(item, f"{name}/{inner}", episode) for inner, item in value.items()

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.reading import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
@@ -62,24 +62,20 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
-        is_shaped, levels = isinstance(element, EncodedTensor), range(len(lengths) - 1)
-        ragged = (
-            [Want(key, f"{key}/ragged_flat_values", element.kind, element.what)] if levels else []
-        )
-        ragged += [
-            Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels
-        ]
-        shaped = (
-            Want(key, f"{key}/shape", INT64_LIST, "sizes"),
-            Want(key, f"{key}/value", BYTES_LIST, element.what),
-        )
-        self.wants: tuple[Want, ...] = (
-            Want(key, key, element.kind, element.what),
-            *ragged,
-            *shaped[: 2 * is_shaped],
-        )
+
+        def want(suffix: str, kind: ListKind, what: str) -> Want:
+            return Want(key, f"{key}/{suffix}", kind, what)
+
+        ragged, shaped = [], []
+        if len(lengths) > 1:
+            ragged = [want("ragged_flat_values", element.kind, element.what)]
+            for level in range(len(lengths) - 1):
+                ragged.append(want(f"ragged_row_lengths_{level}", INT64_LIST, "sizes"))
+        if isinstance(element, EncodedTensor):
+            shaped = [want("shape", INT64_LIST, "sizes"), want("value", BYTES_LIST, element.what)]
+        self.wants = (Want(key, key, element.kind, element.what), *ragged, *shaped)
         self._ragged_places = slice(1, 1 + len(ragged))
-        self._shape_place = 1 + len(ragged) if is_shaped else None
+        self._shape_place = 1 + len(ragged) if shaped else None
 
     def read(self, columns: Sequence[Column]) -> object:
         """Read the batch's column.
@@ -156,7 +152,7 @@ class Leaf:
         self._check_lengths(totals)
         return self._sequences(rows, totals)
 
-    def _ones(self, values: Any, counts: _Ints, column: Column) -> Any:
+    def _ones(self, values: Any, counts: _Ints, column: Column) -> object:
         """Elements without a sequence around them."""
         # Elements of an unknown size may differ: then each record is decoded on its own.
         if (counts == counts[0]).all():
@@ -168,7 +164,7 @@ class Leaf:
         self._check_lengths(np.array([len(rows)]))
         return rows
 
-    def _sequences(self, rows: Any, totals: _Ints) -> Any:
+    def _sequences(self, rows: Any, totals: _Ints) -> object:
         """Elements of several records, each in its own sequence."""
         # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
         if isinstance(rows, list) or (self.lengths[0] is None and rows.dim() == 1):
@@ -280,7 +276,7 @@ def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints)
         )
 
 
-def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
+def _nest(rows: Any, lengths: Sequence[_Ints]) -> object:
     """Nest values into rows, from the number of outermost rows in each record and the lengths of
     all rows.
     """

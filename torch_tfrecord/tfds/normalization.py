@@ -104,7 +104,7 @@ class Normalize:
         """Normalise an episode, a sample or a batch."""
         return self._map(values, lambda tensor, scale: scale.forward(tensor, self._clip))
 
-    def inverse(self, values: Any, name: Literal["action", "proprio"] = "action") -> Any:
+    def inverse(self, values: object, name: Literal["action", "proprio"] = "action") -> Any:
         """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"),
         or for a dict.
 

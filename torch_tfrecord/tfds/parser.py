@@ -136,51 +136,36 @@ def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
     return None if chosen is None else "/".join((*names, chosen))
 
 
-def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
+def plain_spec(place: LeafPlace, decoding: Decoding, element: Element) -> Feature | None:
     """The feature spec that reads the same values, if the compiled core supports the feature; else
     None.
     """
     feature, key = place.feature, place.path
+    # A fixed length is checked by `Leaf`, a box needs its image.
     if (
         key in decoding.decoders
-        or len(place.lengths) > 1
-        # A fixed length is checked by `Leaf`.
-        or any(length is not None for length in place.lengths)
+        or place.lengths not in ((), (None,))
+        or getattr(feature, "optional", False)
+        or isinstance(feature, f.BBoxFeature)
     ):
         return None
     is_list = bool(place.lengths)
-    if isinstance(feature, f.ClassLabel):
-        return (
-            VarLenFeature(torch.int64, key=key)
-            if is_list
-            else FixedLenFeature((), torch.int64, key=key)
-        )
-    if isinstance(feature, f.Text):
+    if isinstance(element, TextElement):
         return VarLenFeature(str, key=key) if is_list else Text(key=key)
-    if (
-        isinstance(feature, f.Image)
-        and feature.dtype == "uint8"
-        and not is_list
-        and not decoding.as_numpy_layout
-    ):
+    if type(feature) is f.Image and feature.dtype == "uint8":
         # Any number of channels means that the file decides.
         mode = PIXEL_MODES.get(feature.shape[-1] or 0)
-        return None if mode is None else Image(mode, key=key, shape=feature.shape)
-    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none":
+        if is_list or decoding.as_numpy_layout or mode is None:
+            return None
+        return Image(mode, key=key, shape=feature.shape)
+    # No list holds uint64 as it is, and no spec an element of no values.
+    if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
         return None
-    dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
-    # What no list holds as it is.
-    if dtype in (None, torch.uint64) or (isinstance(dtype, torch.dtype) and dtype.is_complex):
-        return None
+    dtype = element.dtype or bytes
     if is_list:
-        return None if feature.shape else VarLenFeature(dtype, key=key)
-    # Without unknown sizes, and without 0, which no spec has.
-    shape = tuple(size for size in feature.shape if size)
-    return (
-        None
-        if feature.optional or len(shape) < len(feature.shape)
-        else FixedLenFeature(shape, dtype, key=key)
-    )
+        return None if element.shape else VarLenFeature(dtype, key=key)
+    shape = tuple(size for size in element.shape if size)
+    return FixedLenFeature(shape, dtype, key=key) if len(shape) == len(element.shape) else None
 
 
 def make_leaf(
@@ -240,6 +225,10 @@ def make_element(
 
 def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Element:
     feature = place.feature
+
+    def error(text: str) -> ParseError:
+        return ParseError(f"feature {place.path!r}: {text}", path=path)
+
     if isinstance(feature, (f.Image, f.LabeledImage)):
         return PictureElement(feature, decoding.as_numpy_layout)
     if isinstance(feature, f.Video):
@@ -250,34 +239,22 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
         return NumberElement(torch.int64, ())
     if isinstance(feature, f.BBoxFeature):
         return NumberElement(torch.float32, (4,))
-    if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
-        return _tensor_element(feature, place, path)
-    reason, name = "an unsupported class", type(feature).__name__
-    if isinstance(feature, f.UnknownFeature):
-        reason, name = feature.reason, feature.class_name
-    raise ParseError(
-        f"feature {place.path!r}: {reason}, {name!r}; to skip it, name the features you want",
-        path=path,
-    )
-
-
-def _tensor_element(
-    feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, path: str | None
-) -> Element:
+    if not isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
+        reason, name = "an unsupported class", type(feature).__name__
+        if isinstance(feature, f.UnknownFeature):
+            reason, name = feature.reason, feature.class_name
+        raise error(f"{reason}, {name!r}; to skip it, name the features you want")
     if feature.dtype == f.STRING:
         return StringElement(feature.shape)
     dtype = f.torch_dtype_of(feature.dtype)
     if dtype is None:
-        raise ParseError(f"feature {place.path!r}: torch has no dtype {feature.dtype!r}", path=path)
+        raise error(f"torch has no dtype {feature.dtype!r}")
     if isinstance(feature, f.Audio) and feature.lazy_decode:
         return sound_element(feature, dtype)
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:
-        raise ParseError(
-            f"feature {place.path!r}: no list can hold {feature.dtype} without an encoding",
-            path=path,
-        )
+        raise error(f"no list can hold {feature.dtype} without an encoding")
     return NumberElement(dtype, feature.shape)
 
 
@@ -332,7 +309,8 @@ class TFDSParser:
         specs = {
             leaf.path: spec
             for leaf in self.leaves
-            if (spec := plain_spec(leaf, decoding)) is not None
+            if not leaf.is_empty
+            and (spec := plain_spec(leaf, decoding, make_element(leaf, decoding, path))) is not None
         }
         # Only if nothing else is read: see `plain_features`.
         self._specs = specs if len(specs) == len(self.leaves) else None
