@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import glob
 import itertools
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -94,6 +93,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compression",
+        dest="compression_type",
         type=str.upper,
         choices=("GZIP", "ZLIB"),
         help="compress the shards (default: no, since images are compressed already)",
@@ -197,7 +197,7 @@ class _Conversion:
         have numbers, to the right.
         """
         formats = [*sorted(self.formats.items()), ("total", sum(self.formats.values(), Counter()))]
-        rows = [("format", *_COLUMNS)]
+        rows: list[tuple[str, ...]] = [("format", *_COLUMNS)]
         rows += [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
         for name, *cells in rows:
@@ -207,23 +207,23 @@ class _Conversion:
 def _run(
     folder: str,
     prefix: str,
-    num_shards: int | None,
-    max_shard_bytes: int | None,
-    compression: str | None,
     jpeg_quality: int | None,
     drop_alpha: bool,
     shuffle: bool,
     seed: int,
     force: bool,
     jobs: int | None,
+    **shards: Any,
 ) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
     if drop_alpha and jpeg_quality is None:
         raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
-    if num_shards is None and max_shard_bytes is None:
-        max_shard_bytes = _DEFAULT_SHARD_BYTES
-    suffix = _SUFFIXES[compression]
-    _check_output(prefix, f"-of-{num_shards:05d}{suffix}" if force and num_shards else None)
+    if not (shards["num_shards"] or shards["max_shard_bytes"]):
+        shards["max_shard_bytes"] = _DEFAULT_SHARD_BYTES
+    shards["suffix"] = _SUFFIXES[shards["compression_type"]]
+    is_forced = force and shards["num_shards"]
+    ending = "-of-{num_shards:05d}{suffix}".format(**shards) if is_forced else None
+    _check_output(prefix, ending)
     content, result = find_images(folder), _Conversion()
     files = shuffled(content.files, seed) if shuffle else content.files
 
@@ -242,17 +242,8 @@ def _run(
             else:
                 result.skipped.append(item)
 
-    open_writer = functools.partial(
-        _Writer,
-        prefix,
-        num_shards=num_shards,
-        max_shard_bytes=max_shard_bytes,
-        compression_type=compression,
-        suffix=suffix,
-        write_index=True,
-    )
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        paths = _write_shards(images(), content.classes, prefix, open_writer)
+        paths = _write_shards(images(), content.classes, prefix, shards)
     _print_report(result, content, paths)
     return 0 if paths else 1
 
@@ -420,7 +411,7 @@ def _as_jpeg(
 
 def _check_output(prefix: str, replaced: str | None) -> None:
     """Refuse to write beside another set of shards, as two under one prefix look like a damaged
-    one, or over a set that may not be `replaced`: names with that ending may.
+    one, or over a set, but for names with the ending `replaced`.
     """
     if not os.path.basename(prefix):
         raise ValueError(
@@ -454,19 +445,14 @@ def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
 class _Writer(ShardedTFRecordWriter):
     """Shards that appear together with the class names."""
 
-    def __init__(self, prefix: str, labels: AtomicFile, **options: Any) -> None:
-        super().__init__(prefix, **options)
-        self._labels = labels
+    labels: AtomicFile
 
     def _beside(self) -> list[AtomicFile]:
-        return [self._labels]
+        return [self.labels]
 
 
 def _write_shards(
-    images: Iterator[LoadedImage],
-    classes: Sequence[str],
-    prefix: str,
-    open_writer: Callable[[AtomicFile], _Writer],
+    images: Iterator[LoadedImage], classes: Sequence[str], prefix: str, options: Mapping[str, Any]
 ) -> list[str]:
     """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
 
@@ -480,17 +466,15 @@ def _write_shards(
     if first is None:
         return []
     folder, name = os.path.split(prefix)
-    with _create_folders(folder):
+    with _create_folders(folder), contextlib.ExitStack() as stack:
         labels = AtomicFile(os.path.join(folder, labels_name(name)))
-        try:
-            labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
-            labels.prepare()
-            with open_writer(labels) as writer:
-                for image in itertools.chain([first], images):
-                    writer.write(encode_image_example(image, classes[image.file.label]))
-        except BaseException:
-            labels.discard()
-            raise
+        stack.callback(labels.discard)  # does nothing once it is published
+        labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
+        labels.prepare()
+        with _Writer(prefix, write_index=True, **options) as writer:
+            writer.labels = labels
+            for image in itertools.chain([first], images):
+                writer.write(encode_image_example(image, classes[image.file.label]))
     return [labels.path, *writer.paths]
 
 
