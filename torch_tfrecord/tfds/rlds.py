@@ -17,11 +17,12 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ColumnBatch
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.nested_dataset import StagedDataset
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
-from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.samples import Places, SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_columns import each_leaf
@@ -75,6 +76,7 @@ class EpisodeDataset(Dataset[Any]):
         return len(self._positions)
 
     def _part(self: _Same, positions: slice) -> _Same:
+        # Everything else is shared, also the cache of episodes.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = self._positions[positions]
@@ -97,6 +99,7 @@ class EpisodeDataset(Dataset[Any]):
                 return make(self._store.episode(number))
         except LimitExceededError as error:
             raise (
+                # The budget knows no records.
                 error if error.path else self._store.record(number).locate(error)
             ) from error.__cause__
 
@@ -139,7 +142,7 @@ class RLDSEpisodes(EpisodeDataset):
         *,
         decode_images: DecodeImages = True,
         features: Chosen = None,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[dict[str, Any]], object] | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -183,6 +186,7 @@ class RLDSEpisodes(EpisodeDataset):
 
     def _whole(self, episode: Episode) -> dict[str, object]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
+        # One window of all steps.
         steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
@@ -202,7 +206,7 @@ class RLDSEpisodes(EpisodeDataset):
 _MOST_HELD_BYTES = 256 << 20
 
 
-class RLDSDataset(EpisodeDataset):
+class RLDSDataset(EpisodeDataset, StagedDataset):
     """A dataset of steps, each with a window of past observations and a horizon of future actions.
 
     Each position is one step; episodes follow in file order. A sample reads and decodes only the
@@ -289,7 +293,7 @@ class RLDSDataset(EpisodeDataset):
         keep: Keep | None = None,
         keep_key: KeepKey = DROID_KEY,
         goals: UniformGoals | None = None,
-        step_transform: Callable[[dict[str, Any]], Any] | None = None,
+        step_transform: Callable[[dict[str, Any]], object] | None = None,
         episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
@@ -299,6 +303,7 @@ class RLDSDataset(EpisodeDataset):
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
+        # Before any file is opened.
         integer("cache_bytes", cache_bytes)
         check_max_batch_bytes(max_batch_bytes)
         if not isinstance(goals, (UniformGoals, type(None))):
@@ -315,24 +320,23 @@ class RLDSDataset(EpisodeDataset):
             cache_bytes=cache_bytes,
             storage_options=storage_options,
         )
-        self._step_transform = step_transform
+        self._transform = step_transform
         self._samples = StepSamples(self._windows, store.info.name)
         self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
-        self._ranges = self._make_ranges(store, keep, keep_key)
-        super().__init__(store, len(self._ranges), max_batch_bytes)
-
-    def _make_ranges(self, store: EpisodeStore, keep: Keep | None, keep_key: KeepKey) -> StepRanges:
+        self._epoch = None if self._goals is None else self._goals.epoch
         firsts = np.full(len(store), self._windows.step(0), np.int64)
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
-            return StepRanges(np.arange(len(store)), firsts, stops)
-        return cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+            self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
+        else:
+            self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+        super().__init__(store, len(self._ranges), max_batch_bytes)
 
     @overload
     def __getitem__(self, position: slice) -> RLDSDataset: ...
 
     @overload
-    def __getitem__(self, position: Any) -> Any: ...
+    def __getitem__(self, position: object) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
         """Return the sample at a position (negative counts from the end), or for a slice a dataset
@@ -346,11 +350,12 @@ class RLDSDataset(EpisodeDataset):
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         register_in_worker()
+        # A batch of one would take twice the time.
         numbers, steps, goals = self._find(salted(self, [position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
-        if self._step_transform is None:
+        if self._transform is None:
             return sample
-        return transform_one(self._step_transform, 0, sample, self._places([position]))
+        return transform_one(self._transform, 0, sample, self._places([position]))
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[object]:
         """Return the samples at several positions, in that order; DataLoader calls this for each
@@ -380,22 +385,6 @@ class RLDSDataset(EpisodeDataset):
                 samples = [*map(self._at, numbers, steps, goals or repeat(None))]
                 return SampleList(samples, self._places(positions))
 
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[object]]:
-        """`_load_samples` for several batches."""
-        return [self._load_samples(positions) for positions in batches]
-
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a step_transform, which may have side effects, such as draws from the
-        global RNG.
-        """
-        return self._step_transform is not None
-
-    def _transform_samples(self, samples: Sequence[object]) -> Sequence[object]:
-        """Apply the step_transform to each sample from `_load_samples`."""
-        transform = self._step_transform
-        return samples if transform is None else transform_each(transform, samples)
-
     def locate(self, position: int) -> tuple[int, int]:
         """Return (episode number, step number) of a position."""
         numbers, steps = self._ranges.find(np.array([self._absolute(position)]))
@@ -409,18 +398,8 @@ class RLDSDataset(EpisodeDataset):
         time, seeded by torch's default generator.
         """
         at_least(0, "epoch", epoch)
-        if self._goals is not None:
-            self._goals.epoch.choose(epoch)
-
-    @property
-    def _draws_at_random(self) -> bool:
-        """Whether samples depend on the epoch: there are goals."""
-        return self._goals is not None
-
-    @property
-    def _needs_salt(self) -> bool:
-        """Whether the draws of goals need a salt, since no epoch was chosen."""
-        return self._goals is not None and not self._goals.epoch.is_known
+        if self._epoch is not None:
+            self._epoch.choose(epoch)
 
     def _places(self, positions: Sequence[int]) -> Places:
         def place(number: int) -> str:
@@ -431,13 +410,11 @@ class RLDSDataset(EpisodeDataset):
 
     def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
         """The episodes, the steps and the goal steps of positions, which must be `salted`."""
-        absolute = np.array([self._absolute(position) for position in positions], np.int64)
+        absolute = np.array([*map(self._absolute, positions)], np.int64)
+        # One search for all positions of a batch.
         episodes, steps = self._ranges.find(absolute)
-        return (
-            episodes,
-            steps,
-            None if self._goals is None else self._goals.of(positions, episodes, steps),
-        )
+        goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
+        return episodes, steps, goals
 
     def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
@@ -448,28 +425,23 @@ class RLDSDataset(EpisodeDataset):
         """Reads the columns, each time into new memory."""
 
         def episodes() -> list[Episode]:
-            held = self._held(set(numbers))
-            return [held[number] for number in numbers]
+            found: dict[int, Episode] = {}
+            num_bytes = 0
+            for number in sorted(set(numbers)):  # as they lie in the files
+                found[number] = self._store.episode(number)
+                num_bytes += found[number].num_bytes
+                if num_bytes > _MOST_HELD_BYTES:
+                    raise _TooLargeError
+            return [found[number] for number in numbers]
 
         if self._store.episode_transform is None:
             return lambda: self._samples.batch(episodes(), steps, goals)
-        # the transform may draw at random
+        # A transform may draw at random, so that it is called once.
         return partial(self._samples.batch, episodes(), steps, goals)
-
-    def _held(self, numbers: set[int]) -> dict[int, Episode]:
-        """The episodes by number, read in order."""
-        found: dict[int, Episode] = {}
-        num_bytes = 0
-        for number in sorted(numbers):
-            found[number] = self._store.episode(number)
-            num_bytes += found[number].num_bytes
-            if num_bytes > _MOST_HELD_BYTES:
-                raise _TooLargeError
-        return found
 
     def __repr__(self) -> str:
         transforms = {
-            "step_transform": self._step_transform,
+            "step_transform": self._transform,
             "episode_transform": self._store.episode_transform,
         }
         what = f"{len(self)} positions in {len(self.num_steps)} episodes"
