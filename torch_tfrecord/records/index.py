@@ -217,7 +217,7 @@ class RecordIndex:
 
         Args:
             path: A local path, or one with a ``scheme://``.
-            storage_options: As of `TFRecordDataset`.
+            storage_options: See `TFRecordDataset`.
 
         Raises:
             IndexMismatchError: damaged, of another format or version, or records that do not lie
@@ -295,7 +295,7 @@ def build_index(
         path: A local path, or one with a ``scheme://``: ``s3://...``, ``https://...``.
         verify_crc: Check the payloads' checksums, too; headers are always checked.
         compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
-        storage_options: As of `TFRecordDataset`.
+        storage_options: See `TFRecordDataset`.
 
     Raises:
         CorruptRecordError, CompressionError: the file is damaged; there is no index of the good

@@ -203,7 +203,7 @@ def _open_manifest(manifest: Manifest, compression_type: str) -> ManifestShards:
     """The shards of a manifest that a user named.
 
     Raises:
-        IndexMismatchError, OSError: as of `ManifestShards`; nothing else names the files.
+        IndexMismatchError, OSError: see `ManifestShards`; nothing else names the files.
     """
     paths = shard_paths(manifest.path, manifest.names())
     if not paths:
@@ -325,10 +325,10 @@ def build_manifest(
     without `out` it stays the manifest of all of them, also of those that are not in `paths`.
 
     Args:
-        paths: As of `find_files`.
+        paths: See `find_files`.
         out: Where it is written, ending with ``.safetensors``; None for
             ``.torch_index/manifest.safetensors`` in the folder that holds all the files.
-        storage_options: As of `TFRecordDataset`.
+        storage_options: See `TFRecordDataset`.
 
     Returns:
         The manifest's path.
@@ -360,7 +360,7 @@ def write_manifest(
     Args:
         paths: See there.
         out: See there.
-        index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the
+        index_dir: See `TFRecordDataset`: where the indexes are kept, and without `out` the
             manifest.
         access: How remote files are reached.
         again: Take the rows of `paths` from the indexes in any case, not from the manifest of
@@ -426,7 +426,7 @@ class _KnownShard(NamedTuple):
         try:
             if not is_remote(path):
                 status = os.stat(path)
-                # No byte of a local file that looks the same is read: rsync trusts size and time, too.
+                # A local file that looks the same is not read: rsync trusts size and time, too.
                 if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
                     return facts
             if facts.fingerprint is None:

@@ -171,7 +171,7 @@ class PackedRecords(Sequence[memoryview]):
         Raises:
             ValueError: A payload is not inside the buffer.
         """
-        # A record read alone is handed on as it is: copying a picture takes longer than its checksum.
+        # A record read alone is handed on as it is: copying a picture takes time.
         whole = self.buffer.obj
         if (
             len(self) == 1

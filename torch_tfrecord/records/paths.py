@@ -123,7 +123,7 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
             without looking whether they are there. Local, or with a ``scheme://``. Of a storage
             that lists nothing, such as most servers of ``https://``, files, ``name@N`` and
             manifests are found.
-        storage_options: As of `TFRecordDataset`.
+        storage_options: See `TFRecordDataset`.
 
     Returns:
         At least one path, as `paths` writes them: relative ones stay relative.

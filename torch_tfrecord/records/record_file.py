@@ -1,6 +1,6 @@
 """TFRecord files being written, with their indexes: one alone, or a set that appears together.
 
-Those of a storage are first written to a file of this machine without a name, then uploaded at once.
+Those of a storage are first written to a file of this machine without a name, then uploaded.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: s
 
 
 class RecordPlaces(NamedTuple):
-    """Of N records: number of the file, offset of the length field, and payload length; int64 [N]
-    each.
+    """Where N records lie: number of the file, offset of the length field, and payload length;
+    int64 [N] each.
     """
 
     files: _Integers
@@ -55,7 +55,7 @@ class RecordTable:
 
     @classmethod
     def of_borders(cls, borders: Sequence[_Integers]) -> RecordTable:
-        """Of each file the offsets of its records, then that of its end."""
+        """Make the table from the offsets of each file's records, each with its end last."""
         table = cls.__new__(cls)
         table._set_up(borders)
         return table
@@ -111,7 +111,7 @@ class RecordTable:
         )
 
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
-        """Of a sequence of positions, the first place in it of each block; see
+        """Where each block begins in a sequence of positions; see
         `block_shuffle.block_starts`.
         """
         found = []
@@ -198,7 +198,8 @@ class ManifestTable(RecordTable):
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
         """See `RecordTable.block_extent`; only the file's records near the offset are looked up."""
         manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
-        # A file may have 10^8 records: only blocks of the manifest that reach into these bytes are read.
+        # A file may have 10^8 records: only the manifest's blocks that reach into these bytes are
+        # read.
         low = start + offset // block_bytes * block_bytes
         begin = int(np.searchsorted(manifest.block_offsets, low, side="right")) - 1
         end = int(np.searchsorted(manifest.block_offsets, low + block_bytes, side="right"))

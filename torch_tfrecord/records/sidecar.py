@@ -149,9 +149,11 @@ def remove_sidecar(data_path: str) -> None:
 
 
 def remove_own(path: str) -> None:
-    """Remove a file if it is an index; what cannot be removed stays."""
-    if is_own(path):
-        with contextlib.suppress(OSError):
+    """Remove a regular file that has the format name of one of our sidecars, intact or damaged;
+    what cannot be removed stays.
+    """
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path):
             os.unlink(path)
 
 
@@ -464,16 +466,6 @@ def stored_number(text: str, name: str) -> int:
 # What may be replaced.
 
 
-def is_own(path: str) -> bool:
-    """Whether there is a regular file with the format name of one of our sidecars, intact or
-    damaged.
-    """
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
-    except OSError:
-        return False
-
-
 def _is_marked(path: str) -> bool:
     head = open_file(path).read(_MOST_HEADER_BYTES, 0)
     end = _LENGTH_BYTES + int.from_bytes(head[:_LENGTH_BYTES], "little")
@@ -485,7 +477,7 @@ def _begins_as_ours(head: bytes) -> bool:
 
 
 def check_replaceable(path: str) -> None:
-    """Raise OSError unless a path is free, an empty file, or a file that `is_own`.
+    """Raise OSError unless a path is free, an empty file, or one of our sidecars.
 
     Files that are written automatically must not replace foreign files, or follow symbolic links:
     somebody with write access to a data folder must not choose what other users overwrite.

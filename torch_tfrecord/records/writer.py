@@ -345,7 +345,7 @@ class ShardedTFRecordWriter(_Writer):
         shard = shards[self._count % len(shards)]
         most, num_bytes = self._max_shard_bytes, shard.num_bytes
         if most and num_bytes and num_bytes + len(payload) + OVERHEAD_BYTES > most:
-            # Finished at once, so that one file is open at a time however many shards there will be.
+            # Finished at once, so that only one file is open, however many there will be.
             self._finish(shard)
             self._add_shard()
             shard = self._shards[-1]
@@ -379,7 +379,7 @@ class ShardedTFRecordWriter(_Writer):
             names.append(os.path.basename(file.path))
         files.publish(names)
         for shard, path in zip(shards, paths, strict=True):
-            # Only now: until the last rename the old shards may come back, and with them their indexes.
+            # Only now: until the last rename the old shards may come back, with their indexes.
             shard.remove_old_indexes(path)
 
     def _beside(self) -> Sequence[AtomicFile]:
