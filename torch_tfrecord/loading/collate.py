@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,7 +33,15 @@ from torch_tfrecord.loading.sample import (
     is_plain,
 )
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
-from torch_tfrecord.samples import check_for_torch, place_of
+from torch_tfrecord.samples import (
+    Batch,
+    Columns,
+    Samples,
+    Value,
+    Values,
+    check_for_torch,
+    place_of,
+)
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.torch_internals import (
     collate_by_kinds,
@@ -47,7 +55,7 @@ __all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Samples) -> Batch:
     """Make a batch of samples, like torch's ``default_collate``, plus what TFRecord data needs.
 
     - Bytes, str and (nested) lists of them become lists with one item for each sample.
@@ -90,14 +98,14 @@ def collate(samples: Sequence[Any]) -> Any:
     return for_transport(_batch(samples, take_columns(samples)))
 
 
-def take_columns(samples: Sequence[Any]) -> Any | None:
+def take_columns(samples: Samples) -> Columns | None:
     """The samples' columns, for this batch only; None if the samples may differ from them."""
     take = getattr(samples, "take_columns", None)
     columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
 
 
-def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
+def _batch(samples: Samples, columns: Columns | None) -> Batch:
     try:
         return _collate(list(samples), "") if columns is None else _finish(columns, "")
     except _UnlikeError as error:
@@ -119,11 +127,11 @@ def register_samples() -> None:
         functions[Sample] = _collate_for_torch
 
 
-def _listed(values: Sequence[Any], *, collate_fn_map: Any = None) -> list[Any]:
+def _listed(values: Samples, *, collate_fn_map: object = None) -> Values:
     return list(values)
 
 
-def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
     """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
     tensors, like torch's.
 
@@ -137,7 +145,7 @@ def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) ->
     return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
 
-def _untyped(batch: Any) -> Any:
+def _untyped(batch: Batch) -> Batch:
     if isinstance(batch, dict):
         return {name: _untyped(part) for name, part in batch.items()}
     return batch.as_subclass(torch.Tensor) if isinstance(batch, _BATCHED_KINDS) else batch
@@ -151,13 +159,13 @@ class _UnlikeError(ValueError):
         self.number = number
 
 
-def _records(samples: Sequence[Any], number: int) -> str:
+def _records(samples: Samples, number: int) -> str:
     """The records of sample 0 and another one, if the batch knows them."""
     first, other = place_of(samples, 0), place_of(samples, number)
     return "" if first is None else f"; sample 0 is {first}, sample {number} is {other}"
 
 
-def _finish(columns: Any, name: str) -> Any:
+def _finish(columns: Columns, name: str) -> Batch:
     """The columns as they are, except that lists of values are collated."""
     if isinstance(columns, torch.Tensor):
         return columns
@@ -171,7 +179,7 @@ def _finish(columns: Any, name: str) -> Any:
     return _collate(columns, name) if isinstance(columns, list) else columns
 
 
-def _collate(values: list[Any], name: str) -> Any:
+def _collate(values: Values, name: str) -> Batch:
     first = values[0]
     if first is None or isinstance(first, WHOLE_KINDS) or _are_strings(values):
         return values
@@ -182,7 +190,7 @@ def _collate(values: list[Any], name: str) -> Any:
     return numbers(values) if isinstance(first, (int, float)) else default_collate(values)
 
 
-def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
+def numbers(values: Values, *, collate_fn_map: object = None) -> Batch:
     """One tensor of Python's numbers, if it holds each as it is; else the values, since JSON may be
     any mixture.
     """
@@ -202,14 +210,14 @@ def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
     return values if is_rounded else batch
 
 
-def _are_strings(values: list[Any]) -> bool:
+def _are_strings(values: Values) -> bool:
     """Whether these are a bytes feature's; where the first is an empty list, the others say what it
     is.
     """
     return _is_strings(values[0]) and (values[0] != [] or all(map(_is_strings, values)))
 
 
-def _is_strings(value: Any) -> bool:
+def _is_strings(value: object) -> bool:
     """Whether it is a bytes feature, of any shape or length: its list must not be split into
     columns.
     """
@@ -218,7 +226,7 @@ def _is_strings(value: Any) -> bool:
     )
 
 
-def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> None:
+def _check_kind(values: Values, kind: type | tuple[type, ...], name: str) -> None:
     for number, value in enumerate(values):
         if not isinstance(value, kind):
             raise TypeError(
@@ -227,7 +235,7 @@ def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> 
             )
 
 
-def _mapping(values: list[Any], name: str) -> Any:
+def _mapping(values: Values, name: str) -> Batch:
     columns = join_samples(values)
     if columns is not None:
         return _finish(columns, name)
@@ -237,7 +245,7 @@ def _mapping(values: list[Any], name: str) -> Any:
     }
 
 
-def _sequence(values: list[Any], name: str) -> Any:
+def _sequence(values: Values, name: str) -> Batch:
     first = values[0]
     lengths = {len(value) for value in values}
     if len(lengths) > 1:
@@ -253,7 +261,7 @@ def _sequence(values: list[Any], name: str) -> Any:
     return parts
 
 
-def _check_keys(values: list[Any], name: str) -> None:
+def _check_keys(values: Values, name: str) -> None:
     expected = set(values[0])
     for number, value in enumerate(values):
         if set(value) != expected:
@@ -264,11 +272,11 @@ def _check_keys(values: list[Any], name: str) -> None:
             )
 
 
-def _names(keys: Any) -> str:
+def _names(keys: Iterable[object]) -> str:
     return f"[{shown_list(sorted(map(str, keys)), shown_value)}]"
 
 
-def _tensors(values: list[Any], name: str) -> Any:
+def _tensors(values: Values, name: str) -> Batch:
     first = values[0]
     if is_listed(first):
         return values
@@ -279,7 +287,7 @@ def _tensors(values: list[Any], name: str) -> Any:
     return keep_type(_stack(values, name), first) if isinstance(first, _BATCHED_KINDS) else values
 
 
-def _structured(values: list[Any], name: str) -> Any:
+def _structured(values: Values, name: str) -> Batch:
     """Jagged, ragged and sparse samples."""
     try:
         return stack_samples(values)
@@ -301,7 +309,7 @@ def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
     return as_kind_of(batch, sample) if isinstance(sample, _BATCHED_KINDS) else batch
 
 
-def _stack(values: list[Any], name: str) -> torch.Tensor:
+def _stack(values: Values, name: str) -> torch.Tensor:
     for number, value in enumerate(values):
         # torch would convert all to one dtype, which changes values
         if value.dtype != values[0].dtype:
@@ -332,7 +340,7 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
     return torch.stack(plain, out=empty_tensor((len(plain), *shapes[0]), plain[0].dtype))
 
 
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Values, str], Batch]], ...] = (
     ((RaggedTensor, SparseList), _structured),
     (torch.Tensor, _tensors),
     (Mapping, _mapping),
@@ -353,7 +361,7 @@ class _Pick(NamedTuple):
     places: slice | _Integers
 
 
-def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
+def join_samples(samples: Samples) -> Columns | None:
     """The columns whose rows the samples are, for one batch only; None if one was changed or is not
     a `Sample`.
 
@@ -372,12 +380,12 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
     if len(distinct) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
         taken = blocks[0].take(chosen.start, chosen.stop)
         if taken is not None:
-            return taken  # type: ignore[no-any-return]
+            return taken
     looked = _looked(samples, names, rows)
     picks = []
     if len(looked) < len(names):
         picks = _find_picks(blocks, [*distinct.values()], np.where(rows < 0, ~rows, rows))
-    columns: dict[Any, Any] = {}
+    columns: Columns = {}
     for name in names:
         column = None if name in looked else _join_column(name, picks, len(samples))
         values = [sample[name] for sample in samples] if column is None else column
@@ -385,9 +393,9 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
     return columns
 
 
-def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:
+def _looked(samples: Sequence[Sample], names: Sequence[object], rows: _Integers) -> set[object]:
     """The names of features with an accessed value."""
-    looked: set[Any] = set()
+    looked: set[object] = set()
     get = dict.__getitem__
     for number in np.flatnonzero(rows < 0).tolist():
         looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
@@ -418,7 +426,7 @@ def _neighbours(numbers: _Integers) -> slice | _Integers:
     return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_slice else numbers
 
 
-def _join_column(name: Any, picks: Sequence[_Pick], num_rows: int) -> Any | None:
+def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
     """The picked rows of one feature; None if only its values can be collated."""
     columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
     rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
@@ -448,12 +456,12 @@ def _first(rows: slice | _Integers) -> int:
 
 
 def _join_lists(
-    columns: Sequence[list[Any]],
+    columns: Sequence[Values],
     rows: Sequence[slice | _Integers],
     places: Sequence[slice | _Integers],
     num_rows: int,
-) -> list[Any]:
-    values: list[Any] = [None] * num_rows
+) -> Values:
+    values: Values = [None] * num_rows
     for column, row, place in zip(columns, rows, places, strict=True):
         picked = column[row] if isinstance(row, slice) else [column[each] for each in row.tolist()]
         if isinstance(place, slice):
@@ -465,7 +473,7 @@ def _join_lists(
 
 
 def _join_tensors(
-    columns: Sequence[Any],
+    columns: Sequence[torch.Tensor],
     rows: Sequence[slice | _Integers],
     places: Sequence[slice | _Integers],
     num_rows: int,
@@ -496,7 +504,7 @@ def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integer
     return numbers
 
 
-def _own(value: Any) -> Any:
+def _own(value: Value) -> Value:
     """A copy of what a batch would list as it is; other tensors are about to be stacked."""
     if isinstance(value, (bytes, str)):
         return value

@@ -4,7 +4,7 @@ records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any, cast
@@ -20,12 +20,21 @@ from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.loading.collate import register_samples
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.samples import Places, RecordPlace, SampleList
+from torch_tfrecord.samples import (
+    Columns,
+    Places,
+    RecordPlace,
+    SampleList,
+    Samples,
+    Transform,
+    Value,
+    Values,
+)
 
 __all__ = ["BatchParser", "ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
 
-class ColumnBatch(MutableSequence[Any]):
+class ColumnBatch(MutableSequence[Value]):
     """What `TFRecordDataset.__getitems__` returns: the samples at several positions, held as
     columns.
 
@@ -48,12 +57,12 @@ class ColumnBatch(MutableSequence[Any]):
         (2, {'x': tensor(5), 'name': b'b'})
     """
 
-    def __init__(self, columns: Any, num_samples: int) -> None:
+    def __init__(self, columns: Columns, num_samples: int) -> None:
         self.block = SampleBlock(columns, num_samples)
         self._num_samples = num_samples
         self._places: Places | None = None
         self._single: dict[int, Sample] = {}  # samples that were accessed by their number
-        self._samples: list[Any] | None = None
+        self._samples: Values | None = None
         register_samples()
 
     @property
@@ -62,11 +71,11 @@ class ColumnBatch(MutableSequence[Any]):
         return self._samples is None and all(sample.is_unseen for sample in self._single.values())
 
     @property
-    def columns(self) -> Any:
+    def columns(self) -> Columns:
         """The columns; parsed again if a batch took them."""
         return self.block.columns
 
-    def take_columns(self) -> Any | None:
+    def take_columns(self) -> Columns | None:
         """The columns, for one batch only; None if samples may differ from them or share their
         memory.
         """
@@ -82,7 +91,7 @@ class ColumnBatch(MutableSequence[Any]):
         """
         return self._places if self._samples is None else getattr(self._samples, "places", None)
 
-    def located(self, places: Places | None, again: Callable[[], Any] | None) -> ColumnBatch:
+    def located(self, places: Places | None, again: Callable[[], Columns] | None) -> ColumnBatch:
         """This batch with the record of each sample, and what parses the columns once more, into
         new memory.
 
@@ -101,13 +110,13 @@ class ColumnBatch(MutableSequence[Any]):
                 return self._single[row]
         return self._all()[number]
 
-    def __setitem__(self, number: Any, sample: Any) -> None:
+    def __setitem__(self, number: Any, sample: Value) -> None:
         self._all()[number] = sample
 
     def __delitem__(self, number: Any) -> None:
         del self._all()[number]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Value]:
         return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
@@ -115,18 +124,18 @@ class ColumnBatch(MutableSequence[Any]):
 
     __hash__ = None  # type: ignore[assignment]  # like a list
 
-    def __add__(self, other: Any) -> list[Any]:
+    def __add__(self, other: Samples) -> Values:
         return [*self, *other]
 
-    def insert(self, index: int, value: Any) -> None:
+    def insert(self, index: int, value: Value) -> None:
         """Like ``list.insert``."""
         self._all().insert(index, value)
 
-    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+    def sort(self, *, key: Transform | None = None, reverse: bool = False) -> None:
         """Like ``list.sort``, which many custom collate functions call before they pad."""
         self._all().sort(key=key, reverse=reverse)
 
-    def _all(self) -> list[Any]:
+    def _all(self) -> Values:
         if self._samples is None:
             is_dict = self.block.template
             samples = (
@@ -137,9 +146,7 @@ class ColumnBatch(MutableSequence[Any]):
             self._samples = SampleList(samples, self._places)
         return self._samples
 
-    def map(
-        self, function: Callable[[Any], Any], again: Callable[[Any], Any] | None = None
-    ) -> ColumnBatch:
+    def map(self, function: Transform, again: Transform | None = None) -> ColumnBatch:
         """The batch with the columns that a function returns for these; `again` returns the same
         once more.
         """
@@ -156,7 +163,7 @@ class ColumnBatch(MutableSequence[Any]):
             None if self.is_columns else list(self),
         )
 
-    def __setstate__(self, samples: list[Any]) -> None:
+    def __setstate__(self, samples: Values) -> None:
         self._samples = SampleList(samples, None)
 
     def __repr__(self) -> str:
@@ -166,11 +173,11 @@ class ColumnBatch(MutableSequence[Any]):
 class ColumnTransform:
     """A transform that can be applied to columns, so that no samples need to be made for it."""
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Value) -> Value:
         """Transform one sample."""
         raise NotImplementedError
 
-    def columns(self, columns: Any) -> Any:
+    def columns(self, columns: Columns) -> Columns:
         """Transform the columns of a batch, with the same result as transforming each sample."""
         raise NotImplementedError
 
@@ -182,10 +189,10 @@ class ChainedTransforms:
         first, second: Called with a sample, and with the first one's result.
     """
 
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+    def __init__(self, first: Transform, second: Transform) -> None:
         self.first, self.second = first, second
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Value) -> Value:
         """Apply both to a sample."""
         return self.second(self.first(sample))
 
@@ -218,7 +225,7 @@ class BatchParser:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         register_samples()
 
-    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Any:
+    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """One sample; `where` tells the place of its record."""
         sample = self._no_values if self._parser is None else self._parser.single(record, key)
         if not self._sources:
@@ -234,7 +241,7 @@ class BatchParser:
         keys: npt.NDArray[np.uint64] | None,
         borders: Sequence[int],
         place: Callable[[int], RecordPlace],
-    ) -> list[Sequence[Any]]:
+    ) -> list[Samples]:
         """Several batches, as columns if possible: all their records in a row, the borders between
         them, the places.
         """
@@ -253,10 +260,10 @@ class BatchParser:
         ]
 
     @property
-    def _no_values(self) -> Any:
+    def _no_values(self) -> Value:
         return ({}, {}) if isinstance(self.features, SequenceFeatures) else {}
 
-    def _complete(self, values: Any, sources: Mapping[str, Any]) -> Any:
+    def _complete(self, values: Value, sources: Mapping[str, object]) -> Value:
         """Values with those of each `Source`, in the order of the features."""
         if isinstance(self.features, SequenceFeatures):
             context = {**values[0], **sources}
@@ -281,7 +288,7 @@ def _sources_apart(features: Any) -> tuple[dict[str, Source], Any]:
     return sources, stored
 
 
-def _batch(columns: Any, num_samples: int) -> Sequence[Any]:
+def _batch(columns: Columns, num_samples: int) -> Samples:
     if isinstance(columns, (dict, tuple)):
         return ColumnBatch(columns, num_samples)
     register_samples()

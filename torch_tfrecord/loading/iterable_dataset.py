@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -41,7 +41,10 @@ from torch_tfrecord.records.reader import read_blocks
 from torch_tfrecord.records.scan import Block, SkippedBytes
 from torch_tfrecord.samples import (
     LEFT_OUT,
+    Batch,
     RecordPlace,
+    Samples,
+    Value,
     transform_one,
     without_left_out,
 )
@@ -173,7 +176,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self._loaded = None
         self._epochs.choose(at_least(0, "epoch", epoch))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
         # must stay in step with the other workers.
         register_in_worker()
@@ -197,12 +200,12 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
         return self._errors.report()
 
-    def __getitem__(self, position: Any) -> Any:
+    def __getitem__(self, position: object) -> NoReturn:
         raise TypeError(
             "a stream has no positions, only an order: TFRecordDataset reads records by position"
         )
 
-    def iter_epoch(self, epoch: int) -> Iterator[Any]:
+    def iter_epoch(self, epoch: int) -> Iterator[Batch]:
         """Iterate over one epoch from its beginning, whichever epoch is next; does not change which
         one is next.
         """
@@ -323,7 +326,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))",
             )
 
-    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples or batches of a stream."""
         size = self._batch_size
         yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
@@ -331,8 +334,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     # Samples and batches.
 
-    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Any]:
-        def make(group: RecordGroup) -> Any:
+    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
+        def make(group: RecordGroup) -> Batch:
             samples = self._load(self._rows(group, epoch))
             samples = without_left_out(
                 transform_samples(self._maker.transform, samples, self._errors)
@@ -354,7 +357,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
             yield batch
 
-    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples one by one, parsed several at a time."""
         for group in stream.parts():
             for sample in self._samples_of(self._rows(group, epoch)):
@@ -362,14 +365,14 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 if sample is not LEFT_OUT:
                     yield sample
 
-    def _load(self, rows: RecordRows) -> Sequence[Any]:
+    def _load(self, rows: RecordRows) -> Samples:
         """The samples of a batch, not transformed."""
         try:
             return self._maker.load(rows, (0, len(rows.records)))[0]
         except TFRecordError as error:
             return self._maker.load_singly(rows, error)
 
-    def _samples_of(self, rows: RecordRows) -> Iterable[Any]:
+    def _samples_of(self, rows: RecordRows) -> Iterable[Value]:
         """The samples of a part of a stream; those before a bad record are yielded before its error
         is raised.
         """
@@ -377,7 +380,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if maker.crops.takes(transform):
             yield from maker.each(rows, transform=True)
             return
-        samples: Iterable[Any]
+        samples: Iterable[Value]
         try:
             samples = maker.parse_batches(rows, (0, len(rows.records)))[0]
         except TFRecordError:

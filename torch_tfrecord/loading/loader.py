@@ -36,6 +36,7 @@ from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES
 from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.samples import Columns, Transform, Value
 from torch_tfrecord.shown import printable
 
 __all__ = ["make_dataloader"]
@@ -299,9 +300,7 @@ def _check_label(label_key: str | None, features: RecordFeatures | None) -> None
         )
 
 
-def _with_label(
-    transform: Callable[[Any], Any] | None, label_key: str | None
-) -> Callable[[Any], Any] | None:
+def _with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
     if label_key is None:
         return transform
     split = _SplitLabel(label_key)
@@ -314,7 +313,7 @@ class _SplitLabel(ColumnTransform):
     def __init__(self, label_key: str) -> None:
         self._label_key = label_key
 
-    def __call__(self, sample: Any) -> tuple[dict[str, Any], Any]:
+    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
         """Take the label out of a sample."""
         if not isinstance(sample, Mapping) or self._label_key not in sample:
             raise ValueError(
@@ -323,6 +322,6 @@ class _SplitLabel(ColumnTransform):
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]
 
-    def columns(self, columns: Any) -> tuple[dict[str, Any], Any]:
+    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
         """Take the label's column out."""
         return self(columns)

@@ -31,6 +31,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -150,7 +151,7 @@ class TFRecordDataset(StagedDataset):
         features: Any = None,
         *,
         positions: Sequence[int] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> TFRecordDataset:
         """Make a dataset of files in a given order, for layers above that know the files, such as
@@ -179,7 +180,7 @@ class TFRecordDataset(StagedDataset):
         source: RecordFiles,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
-        transform: Callable[[Any], Any] | None,
+        transform: Transform | None,
         errors: ErrorLog = RAISES,
     ) -> None:
         self._errors, self._transform = errors, transform
@@ -216,7 +217,7 @@ class TFRecordDataset(StagedDataset):
             key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, partial(files.place, absolute))
 
-    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+    def __getitems__(self, positions: Sequence[int]) -> Samples:
         """Return the samples at several positions, in that order; DataLoader calls this to make a
         batch.
 
@@ -246,7 +247,7 @@ class TFRecordDataset(StagedDataset):
         """
         return self._errors.report()
 
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Samples:
         """`__getitems__` without the transform.
 
         An image that the transform crops first is decoded by `_transform_samples`.
@@ -264,7 +265,7 @@ class TFRecordDataset(StagedDataset):
             records = SingleRecords(self._record_files, absolutes)
             return self._maker.load_singly(self._rows(records, [positions], absolutes), error)
 
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Samples]:
         """`_load_samples` of several batches, whose records are read and parsed together.
 
         Raises:

@@ -19,6 +19,7 @@ from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import keep_type, numbers
 from torch_tfrecord.loading.sample import is_jagged, is_plain
+from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
     "pad_strings",
 ]
 
-Padded: TypeAlias = tuple[Any, Any]
+Padded: TypeAlias = tuple[Batch, Batch]
 """A batch and its lengths, nested alike."""
 
 _Shape: TypeAlias = tuple[int, ...]
@@ -47,7 +48,7 @@ class Wish(NamedTuple):
     """
 
     name: str
-    padded_shapes: Any
+    padded_shapes: Any  # nested like the samples
     padding_values: Any
 
 
@@ -97,7 +98,7 @@ def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     return pad_rows(plain, rows.offsets, size[0], plain.new_full((), fill)), _lengths_of(sizes)
 
 
-def pad_numbers(values: list[Any], wish: Wish) -> Padded:
+def pad_numbers(values: Values, wish: Wish) -> Padded:
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
@@ -123,7 +124,7 @@ def pad_numbers(values: list[Any], wish: Wish) -> Padded:
     return keep_type(batch, tensors[0]), lengths
 
 
-def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
+def _tensors(values: Values, name: str) -> list[torch.Tensor]:
     try:
         if isinstance(values[0], (bool, int, float, complex, list)):
             arrays = [np.asarray(value) for value in values]
@@ -145,7 +146,7 @@ def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
         ) from error
 
 
-def _check_alike(tensors: list[Any], name: str) -> None:
+def _check_alike(tensors: Values, name: str) -> None:
     for number, tensor in enumerate(tensors):
         if (
             not isinstance(tensor, torch.Tensor)
@@ -198,7 +199,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
     return held
 
 
-def pad_strings(values: list[Any], kind: type[bytes] | type[str], wish: Wish) -> Padded:
+def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Padded:
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the
     first.
 
@@ -217,7 +218,7 @@ def pad_strings(values: list[Any], kind: type[bytes] | type[str], wish: Wish) ->
     return _pad_lists(values, size, kind() if padding is None else padding), _lengths_of(sizes)
 
 
-def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
+def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> list[_Shape]:
     """The shape of each of several nested lists; an empty one counts as having as many dimensions
     as the others.
     """
@@ -251,7 +252,7 @@ def _list_size(value: object) -> _Shape:
     return len(value), *inner
 
 
-def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
+def _pad_lists(values: Values, size: _Shape, fill: Any) -> Values:
     """Several nested lists, each padded at the end of each dimension to a shape that is not
     smaller.
     """
@@ -262,7 +263,7 @@ def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
     return [_pad_lists(row, size[1:], fill) for row in rows]
 
 
-def flatten(value: object) -> Iterator[Any]:
+def flatten(value: object) -> Iterator[Value]:
     """The values in nested lists, in row-major order.
 
     Example:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch_tfrecord.loading.padded_values import (
     pad_strings,
 )
 from torch_tfrecord.loading.sample import take_apart
-from torch_tfrecord.samples import place_of
+from torch_tfrecord.samples import Batch, Columns, Samples, Values, place_of
 
 __all__ = ["PaddedCollate"]
 
@@ -84,7 +84,7 @@ class PaddedCollate:
             _check_padding(padding)
         check_max_batch_bytes(self.max_batch_bytes)
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: Samples) -> Batch:
         """Make a batch of at least one sample."""
         if not samples:
             raise ValueError("a batch needs at least one sample, got none")
@@ -161,16 +161,16 @@ def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -
     return {key: given.get(key) for key in parts}
 
 
-def _names(keys: Any) -> list[str]:
+def _names(keys: Iterable[object]) -> list[str]:
     return sorted(map(str, keys))
 
 
 # The samples.
 
 
-def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
+def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     """Pad a mapping or tuple of columns, one column, or a list of its values."""
-    parts: Mapping[Any, Any]
+    parts: Mapping[Any, Columns]
     kind: Any
     if isinstance(column, dict):
         parts, kind = column, dict
@@ -215,7 +215,7 @@ def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
     return make(batch.values()), (list if kind is list else tuple)(lengths.values())
 
 
-def _split_mappings(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
+def _split_mappings(values: Values, wish: Wish) -> dict[Any, Values]:
     keys = set(values[0])
     for number, value in enumerate(values):
         if not isinstance(value, Mapping) or set(value) != keys:
@@ -225,7 +225,7 @@ def _split_mappings(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
     return {key: [value[key] for value in values] for key in values[0]}
 
 
-def _split_sequences(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
+def _split_sequences(values: Values, wish: Wish) -> dict[Any, Values]:
     count = len(values[0])
     for number, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) != count:

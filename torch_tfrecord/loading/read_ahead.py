@@ -37,7 +37,7 @@ from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSample
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import resolve_rank
-from torch_tfrecord.samples import LEFT_OUT
+from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling, pin, show_order, workers_of
 
 __all__ = ["ReadAheadLoader", "RecordLoader"]
@@ -51,12 +51,12 @@ _MOST_BATCHES = 4
 # For the exit code of a worker whose connection has closed.
 _WAIT_SECONDS = 5.0
 
-_Collate: TypeAlias = Callable[[Any], Any]
+_Collate: TypeAlias = Callable[[Any], Batch]
 # What was loaded, or else the error.
-_Outcome: TypeAlias = "tuple[Any, Exception | None]"
+_Outcome: TypeAlias = "tuple[Batch | Samples, Exception | None]"
 
 
-class ReadAheadLoader(DataLoader[Any]):
+class ReadAheadLoader(DataLoader[Value]):
     """A DataLoader whose threads read, check, parse and decode batches ahead.
 
     Without workers (`num_workers=0`), threads do the work that the compiled core and the decoders
@@ -137,7 +137,7 @@ class _Task(NamedTuple):
     loading: Future[list[_Outcome]]
 
 
-class _ReadAheadIterator(Iterator[Any]):
+class _ReadAheadIterator(Iterator[Batch]):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is
     dropped.
 
@@ -172,13 +172,13 @@ class _ReadAheadIterator(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if not is_profiling():
             return self._next_data()
         with record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
             return self._next_data()
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Batch:
         if self._is_interrupted:
             raise RuntimeError(
                 "this iteration was interrupted: begin a new one, if needed from the loader's state"
@@ -193,7 +193,7 @@ class _ReadAheadIterator(Iterator[Any]):
             self._pool.shutdown(wait=False, cancel_futures=True)
             raise
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> Batch:
         if self._pid != os.getpid():
             self._start()
             # those of before a fork
@@ -279,7 +279,7 @@ def _load(
 ) -> list[_Outcome]:
     """The batches of a task. Where one fails, each is loaded alone, to find out which."""
 
-    def finish(samples: Sequence[Any]) -> _Outcome:
+    def finish(samples: Samples) -> _Outcome:
         return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
 
     if len(batches) > 1:
@@ -294,12 +294,12 @@ def _load(
     return found
 
 
-def _finish(dataset: StagedDataset, samples: Sequence[Any], collate_fn: _Collate) -> Any:
+def _finish(dataset: StagedDataset, samples: Samples, collate_fn: _Collate) -> Batch:
     """The batch of loaded samples."""
     return _collate_left(collate_fn, check_left(dataset._transform_samples(samples), dataset))
 
 
-def _collate_left(collate_fn: _Collate, samples: Sequence[Any]) -> Any:
+def _collate_left(collate_fn: _Collate, samples: Samples) -> Batch:
     return collate_fn(samples) if len(samples) else LEFT_OUT
 
 
@@ -404,7 +404,7 @@ class RecordLoader(ReadAheadLoader):
         self._order.load_state_dict(state_dict)
 
 
-class _ReceivedBatches(Iterator[Any]):
+class _ReceivedBatches(Iterator[Batch]):
     """DataLoader's iterator with a count of the batches; everything else is passed on to it.
 
     Trainers choose the epoch only after they have made the iterator: until its first batch it may
@@ -415,7 +415,7 @@ class _ReceivedBatches(Iterator[Any]):
         self._loader = loader
         self._iterator, self._batches = loader._begin()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if self._batches.is_replaced:
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches = self._loader._begin()
@@ -430,7 +430,7 @@ class _ReceivedBatches(Iterator[Any]):
                 )
         return batch
 
-    def _received(self) -> Any:
+    def _received(self) -> Batch:
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -455,7 +455,7 @@ class _ReceivedBatches(Iterator[Any]):
         return getattr(self._iterator, name)
 
 
-def _ended_workers(workers: Sequence[Any]) -> list[str]:
+def _ended_workers(workers: Samples) -> list[str]:
     """The workers that have ended, and why: torch does not check for one that is killed while it
     sends a batch.
     """

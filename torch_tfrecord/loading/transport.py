@@ -22,6 +22,7 @@ from torchvision import tv_tensors
 from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
 from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.torch_internals import jagged_parts, sparse_parts
 
@@ -38,7 +39,7 @@ _ALIGNMENT = 64
 _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
-def for_transport(batch: Any) -> Any:
+def for_transport(batch: Batch) -> Batch:
     """In a worker, a form of the batch (a dict, tuple or list) that is sent as one message;
     elsewhere the batch itself.
 
@@ -135,7 +136,7 @@ class _Packer:
         """Whether this is faster than letting torch send each tensor."""
         return len(self._tensors) > (self._memory is None)
 
-    def node(self, part: Any) -> _Node:
+    def node(self, part: Batch) -> _Node:
         """The node from which `_unpack` builds the part."""
         if type(part) is dict:
             return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
@@ -147,7 +148,7 @@ class _Packer:
             return RaggedTensor, self.node(part.flat_values), self.node(tuple(part.row_splits))
         return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
 
-    def _list(self, values: list[Any], kinds: set[type]) -> _Node:
+    def _list(self, values: Values, kinds: set[type]) -> _Node:
         if kinds == {bytes} and sum(map(len, values)) >= _MANY_BYTES:
             joined = torch.frombuffer(bytearray().join(values), dtype=torch.uint8)
             lengths = torch.tensor([*map(len, values)])
@@ -234,7 +235,7 @@ class _Packer:
 
 def _unpack(
     name: MemoryName | None, memories: list[Any], sources: list[_Source], node: _Node
-) -> Any:
+) -> Batch:
     views = [_memory(name, memory) for memory in memories]
     return _build([_view(views[source[0]], source) for source in sources], node)
 
@@ -247,7 +248,7 @@ def _memory(name: MemoryName | None, memory: Any) -> Any:
     return memoryview(attach(name, *memory))
 
 
-def _build(tensors: list[torch.Tensor], node: _Node) -> Any:
+def _build(tensors: list[torch.Tensor], node: _Node) -> Batch:
     make, *parts = node
     if make is None:
         return tensors[parts[0]]
@@ -270,11 +271,11 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _make_dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
+def _make_dict(keys: tuple[object, ...], *values: Value) -> Batch:
     return dict(zip(keys, values, strict=True))
 
 
-def _make_tuple(*values: Any) -> tuple[Any, ...]:
+def _make_tuple(*values: Value) -> tuple[Value, ...]:
     return values
 
 
