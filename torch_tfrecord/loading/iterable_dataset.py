@@ -32,9 +32,9 @@ from torch_tfrecord.loading.stream_iteration import (
 from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.epoch_count import EpochCount
-from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.order.trainers import check_loaded_epoch, prepared_loader
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import read_blocks

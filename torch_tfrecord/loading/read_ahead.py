@@ -33,10 +33,11 @@ from torch_tfrecord.loading.nested_dataset import (
     usual_num_threads,
 )
 from torch_tfrecord.loading.padding import PaddedCollate
-from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
+from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import resolve_rank
+from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling, pin, show_order, workers_of
 
@@ -352,7 +353,7 @@ class RecordLoader(ReadAheadLoader):
             running.put_back()
         return _ReceivedBatches(self)
 
-    def _begin(self) -> tuple[Any, BatchIteration]:
+    def _begin(self) -> tuple[Any, Iteration[PositionBatch]]:
         """DataLoader's iterator for the next iteration, and its order."""
         iterator = super().__iter__()
         batches = self._order._last_iteration
