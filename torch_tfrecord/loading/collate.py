@@ -430,10 +430,8 @@ def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns
     """The picked rows of one feature; None if only its values can be collated."""
     columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
     rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
-    if all(isinstance(column, list) for column in columns):
-        return _join_lists(columns, rows, places, num_rows)
     if not all(map(is_jagged, columns)):
-        return _join_tensors(columns, rows, places, num_rows)
+        return _join_rows(columns, rows, places, num_rows)
     parts = [part for part in map(jagged_parts, columns) if part is not None]
     if len(parts) < len(columns):
         return None
@@ -442,7 +440,7 @@ def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns
     for each, row, place in zip(offsets, rows, places, strict=True):
         ends[1:][place] = np.diff(each)[row]
     np.cumsum(ends, out=ends)
-    values = _join_tensors(
+    values = _join_rows(
         [part[0] for part in parts],
         [*map(_value_rows, offsets, rows)],
         [_value_rows(ends, place) for place in places],
@@ -455,43 +453,34 @@ def _first(rows: slice | _Integers) -> int:
     return rows.start if isinstance(rows, slice) else int(rows.min())
 
 
-def _join_lists(
-    columns: Sequence[Values],
+def _join_rows(
+    columns: Sequence[Columns],
     rows: Sequence[slice | _Integers],
     places: Sequence[slice | _Integers],
     num_rows: int,
-) -> Values:
-    values: Values = [None] * num_rows
-    for column, row, place in zip(columns, rows, places, strict=True):
-        picked = column[row] if isinstance(row, slice) else [column[each] for each in row.tolist()]
-        if isinstance(place, slice):
-            values[place] = picked
-        else:
-            for each, value in zip(place.tolist(), picked, strict=True):
-                values[each] = value
-    return values
-
-
-def _join_tensors(
-    columns: Sequence[torch.Tensor],
-    rows: Sequence[slice | _Integers],
-    places: Sequence[slice | _Integers],
-    num_rows: int,
-) -> torch.Tensor | None:
-    """The rows of dense columns, in new memory; None if they are not dense or not alike."""
-    if not all(map(is_plain, columns)):
-        return None
+) -> Columns | None:
+    """The rows of dense columns or lists, in new memory; None if they are neither, or not alike."""
     first = columns[0]
-    if len({(type(column), column.dtype, column.shape[1:]) for column in columns}) > 1:
+    if all(isinstance(column, list) for column in columns):
+        arrays = [np.fromiter(column, object, len(column)) for column in columns]
+        joined = np.empty(num_rows, object)
+    elif all(map(is_plain, columns)) and len({*map(_kind_of, columns)}) == 1:
+        # By NumPy: torch's threads take longer to sync than one to copy.
+        arrays = [*map(as_array, columns)]
+        shape = (num_rows, *arrays[0].shape[1:])
+        memory = empty_bytes(math.prod(shape) * first.itemsize)
+        joined = memory.view(arrays[0].dtype).reshape(shape)
+    else:
         return None
-    # By NumPy: torch's threads take longer to sync than one to copy.
-    arrays = [*map(as_array, columns)]
-    shape = (num_rows, *arrays[0].shape[1:])
-    memory = empty_bytes(math.prod(shape) * first.itemsize)
-    joined = memory.view(arrays[0].dtype).reshape(shape)
     for array, row, place in zip(arrays, rows, places, strict=True):
         joined[place] = array[row]
+    if isinstance(first, list):
+        return joined.tolist()
     return as_kind_of(torch.from_numpy(joined).view(first.dtype), first)
+
+
+def _kind_of(column: torch.Tensor) -> tuple[object, ...]:
+    return type(column), column.dtype, column.shape[1:]
 
 
 def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:

@@ -37,6 +37,17 @@ _MOST_TOGETHER = 1024
 _MOST_BYTES = 4 << 20
 
 
+class _Slot:
+    """An open piece: its number, the number of the first record not taken from it, and the records
+    from there on.
+    """
+
+    __slots__ = ("number", "piece", "records")
+
+    def __init__(self, piece: int, number: int, records: Iterator[StreamRecord]) -> None:
+        self.piece, self.number, self.records = piece, number, records
+
+
 class RecordStream:
     """The records of some pieces of files in order, and how many of them the consumer has taken.
 
@@ -76,9 +87,7 @@ class RecordStream:
         self._random = random
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
-        self._slots: list[Iterator[StreamRecord] | None] = [None] * cycle_length
-        # For each open slot: its piece, and the number of the first record not taken from it.
-        self._slot_places: list[tuple[int, int] | None] = [None] * cycle_length
+        self._slots: list[_Slot | None] = [None] * cycle_length
         self._slot = 0  # the slot whose turn it is
         self._turn = 0  # records taken in this turn
         self._buffer: list[StreamRecord] = []
@@ -105,7 +114,7 @@ class RecordStream:
             "slot": self._slot,
             "turn": self._turn,
             "draws": self._num_draws,
-            "slots": [slot and list(slot) for slot in self._slot_places],
+            "slots": [slot and [slot.piece, slot.number] for slot in self._slots],
             "waiting": [[file, number] for _, file, _, number in self._buffer],
         }
 
@@ -115,7 +124,7 @@ class RecordStream:
             file, _, number = self.part.place(self.num_taken - 1)
             pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
             piece = next(each for each in pieces if self._pieces[each].has(file, number))
-            self._next_piece, self._slot_places = piece + 1, [(piece, number + 1)]
+            self._next_piece, self._slots = piece + 1, [self._open(piece, number + 1)]
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
@@ -160,8 +169,7 @@ class RecordStream:
         taken.
         """
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
-        self._slot_places = [slot and tuple(slot) for slot in place["slots"]]
-        self._slots = [slot and self._open(*slot) for slot in self._slot_places]
+        self._slots = [slot and self._open(*slot) for slot in place["slots"]]
         self._num_draws = place["draws"]
         self._random.skip(self._num_draws)
         self._buffer = self._again(place["waiting"])
@@ -193,30 +201,27 @@ class RecordStream:
         """All records."""
         return self._mix(self._interleaved()) if self._buffer_size else self._interleaved()
 
-    def _open(self, number: int, first: int) -> Iterator[StreamRecord]:
-        return self._records_of(self._pieces[number]._replace(first=first))
+    def _open(self, piece: int, first: int) -> _Slot:
+        return _Slot(piece, first, self._records_of(self._pieces[piece]._replace(first=first)))
 
     def _interleaved(self) -> Iterator[StreamRecord]:
-        slots, places = self._slots, self._slot_places
-        num_open = sum(slot is not None for slot in slots)
+        slots, pieces = self._slots, self._pieces
         # with one slot, turns do not matter
         block_length = self._block_length if len(slots) > 1 else sys.maxsize
-        while self._next_piece < len(self._pieces) or num_open:
+        while self._next_piece < len(pieces) or any(slots):
             number = self._slot
-            slot, place = slots[number], places[number]
-            if slot is None and self._next_piece < len(self._pieces):
-                place = places[number] = self._next_piece, self._pieces[self._next_piece].first
-                slot = slots[number] = self._open(*place)
+            slot = slots[number]
+            if slot is None and self._next_piece < len(pieces):
+                slot = self._open(self._next_piece, pieces[self._next_piece].first)
+                slots[number] = slot
                 self._next_piece += 1
-                num_open += 1
-            if slot is not None and place is not None:
-                for record in islice(slot, block_length - self._turn):
+            if slot is not None:
+                for record in islice(slot.records, block_length - self._turn):
                     self._turn += 1
-                    places[number] = place[0], record[3] + 1
+                    slot.number = record[3] + 1
                     yield record
                 if self._turn < block_length:
-                    slots[number] = places[number] = None
-                    num_open -= 1
+                    slots[number] = None
             self._turn, self._slot = 0, (number + 1) % len(slots)
 
     def _mix(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
@@ -261,9 +266,9 @@ class RecordStream:
     def _groups(self) -> Iterator[RecordGroup]:
         """All records of a plain stream, as they were read."""
         rest = range(self._next_piece, len(self._pieces))
-        begun = [place for place in self._slot_places if place is not None]
-        for number, first in [*begun, *((each, self._pieces[each].first) for each in rest)]:
-            yield from read_groups(self._read, self._pieces[number]._replace(first=first))
+        begun = [(slot.piece, slot.number) for slot in self._slots if slot is not None]
+        for piece, first in [*begun, *((each, self._pieces[each].first) for each in rest)]:
+            yield from read_groups(self._read, self._pieces[piece]._replace(first=first))
 
     def _mixed_parts(
         self, sizes: Iterator[int], most_bytes: float, *, follows: bool
@@ -303,8 +308,7 @@ class RecordStream:
         other = copy.copy(self)
         other._random, other._buffer = copy.copy(self._random), self._buffer.copy()
         other._records_of = partial(_read_before, read)
-        other._slot_places = self._slot_places.copy()
-        other._slots = [slot and other._open(*slot) for slot in other._slot_places]
+        other._slots = [slot and other._open(slot.piece, slot.number) for slot in self._slots]
         other._behind = None
         return other
 

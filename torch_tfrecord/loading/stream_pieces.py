@@ -5,7 +5,6 @@ records, in groups with the file and offset of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -85,24 +84,22 @@ class Piece(NamedTuple):
         """The inverse of `as_json`; ValueError for anything else."""
         try:
             file, part, parts, first, picked = values
-            if not (picked is None or isinstance(picked, (list, tuple))):
-                raise ValueError
             numbers = [file, part, parts, first, *(picked or ())]
-            if any(
-                type(number) is not int or not 0 <= number <= MOST_RECORDS for number in numbers
-            ):
-                raise ValueError
-            if (
-                file >= num_files
-                or part >= parts
-                or not (picked is None or (_ascend(picked) and (part, parts) == (0, 1)))
-            ):
-                raise ValueError
+            is_good = (
+                all(type(number) is int and 0 <= number <= MOST_RECORDS for number in numbers)
+                and file < num_files
+                and part < parts
+            )
+            if picked is not None:
+                picked = tuple(picked)
+                is_good &= (part, parts) == (0, 1) and [*picked] == sorted({*picked})
         except (TypeError, ValueError):
+            is_good = False
+        if not is_good:
             raise ValueError(
                 f"pieces: expected a piece of one of {num_files} files in the state, got {shown_value(values)}"
-            ) from None
-        return cls(file, part, parts, first, None if picked is None else tuple(picked))
+            )
+        return cls(file, part, parts, first, picked)
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
@@ -126,10 +123,6 @@ def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
     for file, number in records:
         by_file.setdefault(file, []).append(number)
     return [Piece(file, picked=tuple(sorted(numbers))) for file, numbers in sorted(by_file.items())]
-
-
-def _ascend(numbers: Sequence[int]) -> bool:
-    return all(before < after for before, after in pairwise(numbers))
 
 
 # Their records.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
@@ -206,13 +207,11 @@ class _Packer:
 
     def _copy(self, numbers: list[int]) -> None:
         """Copy tensors into new memory, one after another."""
-        tensors = [self._tensors[number] for number in numbers]
-        offsets = [0]
-        for tensor in tensors:
-            offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
-        memory = self._new(offsets[-1])
-        for number, tensor, offset in zip(numbers, tensors, offsets, strict=False):
-            source = len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None
+        sizes = [-(-self._tensors[number].nbytes // _ALIGNMENT) * _ALIGNMENT for number in numbers]
+        memory = self._new(sum(sizes))
+        for number, end, size in zip(numbers, accumulate(sizes), sizes, strict=True):
+            tensor = self._tensors[number]
+            source = len(self._memories) - 1, end - size, tensor.dtype, tuple(tensor.shape), None
             _view(memory, source).copy_(tensor)
             self._sources[number] = source
 
