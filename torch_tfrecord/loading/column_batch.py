@@ -155,7 +155,7 @@ class ColumnBatch(MutableSequence[Value]):
             self._places, parse and (lambda: repeat(parse()))
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Without `places`, which do not pickle. Samples become dicts.
         return (
             ColumnBatch,
@@ -269,7 +269,7 @@ class BatchParser:
             context = {**values[0], **sources}
             return {name: context[name] for name in self.features.context_features or {}}, values[1]
         values = {**values, **sources}
-        return {name: values[name] for name in cast("Mapping[str, Any]", self.features)}
+        return {name: values[name] for name in cast("Mapping[str, object]", self.features)}
 
 
 def _sources_apart(features: Any) -> tuple[dict[str, Source], Any]:

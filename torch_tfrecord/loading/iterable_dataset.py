@@ -20,7 +20,7 @@ from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import transform_samples
-from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.record_stream import Place, RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import (
     LastIteration,
@@ -226,7 +226,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             iteration.go_on(self._loaded.states)
         return iteration.state_dict()
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one; the next
         epochs follow.
 
@@ -271,7 +271,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
 
-    def _check_state(self, state_dict: Any) -> StreamStates:
+    def _check_state(self, state_dict: object) -> StreamStates:
         states = StreamStates(state_dict, self._identity())
         check_states(self, states)
         return states
@@ -280,7 +280,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._check_prepared()
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> Place:
         return self._order
 
     def _begun(self) -> None:
@@ -403,7 +403,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         return RecordRows(group.records, keys, place)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = {**self.__dict__, "_last": None}
         # a spawned worker is not in the group and could not find out its rank
         if in_process_group():

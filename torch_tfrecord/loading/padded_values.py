@@ -23,6 +23,7 @@ from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
+    "Nest",
     "Padded",
     "Rows",
     "Wish",
@@ -39,7 +40,13 @@ Padded: TypeAlias = tuple[Batch, Batch]
 _Shape: TypeAlias = tuple[int, ...]
 _Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
 
+_Number: TypeAlias = bool | int | float | complex
+
 _POINTER_BYTES = 8  # of one entry in a Python list
+
+
+Nest: TypeAlias = Any
+"""An argument of `PaddedCollate`, nested like the samples."""
 
 
 class Wish(NamedTuple):
@@ -48,8 +55,8 @@ class Wish(NamedTuple):
     """
 
     name: str
-    padded_shapes: Any  # nested like the samples
-    padding_values: Any
+    padded_shapes: Nest
+    padding_values: Nest
 
 
 class Rows(NamedTuple):
@@ -169,7 +176,7 @@ def _check_alike(tensors: Values, name: str) -> None:
             )
 
 
-def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Any]:
+def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, _Number]:
     """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
     size = _padded_size(sizes, wish)
     fill = _exact_number(wish.padding_values, dtype, wish.name) if size else 0
@@ -177,7 +184,7 @@ def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Any
     return size, fill
 
 
-def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
+def _exact_number(value: object, dtype: torch.dtype, name: str) -> _Number:
     """The padding value; an error unless the dtype can hold it exactly."""
     if value is None:
         return 0
@@ -252,7 +259,7 @@ def _list_size(value: object) -> _Shape:
     return len(value), *inner
 
 
-def _pad_lists(values: Values, size: _Shape, fill: Any) -> Values:
+def _pad_lists(values: Values, size: _Shape, fill: bytes | str) -> Values:
     """Several nested lists, each padded at the end of each dimension to a shape that is not
     smaller.
     """

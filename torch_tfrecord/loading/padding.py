@@ -14,6 +14,7 @@ from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import take_columns
 from torch_tfrecord.loading.padded_values import (
+    Nest,
     Padded,
     Wish,
     find_rows,
@@ -71,8 +72,8 @@ class PaddedCollate:
                 [ 1,  2,  3]])}
     """
 
-    padded_shapes: Any = None
-    padding_values: Any = 0
+    padded_shapes: Nest = None
+    padding_values: Nest = 0
     return_lengths: bool = field(default=False, kw_only=True)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True, repr=False)
 
@@ -107,7 +108,7 @@ class PaddedCollate:
 # The arguments.
 
 
-def _each(tree: object) -> Iterator[Any]:
+def _each(tree: Nest) -> Iterator[Nest]:
     """The innermost parts of nested mappings, lists and tuples."""
     if isinstance(tree, (Mapping, list, tuple)):
         for item in tree.values() if isinstance(tree, Mapping) else tree:
@@ -137,7 +138,7 @@ def _check_padding(padding: object) -> None:
         )
 
 
-def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Any]:
+def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Nest]:
     """The entry of an argument for each part of a nest of columns."""
     given = getattr(wish, argument)
     nests = isinstance(given, (Mapping, list, tuple))

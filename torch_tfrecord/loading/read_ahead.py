@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -122,7 +122,7 @@ class ReadAheadLoader(DataLoader[Value]):
         )
 
 
-def _check_leaves(innermost: list[Any]) -> None:
+def _check_leaves(innermost: Iterable[object]) -> None:
     for leaf in innermost:
         if not loads_ahead(leaf):
             raise TypeError(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_tfrecord.loading.stream_pieces import (
     MOST_RECORDS,
@@ -27,7 +27,10 @@ from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["RecordStream"]
+__all__ = ["Place", "RecordStream"]
+
+Place: TypeAlias = Mapping[str, Any]
+"""Where a stream is, as JSON values, by name."""
 
 # How many records are parsed together: the first sample does not wait long, and later parts take
 # half the time or less; powers of two, so that batches of as many rarely come from two parts.
@@ -102,7 +105,7 @@ class RecordStream:
 
     # Where it is.
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> Place:
         """The place right after the record taken last, as JSON values."""
         if self._behind is not None:
             missing = self.num_taken - self._num_behind
@@ -126,7 +129,7 @@ class RecordStream:
             piece = next(each for each in pieces if self._pieces[each].has(file, number))
             self._next_piece, self._slots = piece + 1, [self._open(piece, number + 1)]
 
-    def check(self, place: Mapping[str, Any], num_files: int) -> None:
+    def check(self, place: Place, num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
         slots, waiting, num_pieces, next_piece = (
             place["slots"],
@@ -155,7 +158,7 @@ class RecordStream:
                 f"{self._buffer_size} waiting at most), got {wrong}={shown_value(place[wrong])}"
             )
 
-    def _are_open(self, slots: list[Any], next_piece: int) -> bool:
+    def _are_open(self, slots: Sequence[Sequence[int] | None], next_piece: int) -> bool:
         """Whether each is None or (number of an opened piece, number of its next record)."""
         pairs = [slot for slot in slots if slot is not None]
         return (
@@ -164,7 +167,7 @@ class RecordStream:
             and all(number >= self._pieces[piece].first for piece, number in pairs)
         )
 
-    def go_to(self, place: Mapping[str, Any]) -> None:
+    def go_to(self, place: Place) -> None:
         """Continue from the place of another stream of the same pieces; call it before anything is
         taken.
         """
@@ -174,7 +177,7 @@ class RecordStream:
         self._random.skip(self._num_draws)
         self._buffer = self._again(place["waiting"])
 
-    def left(self, place: Mapping[str, Any]) -> list[Piece]:
+    def left(self, place: Place) -> list[Piece]:
         """The pieces left at a place: records in the buffer, the rest of the open pieces, and the
         unopened ones.
         """

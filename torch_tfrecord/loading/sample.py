@@ -59,7 +59,7 @@ class Sample(dict[Any, Value]):
     _block: SampleBlock | None
     _row: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Value) -> None:
         """Make a sample that is not a row of a block, like ``dict``."""
         super().__init__(*args, **kwargs)
         self._block, self._row = None, FILLED
@@ -212,7 +212,7 @@ class SampleBlock:
         self.template: dict[Any, object] = dict.fromkeys(names, UNSEEN)
         self._is_read, self._num_taken = False, 0
         self._values: dict[Any, Samples] = {}
-        self._rows: list[tuple[Any, ...]] | None = None
+        self._rows: list[tuple[Value, ...]] | None = None
 
     @property
     def columns(self) -> Columns:

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
             return self._replace(picked=self.picked[part::parts])
         return self._replace(part=self.part + self.parts * part, parts=self.parts * parts)
 
-    def as_json(self) -> list[Any]:
+    def as_json(self) -> list[object]:
         """The piece as JSON values."""
         return [
             self.file,
@@ -262,7 +262,7 @@ def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterat
         yield from zip(*(column.tolist() for column in group), strict=True)
 
 
-def _rows(piece: Piece, block: Block) -> Any:
+def _rows(piece: Piece, block: Block) -> slice | _Integers:
     """Which rows of a block belong to a piece: a slice or an array."""
     end = block.position + len(block.offsets)
     low = max(piece.first, block.position)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.utils.data import get_worker_info
@@ -98,23 +98,28 @@ _FORMS: dict[type, type[_Sent]] = {form.kind: form for form in (_SentDict, _Sent
 # A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a
 # tensor), (False, a value as it is) or (a function, the parts for its arguments, ...).
 _Node: TypeAlias = tuple[Any, ...]
+# A function, and its arguments in the main process.
+_Reduced: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+# Where the tensors of a message are: bytes in the message itself, a tensor that torch sends, or a
+# piece of the worker's memory, by its start and size.
+_Memory: TypeAlias = bytearray | torch.Tensor | tuple[int, int]
 # Where a tensor is: number of the message's memory, byte offset, dtype, shape, and strides if it is
 # not contiguous.
 _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
-def _reduce(batch: _Sent) -> tuple[Any, ...]:
+def _reduce(batch: _Sent) -> _Reduced:
     plain = batch.kind(batch)
     packer = _Packer(worker_memory())
     node = packer.node(plain)
     return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
 
 
-def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
+def _reduce_sample(sample: Sample) -> _Reduced:
     return _reduce(_SentDict(sample.copy()))
 
 
-def _reduce_image(image: torch.Tensor) -> tuple[Any, ...]:
+def _reduce_image(image: torch.Tensor) -> _Reduced:
     return type(image), (image.as_subclass(torch.Tensor),)
 
 
@@ -129,7 +134,7 @@ class _Packer:
         self._memory = memory
         self._tensors: list[torch.Tensor] = []
         self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
-        self._memories: list[Any] = []
+        self._memories: list[_Memory] = []
         self._sources: list[_Source | None] = []
 
     @property
@@ -179,7 +184,7 @@ class _Packer:
         self._tensors.append(tensor)
         return None, len(self._tensors) - 1
 
-    def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
+    def message(self) -> tuple[MemoryName | None, list[_Memory], list[_Source | None]]:
         """The memory's name, its pieces (or the tensors that torch sends), and where each tensor
         is.
         """
@@ -217,34 +222,32 @@ class _Packer:
 
     def _new(self, num_bytes: int) -> memoryview:
         if num_bytes <= _SMALL_BYTES:
-            self._memories.append(bytearray(num_bytes))
-            return memoryview(self._memories[-1])
+            small = bytearray(num_bytes)
+            self._memories.append(small)
+            return memoryview(small)
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
-            self._memories.append(torch.empty(num_bytes, dtype=torch.uint8).share_memory_())
-            memory: memoryview = self._memories[-1].numpy().data
-            return memory
+            shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
+            self._memories.append(shared)
+            return cast("memoryview", shared.numpy().data)
         memory = memoryview(piece)
-        start, _ = self._memory.send(
-            torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), num_bytes
-        )  # type: ignore[misc]
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        start, _ = self._memory.send(address, num_bytes)  # type: ignore[misc]
         self._memories.append(self._memory.hold(start))
         return memory
 
 
 def _unpack(
-    name: MemoryName | None, memories: list[Any], sources: list[_Source], node: _Node
+    name: MemoryName | None, memories: list[_Memory], sources: list[_Source], node: _Node
 ) -> Batch:
     views = [_memory(name, memory) for memory in memories]
     return _build([_view(views[source[0]], source) for source in sources], node)
 
 
-def _memory(name: MemoryName | None, memory: Any) -> Any:
-    if isinstance(memory, torch.Tensor):
-        return memory.numpy().data
-    if name is None or isinstance(memory, bytearray):
-        return memoryview(memory)
-    return memoryview(attach(name, *memory))
+def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
+    if isinstance(memory, tuple):
+        return memoryview(attach(cast("MemoryName", name), *memory))
+    return memoryview(memory if isinstance(memory, bytearray) else memory.numpy().data)
 
 
 def _build(tensors: list[torch.Tensor], node: _Node) -> Batch:
