@@ -100,6 +100,7 @@ def collate(samples: Samples) -> Batch:
 
 def take_columns(samples: Samples) -> Columns | None:
     """The samples' columns, for this batch only; None if the samples may differ from them."""
+    # A list that a sampler or a user made has no such method, but may hold our samples.
     take = getattr(samples, "take_columns", None)
     columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
@@ -121,6 +122,7 @@ def register_samples() -> None:
     """
     register_in_worker()
     functions = collate_functions()
+    # Once a process: torch keeps the functions for all loaders.
     if Sample not in functions:
         register_as_dict(Sample, "torch_tfrecord.Sample")
         functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
@@ -141,6 +143,7 @@ def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch
     if columns is not None:
         return for_transport(_untyped(_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
+    # torch makes a batch of the first sample's class, which must be a plain dict.
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
     return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
@@ -167,6 +170,7 @@ def _records(samples: Samples, number: int) -> str:
 
 def _finish(columns: Columns, name: str) -> Batch:
     """The columns as they are, except that lists of values are collated."""
+    # The usual case first: a batch has a column for each of perhaps hundreds of features.
     if isinstance(columns, torch.Tensor):
         return columns
     if isinstance(columns, dict):
@@ -180,6 +184,7 @@ def _finish(columns: Columns, name: str) -> Batch:
 
 
 def _collate(values: Values, name: str) -> Batch:
+    # The first value decides; `_check_kind` says which other one does not fit.
     first = values[0]
     if first is None or isinstance(first, WHOLE_KINDS) or _are_strings(values):
         return values
@@ -257,6 +262,7 @@ def _sequence(values: Values, name: str) -> Batch:
         for number, part in enumerate(zip(*values, strict=True))
     ]
     if isinstance(first, tuple):
+        # A named tuple takes its parts one by one.
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return parts
 
@@ -280,6 +286,7 @@ def _tensors(values: Values, name: str) -> Batch:
     first = values[0]
     if is_listed(first):
         return values
+    # torch.stack knows neither.
     if first.is_nested or first.layout == torch.sparse_coo:
         return _structured(values, name)
     if not isinstance(first, tv_tensors.TVTensor):
@@ -332,6 +339,7 @@ def _stack(values: Values, name: str) -> torch.Tensor:
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
+    # What needs a gradient, another device or a scale cannot be stacked into given memory.
     is_small = len(plain) * plain[0].nbytes < _LARGE_BYTES
     if is_small or any(
         value.requires_grad or value.device.type != "cpu" or value.is_quantized for value in plain
@@ -368,9 +376,11 @@ def join_samples(samples: Samples) -> Columns | None:
     A feature that was accessed is the list of the samples' values, since those may have been
     changed in place.
     """
+    # A subclass or a plain dict may hold anything.
     if set(map(type, samples)) != {Sample}:
         return None
     blocks = [*map(_BLOCK, samples)]
+    # By identity: blocks do not compare, and a set would need their hash.
     distinct: dict[int, SampleBlock] = dict(zip(map(id, blocks), blocks, strict=True))
     names = None if id(None) in distinct else list(blocks[0].template)
     if names is None or any(block.template.keys() != set(names) for block in distinct.values()):
@@ -381,6 +391,7 @@ def join_samples(samples: Samples) -> Columns | None:
         taken = blocks[0].take(chosen.start, chosen.stop)
         if taken is not None:
             return taken
+    # What was not accessed cannot have been changed.
     looked = _looked(samples, names, rows)
     picks = []
     if len(looked) < len(names):
@@ -399,6 +410,7 @@ def _looked(samples: Sequence[Sample], names: Sequence[object], rows: _Integers)
     get = dict.__getitem__
     for number in np.flatnonzero(rows < 0).tolist():
         looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
+        # All are known: the other samples cannot add any.
         if len(looked) == len(names):
             break
     return looked
@@ -410,6 +422,7 @@ def _find_picks(
     if len(distinct) == 1:
         return [_Pick(distinct[0], _neighbours(rows), slice(0, len(rows)))]
     numbers = {id(block): number for number, block in enumerate(distinct)}
+    # A stable sort keeps the samples of each block in order, so that most are neighbours.
     of_block = np.array([numbers[id(block)] for block in blocks], np.int64)
     ends = np.bincount(of_block).cumsum()[:-1]
     places = np.split(np.argsort(of_block, kind="stable"), ends)
@@ -436,6 +449,7 @@ def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns
     if len(parts) < len(columns):
         return None
     offsets = [part[1].numpy() for part in parts]
+    # First each row's length in its place, then their sums: the offsets of the joined rows.
     ends = np.zeros(num_rows + 1, np.int64)
     for each, row, place in zip(offsets, rows, places, strict=True):
         ends[1:][place] = np.diff(each)[row]
@@ -488,6 +502,7 @@ def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integer
     if isinstance(rows, slice):
         return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
     begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    # For each value its row's begin, plus its number within the row.
     ends = lengths.cumsum()
     numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
     return numbers

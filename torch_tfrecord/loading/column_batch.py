@@ -63,6 +63,7 @@ class ColumnBatch(MutableSequence[Value]):
         self._places: Places | None = None
         self._single: dict[int, Sample] = {}  # samples that were accessed by their number
         self._samples: Values | None = None
+        # Here, since a batch of ours may reach torch's collate in a process that made none before.
         register_samples()
 
     @property
@@ -150,6 +151,7 @@ class ColumnBatch(MutableSequence[Value]):
         """The batch with the columns that a function returns for these; `again` returns the same
         once more.
         """
+        # Whoever needs the columns again gets them from the records, through the same functions.
         repeat, parse = again or function, self.block.again
         return ColumnBatch(function(self.columns), self._num_samples).located(
             self._places, parse and (lambda: repeat(parse()))
@@ -215,11 +217,13 @@ class BatchParser:
 
     def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self._sources, stored = _sources_apart(features)
+        # Features that are all a `Source` need no parser: no record is read.
         self._parser = None
         if stored or not self._sources:
             self._parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
         self.features: RecordFeatures = features if self._parser is None else self._parser.features
         if self._sources:
+            # The user's mapping may change later.
             self.features = copy(features)
         self.needs_keys: bool = self._parser is not None and self._parser.needs_keys
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
@@ -228,6 +232,7 @@ class BatchParser:
     def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """One sample; `where` tells the place of its record."""
         sample = self._no_values if self._parser is None else self._parser.single(record, key)
+        # The usual case: nothing is told of the record's place.
         if not self._sources:
             return sample
         place = where()
@@ -252,6 +257,7 @@ class BatchParser:
             else self._parser.batches(records, keys, borders)
         )
         for number, (begin, end) in enumerate(ends if self._sources else []):
+            # Once for all of them: a place is looked up in the index.
             places = [*map(place, range(begin, end))]
             columns = {name: spec.column(places) for name, spec in self._sources.items()}
             found[number] = self._complete(found[number], columns)

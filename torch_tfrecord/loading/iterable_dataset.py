@@ -146,9 +146,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
+        # Listing must see new files, which the cache does not know.
         access = Access(storage_options, cache_dir, cache_bytes)
         self.files, self._infos = found_files(paths, access.without_cache())
         self._access = access.for_files(self.files)
+        # A state goes on only in a stream of the same order.
         self._order = {  # what decides it
             "num_files": len(self.files),
             "files": _digest(self.files),
@@ -293,6 +295,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _pieces(self, epoch: int) -> list[Piece]:
         """All files, in the order of this epoch."""
+        # Equal on all consumers, who then take their share of it.
         order = range(len(self.files))
         return [
             Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
@@ -314,6 +317,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self.files[file],
             self._compression_type,
             verify_crc=self._verify,
+            # Damage between records belongs to no record, so the scanner skips it.
             on_error="skip" if self._errors.skips else "raise",
             open_source=files.open,
             report=self._note_skipped,
@@ -352,6 +356,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                     yield batch
         except TFRecordError:
             if short is not None:
+                # The group before an error is short for another reason than the end.
                 make(short)  # one of its records may be bad, too, and comes before
             raise
         if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
@@ -377,6 +382,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         is raised.
         """
         maker, transform = self._maker, self._maker.transform
+        # Each sample is decoded when it is its turn, so that draws come in order.
         if maker.crops.takes(transform):
             yield from maker.each(rows, transform=True)
             return
@@ -395,6 +401,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         keys = None
         if self._maker.draws_at_random:
             # A number for each record of all files; a file has fewer than 2^40 records.
+            # Equal for each way of reading: a fused crop is the same with any number of workers.
             keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 
         def place(row: int) -> RecordPlace:

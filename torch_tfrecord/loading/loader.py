@@ -169,6 +169,7 @@ def make_dataloader(
     check_rank(rank, world_size)
     seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     here = resolve_rank(rank, world_size)
+    # What belongs to the dataset, to pass on or to refuse.
     dataset: Any = paths
     of_dataset: dict[str, Any] = {
         "compression_type": compression_type,
@@ -240,6 +241,7 @@ def _check_arguments(
             raise ValueError(
                 f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))"
             )
+    # Before any file is opened; DataLoader would tell only afterwards.
     known = inspect.signature(DataLoader.__init__).parameters
     for name in dataloader_kwargs:
         if name not in known:

@@ -129,6 +129,7 @@ class TFRecordDataset(StagedDataset):
         files, infos, shards = open_shards(
             paths, index, index_dir, compression, access.without_cache()
         )
+        # Where all files are local, no cache is made.
         access = access.for_files(files)
         keeper = IndexKeeper(
             index,
@@ -169,6 +170,7 @@ class TFRecordDataset(StagedDataset):
                 has its own.
         """
         dataset = cls.__new__(cls)
+        # A parser of a higher layer comes with its own limit.
         is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
         dataset._set_up(list(files), source, positions, parser, transform)
@@ -285,6 +287,7 @@ class TFRecordDataset(StagedDataset):
         """The records of several batches with their keys and places."""
         keys = None
         if self._epoch is not None:
+            # A batch has its own epoch or salt, so each gets its keys by itself.
             parts = np.split(absolute, [*accumulate(map(len, batches))][:-1])
             salts = (salted(self, positions) for positions in batches)
             keys = np.concatenate([*map(self._epoch.keys, salts, parts)])
@@ -343,6 +346,7 @@ class TFRecordDataset(StagedDataset):
             self._epoch.choose(epoch)
 
     def _part(self, positions: Sequence[int]) -> TFRecordDataset:
+        # A slice of a subclass is one, too; files, index and report are shared.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = positions
@@ -362,6 +366,7 @@ class TFRecordDataset(StagedDataset):
         native = native_module("frames")
         if native is not None and isinstance(positions, list):
             numbers = np.empty(len(positions), np.int64)
+            # False if one is no plain integer or is out of range: the way below says which.
             if native.integers(positions, len(self), numbers):
                 return self._chosen(numbers)
         numbers = np.asarray(positions)
@@ -382,6 +387,7 @@ class TFRecordDataset(StagedDataset):
         if isinstance(self._positions, np.ndarray):
             chosen: _Integers = self._positions[numbers]
             return chosen
+        # The positions of a whole dataset are their own absolute ones: no copy.
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start
 

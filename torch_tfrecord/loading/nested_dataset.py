@@ -113,6 +113,7 @@ def transform_samples(
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
         return samples
+    # The transform may have been changed since the batch was loaded: then decode as usual.
     if isinstance(samples, UncroppedBatch):
         try:
             return samples.transform(transform, errors)
@@ -136,6 +137,7 @@ def check_left(samples: Samples, dataset: object) -> Samples:
     logs: Sequence[ErrorLog] = getattr(dataset, "_error_logs", ())
     if not any(errors.skips for errors in logs):
         return samples
+    # A loader of ours attends the log: it passes over an empty batch and warns at the end.
     kept = without_left_out(samples)
     if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
         for errors in logs:
@@ -195,11 +197,13 @@ class NestedDataset(StagedDataset):
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
+        # Once for each innermost dataset, however its samples are mixed.
         batches = leaf_batches(self.dataset, positions)
         return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
         """`_load_samples` of several batches, in one go if all are from one innermost dataset."""
+        # Small batches are read together: each read has a cost of its own.
         split = [leaf_batches(self.dataset, positions) for positions in batches]
         found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
         if len(found) != 1 or not all(len(parts) == 1 for parts in split):
@@ -265,6 +269,7 @@ def usual_num_threads(dataset: object = None) -> int:
     mostly wait.
     """
     files = stores(dataset)
+    # Several threads would read out of order, and without the core they hold the GIL.
     if any(store.first_compressed for store in files) or not has_native():
         return 1
     if any(store.is_remote for store in files):

@@ -95,6 +95,7 @@ def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
     sizes, plain = rows.sizes(), rows.values.as_subclass(torch.Tensor)
     size, fill = _prepare(sizes, wish, plain.dtype)
+    # First all dimensions but the first of a jagged row: then rows are of one size.
     inner = size if rows.offsets is None else size[1:]
     if plain.shape[1:] != inner:
         values = plain
@@ -114,6 +115,7 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
         ValueError: Samples have different numbers of dimensions, or one is larger than the size to
             pad to.
     """
+    # What comes from columns is a tensor already; these are samples that were changed, or others'.
     tensors = _tensors(values, wish.name)
     _check_alike(tensors, wish.name)
     sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
@@ -194,6 +196,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> _Number:
         held = torch.tensor(value, dtype=dtype).item()
     except (RuntimeError, TypeError, ValueError, OverflowError):
         held = None
+    # NaN differs from itself.
     if held is None or not (held == value or (held != held and value != value)):
         nearest = (
             f"; the nearest is {held!r}"
@@ -240,6 +243,7 @@ def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> l
             raise TypeError(
                 f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
             )
+    # Nested lists: each must be rectangular by itself.
     sizes = []
     for number, value in enumerate(values):
         try:
@@ -248,6 +252,7 @@ def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> l
             raise ValueError(
                 f"{name or 'samples'}: expected lists of equal length within sample {number}"
             ) from None
+    # An empty list does not say how deep it would be.
     rank = max(map(len, sizes))
     return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
 
@@ -266,6 +271,7 @@ def _pad_lists(values: Values, size: _Shape, fill: bytes | str) -> Values:
     if len(size) < 2:
         fills = [fill] * sum(size)
         return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    # Missing rows are empty lists, padded in the next dimension.
     rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
     return [_pad_lists(row, size[1:], fill) for row in rows]
 

@@ -141,6 +141,7 @@ def _check_padding(padding: object) -> None:
 def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Nest]:
     """The entry of an argument for each part of a nest of columns."""
     given = getattr(wish, argument)
+    # One value stands for all parts; a single size would fit only one of them.
     nests = isinstance(given, (Mapping, list, tuple))
     if not nests and (given is None or argument == "padding_values"):
         return dict.fromkeys(parts, given)
@@ -183,6 +184,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
             if rows is not None:
                 return pad_rows_of(rows, wish)
             column = list(take_apart(column, num_samples))
+        # What the values are decides: a nest of features, a list of strings, or numbers.
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings
         if isinstance(first, Mapping):
@@ -212,6 +214,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     batch, lengths = ({key: pair[number] for key, pair in padded.items()} for number in (0, 1))
     if kind is dict:
         return batch, lengths
+    # Lengths are nested alike, but a named tuple's are a plain tuple.
     make = kind._make if hasattr(kind, "_make") else kind  # a named tuple's
     return make(batch.values()), (list if kind is list else tuple)(lengths.values())
 

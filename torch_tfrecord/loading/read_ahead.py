@@ -84,6 +84,7 @@ class ReadAheadLoader(DataLoader[Value]):
         dataloader_kwargs.setdefault("collate_fn", collate)
         # torch does not check its type
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))
+        # Also with workers: it passes a batch's epoch on, which torch's Subset does not.
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
@@ -149,6 +150,7 @@ class _ReadAheadIterator(Iterator[Batch]):
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
         self._dataset = cast("StagedDataset", loader.dataset)
+        # Now, as DataLoader does: a sampler may draw or warn.
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -199,6 +201,7 @@ class _ReadAheadIterator(Iterator[Batch]):
             self._start()
             # those of before a fork
             self._tasks = deque(self._submit(task.positions) for task in self._tasks)
+        # One more than there are threads, so that none waits for the training.
         while not self._is_ended and len(self._tasks) <= self._loader.num_threads:
             self._begin_task()
         if not self._loaded:
@@ -349,6 +352,7 @@ class RecordLoader(ReadAheadLoader):
 
     def __iter__(self) -> Any:
         running = self._order._running
+        # Nothing was taken from the last iterator: trainers make one that they drop.
         if running is not None and running.is_waiting:
             running.put_back()
         return _ReceivedBatches(self)
@@ -435,11 +439,13 @@ class _ReceivedBatches(Iterator[Batch]):
         try:
             batch = next(self._iterator)
         except StopIteration:
+            # From here on the state is that of the next epoch.
             self._batches.is_over = True
             for log in self._loader._errors:
                 log.tell()
             raise
         except (ConnectionError, EOFError) as error:
+            # torch tells a killed worker only by a closed connection.
             lost = _ended_workers(workers_of(self._iterator))
             if not lost:
                 raise

@@ -174,6 +174,7 @@ class RecordStream:
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
         self._slots = [slot and self._open(*slot) for slot in place["slots"]]
         self._num_draws = place["draws"]
+        # The buffer's next draw is the one that the interrupted stream would have made.
         self._random.skip(self._num_draws)
         self._buffer = self._again(place["waiting"])
 
@@ -181,6 +182,7 @@ class RecordStream:
         """The pieces left at a place: records in the buffer, the rest of the open pieces, and the
         unopened ones.
         """
+        # The buffer's records are single ones of files that may be read to their end.
         waiting = picked_pieces((file, number) for file, number in place["waiting"])
         begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
         return [*waiting, *begun, *self._pieces[place["next_piece"] :]]
@@ -223,11 +225,13 @@ class RecordStream:
                     self._turn += 1
                     slot.number = record[3] + 1
                     yield record
+                # The piece has ended within the turn.
                 if self._turn < block_length:
                     slots[number] = None
             self._turn, self._slot = 0, (number + 1) % len(slots)
 
     def _mix(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
+        # Locals: this runs for each record.
         buffer, size, below = self._buffer, self._buffer_size, self._random.below
         for record in records:
             if len(buffer) < size:
@@ -240,6 +244,7 @@ class RecordStream:
         while buffer:
             chosen = below(len(buffer))
             self._num_draws += 1
+            # The last one takes its place: removing from the middle would move all behind it.
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
@@ -262,6 +267,7 @@ class RecordStream:
         else:
             found = self._mixed_parts(sizes, most_bytes, follows=size is None)
         for part in found:
+            # Of the last part all were taken, or one of them failed.
             self._pass_taken()
             self.part, self.num_taken = part, 0
             yield part

@@ -76,6 +76,7 @@ class Sample(dict[Any, Value]):
             return
         with block.lock:
             if self._row >= 0:
+                # Names first: another thread that does not wait must not see an empty dict.
                 dict.update(self, block.template)
                 dict.pop(self, UNSEEN)
                 self._row = ~self._row
@@ -218,6 +219,7 @@ class SampleBlock:
     def columns(self) -> Columns:
         """The columns; parsed again if a batch took them."""
         with self.lock:
+            # The batch may have changed what it took.
             if self._num_taken:
                 self._columns, self._num_taken = self.again(), 0  # type: ignore[misc]
             self._is_read = True
@@ -226,6 +228,7 @@ class SampleBlock:
     def read(self, first: int) -> Columns:
         """The columns, to copy rows from the first of these on."""
         with self.lock:
+            # Rows behind those that were taken are nobody else's.
             is_here = self._columns is not None and first >= self._num_taken
             return self._columns if is_here else self.columns
 
@@ -237,6 +240,7 @@ class SampleBlock:
             if self.again is None or self._is_read or begin < self._num_taken:
                 return None
             found = self._columns
+            # All rows are the columns themselves, whatever their kind.
             if end - begin < self.num_rows:
                 found = {name: _cut(column, begin, end) for name, column in found.items()}
                 if any(column is None for column in found.values()):

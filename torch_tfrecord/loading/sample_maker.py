@@ -151,6 +151,7 @@ class SampleMaker:
         errors: ErrorLog = RAISES,
     ) -> Value:
         """The sample of one record; `where` tells its place."""
+        # A sample that is sent alone needs it, and nothing else of ours runs in the worker.
         register_in_worker()
         transform = self.transform
         if transform is None:
@@ -225,6 +226,7 @@ class SampleMaker:
         is_too_large = isinstance(error, LimitExceededError)
         is_known = error.position is not None or (error.path is None and is_too_large)
         if is_known and not self.errors.takes(error):
+            # The parser knows the row only.
             if error.path is None and error.position is not None:
                 error.path, error.offset, error.position = rows.place(error.position)
             raise error
@@ -341,6 +343,7 @@ class CropReader:
         transform = maker.transform
         if not self.takes(transform) or not (in_turn or _is_known(*_find_crop(transform))):
             return None
+        # The encoded images are read as bytes; the crop is drawn later.
         name, spec = self._image  # type: ignore[misc]
         try:
             batches: list[Any] = self._encoded.parse_batches(rows, borders)
@@ -430,6 +433,7 @@ class UncroppedBatch(Sequence[Value]):
             return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
 
     def _crop_at_once(self, crop: LeadingCrop, others: Sequence[Any]) -> ColumnBatch:
+        # Columns that are made again must be cropped by the same draws.
         state = torch.get_rng_state()
 
         def crop_all(columns: Columns) -> Columns:

@@ -124,12 +124,14 @@ class StreamIteration(Iterator[Batch]):
         left.
         """
         self._items = None
+        # With as many consumers as before, each goes on where it was.
         own = states.of(self._consumer, self._num_consumers)
         if own is not None:
             self._begin_as(own)
             self._stream.go_to(own)
             self._goes_on = True
             return
+        # With others, all that is left is dealt out anew, equally on each.
         left: list[Piece] = []
         for state in states.all(self._consumer, self._num_consumers):
             other = StreamIteration(
@@ -153,6 +155,7 @@ class StreamIteration(Iterator[Batch]):
         self._stream.check(state, num_files)
 
     def __del__(self) -> None:
+        # Not set if __init__ failed.
         last = getattr(self, "last", None)
         if last is not None:
             with contextlib.suppress(Exception):  # at interpreter exit, anything may be gone
@@ -204,6 +207,7 @@ class LoadedStates:
 
     def __init__(self, states: StreamStates) -> None:
         self.states = states
+        # Shared memory, since a worker ends with its iteration.
         self._used = torch.zeros(_MOST_WORKERS, dtype=torch.bool)
         self._used.share_memory_()
 

@@ -170,6 +170,7 @@ class RecordGroup(NamedTuple):
         parts, starts, end = [], [], 0
         for group in groups:
             records = group.records
+            # Only the bytes that the rows need, with the headers between them.
             low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
             parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
             starts.append(records.starts + (end - low))
@@ -194,6 +195,7 @@ def cut_groups(
         for group in groups:
             while len(group.numbers):
                 ends = num_bytes + np.cumsum(group.records.lengths[: size - count])
+                # At once for all records of the group: it may have thousands.
                 counts = np.arange(count + 1, count + 1 + len(ends))
                 stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
                 taken = int(stops[0]) + 1 if len(stops) else len(ends)
@@ -235,6 +237,7 @@ def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterato
         end = block.position + len(block.offsets)
         if block.records is None:
             continue
+        # Without a copy: the payloads stay in the block.
         rows = _rows(piece, block)
         records = PackedRecords(
             block.records.buffer, block.records.starts[rows], block.records.lengths[rows]

@@ -110,6 +110,7 @@ _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ..
 
 def _reduce(batch: _Sent) -> _Reduced:
     plain = batch.kind(batch)
+    # First all tensors are found, then placed: how much must be copied is known only then.
     packer = _Packer(worker_memory())
     node = packer.node(plain)
     return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
@@ -166,10 +167,12 @@ class _Packer:
     def _tensor(self, tensor: torch.Tensor) -> _Node:
         kind = type(tensor)
         if is_plain(tensor) and (kind is torch.Tensor or kind in _IMAGE_KINDS):
+            # An empty tensor has no place.
             if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
                 return False, tensor
             place = self._place(tensor.as_subclass(torch.Tensor))
             return place if kind is torch.Tensor else (kind, place)
+        # torch sends these itself.
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor
         if tensor.layout == torch.sparse_coo:
@@ -204,6 +207,7 @@ class _Packer:
         if found is None:
             return None
         start, offset = found
+        # Columns of a batch often lie in one piece.
         number = self._starts.get(start)
         if number is None:
             number = self._starts[start] = len(self._memories)
