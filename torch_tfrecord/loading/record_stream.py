@@ -96,6 +96,7 @@ class RecordStream:
         self._buffer: list[StreamRecord] = []
         self._num_draws = 0
         self.part: RecordGroup | None = None
+        self._taken: tuple[int, int] | None = None  # file and number
         self.num_taken = 0
         # While this stream has read a part ahead of the consumer: a copy from before that part,
         # which follows the consumer when someone asks for the place.
@@ -111,7 +112,11 @@ class RecordStream:
             missing = self.num_taken - self._num_behind
             self._num_behind += sum(1 for _ in islice(self._behind_records, missing))
             return self._behind.place()
-        self._pass_taken()
+        self._note_taken()
+        if self._taken is not None:
+            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
+            piece = next(each for each in pieces if self._pieces[each].has(*self._taken))
+            self._next_piece, self._slots = piece + 1, [self._open(piece, self._taken[1] + 1)]
         return {
             "next_piece": self._next_piece,
             "slot": self._slot,
@@ -121,13 +126,11 @@ class RecordStream:
             "waiting": [[file, number] for _, file, _, number in self._buffer],
         }
 
-    def _pass_taken(self) -> None:
-        """Put the place of a plain stream, which reads ahead of it, behind the records taken."""
+    def _note_taken(self) -> None:
+        """Note the record taken last from a plain stream, which reads ahead of its place."""
         if self.is_plain and self.part is not None and self.num_taken:
-            file, _, number = self.part.place(self.num_taken - 1)
-            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
-            piece = next(each for each in pieces if self._pieces[each].has(file, number))
-            self._next_piece, self._slots = piece + 1, [self._open(piece, number + 1)]
+            row = self.num_taken - 1
+            self._taken = int(self.part.files[row]), int(self.part.numbers[row])
 
     def check(self, place: Place, num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
@@ -268,7 +271,7 @@ class RecordStream:
             found = self._mixed_parts(sizes, most_bytes, follows=size is None)
         for part in found:
             # Of the last part all were taken, or one of them failed.
-            self._pass_taken()
+            self._note_taken()
             self.part, self.num_taken = part, 0
             yield part
 
@@ -297,10 +300,10 @@ class RecordStream:
             part: list[StreamRecord] = []
             num_bytes, size = 0, next(sizes)
             try:
-                for record in records:
+                for record in islice(records, size):
                     part.append(record)
                     num_bytes += len(record[0])
-                    if is_full(len(part), num_bytes, size, most_bytes):
+                    if num_bytes > most_bytes and is_full(len(part), num_bytes, size, most_bytes):
                         break
             except Exception as error:  # raised after the records before it
                 failure = error

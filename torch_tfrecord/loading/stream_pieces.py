@@ -194,15 +194,19 @@ def cut_groups(
     try:
         for group in groups:
             while len(group.numbers):
-                ends = num_bytes + np.cumsum(group.records.lengths[: size - count])
-                # At once for all records of the group: it may have thousands.
-                counts = np.arange(count + 1, count + 1 + len(ends))
-                stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
-                taken = int(stops[0]) + 1 if len(stops) else len(ends)
+                lengths = group.records.lengths[: size - count]
+                taken, total = len(lengths), num_bytes + int(lengths.sum())
+                is_whole = taken == size - count
+                if total > most_bytes:
+                    ends = num_bytes + np.cumsum(lengths)
+                    counts = np.arange(count + 1, count + 1 + taken)
+                    stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
+                    is_whole = len(stops) > 0
+                    taken = int(stops[0]) + 1 if is_whole else taken
                 waiting.append(group.part(slice(taken)))
                 group = group.part(slice(taken, None))
-                count, num_bytes = count + taken, int(ends[taken - 1])
-                if len(stops):
+                count, num_bytes = count + taken, total
+                if is_whole:
                     yield RecordGroup.join(waiting)
                     waiting, count, num_bytes, size = [], 0, 0, next(sizes)
     except Exception as error:
