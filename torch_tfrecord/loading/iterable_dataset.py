@@ -20,11 +20,12 @@ from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import transform_samples
-from torch_tfrecord.loading.record_stream import Place, RecordStream
+from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import (
     LastIteration,
     LoadedStates,
+    State,
     StreamIteration,
     StreamStates,
     check_states,
@@ -282,7 +283,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._check_prepared()
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
 
-    def _identity(self) -> Place:
+    def _identity(self) -> State:
         return self._order
 
     def _begun(self) -> None:

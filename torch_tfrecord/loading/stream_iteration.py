@@ -12,25 +12,32 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_tfrecord.loading.record_stream import Place, RecordStream
+from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_pieces import Piece, deal_out
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state
 from torch_tfrecord.samples import Batch
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["LastIteration", "LoadedStates", "StreamIteration", "StreamStates", "check_states"]
+__all__ = [
+    "LastIteration",
+    "LoadedStates",
+    "State",
+    "StreamIteration",
+    "StreamStates",
+    "check_states",
+]
 
 _MOST_WORKERS = 1024
 
-State: TypeAlias = dict[str, Any]
-"""The state of one consumer: its `Place`, and of what stream and consumer it is."""
+State: TypeAlias = Mapping[str, Any]
+"""Where one consumer is, and of which stream: JSON values by name."""
 
 
 class _Source(Protocol):
     """What is iterated over."""
 
-    def _identity(self) -> Place:
+    def _identity(self) -> State:
         """What decides the order."""
 
     def _pieces(self, epoch: int) -> list[Piece]:
@@ -97,7 +104,7 @@ class StreamIteration(Iterator[Batch]):
         self._has_begun = True
         self._source._begun()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
         return {
             "version": STATE_VERSION,
@@ -142,7 +149,7 @@ class StreamIteration(Iterator[Batch]):
         self._begin(states.epoch, deal_out(left, self._consumer, self._num_consumers))
         self._goes_on = True
 
-    def _begin_as(self, state: Place) -> None:
+    def _begin_as(self, state: State) -> None:
         num_files, pieces = state["num_files"], state["pieces"]
         if not (pieces is None or isinstance(pieces, list)):
             raise ValueError(
@@ -179,14 +186,14 @@ class LastIteration:
 
     def __init__(self, iteration: StreamIteration) -> None:
         self._iteration = weakref.ref(iteration)
-        self._state: State | None = None
+        self._state: dict[str, Any] | None = None
         iteration.last = self
 
-    def keep(self, state: State) -> None:
+    def keep(self, state: dict[str, Any]) -> None:
         """Called with the state of the iteration when it is dropped."""
         self._state = state
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """Where the iteration is, or was."""
         iteration = self._iteration()
         if iteration is not None:
@@ -235,7 +242,7 @@ _DEEPEST = 50  # in a StatefulDataLoader's state they are nested in four dicts
 _MOST_NAMED = 10
 
 
-def find_states(holder: object, depth: int = 0) -> Iterator[Place]:
+def find_states(holder: object, depth: int = 0) -> Iterator[State]:
     """All states of stream consumers in nested dicts and lists, such as the state of a
     StatefulDataLoader.
 
@@ -276,8 +283,8 @@ class StreamStates:
             the message gives both values.
     """
 
-    def __init__(self, holder: object, identity: Place) -> None:
-        self._states: dict[int, Place] = {}
+    def __init__(self, holder: object, identity: State) -> None:
+        self._states: dict[int, State] = {}
         for state in find_states(holder):
             limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
             # what the lists hold is checked where the pieces are known
@@ -288,7 +295,7 @@ class StreamStates:
                 "expected the state of a TFRecordIterableDataset, or dicts or lists of them, got none"
             )
 
-    def _add(self, state: Place) -> None:
+    def _add(self, state: State) -> None:
         if not state["consumer"] < state["num_consumers"]:
             raise ValueError(
                 f"the state is of consumer {state['consumer']} of {state['num_consumers']}"
@@ -309,17 +316,17 @@ class StreamStates:
         """The epoch of the states."""
         return self._any()["epoch"]  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[State]:
         return iter(self._states.values())
 
-    def _any(self) -> Place:
+    def _any(self) -> State:
         return next(iter(self._states.values()))
 
-    def of(self, consumer: int, num_consumers: int) -> Place | None:
+    def of(self, consumer: int, num_consumers: int) -> State | None:
         """The state of this consumer; None if there were more or fewer consumers."""
         return self._states.get(consumer) if self._any()["num_consumers"] == num_consumers else None
 
-    def all(self, consumer: int, num_consumers: int) -> Sequence[Place]:
+    def all(self, consumer: int, num_consumers: int) -> Sequence[State]:
         """The states of all consumers.
 
         Raises:
