@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,25 +32,19 @@ from torch_tfrecord.loading.sample import (
     is_jagged,
     is_plain,
 )
-from torch_tfrecord.loading.transport import for_transport, register_in_worker
+from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import (
     Batch,
     Columns,
     Samples,
     Value,
     Values,
-    check_for_torch,
     place_of,
 )
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.torch_internals import (
-    collate_by_kinds,
-    collate_functions,
-    jagged_parts,
-    register_as_dict,
-)
+from torch_tfrecord.torch_internals import jagged_parts
 
-__all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
+__all__ = ["BATCHED_KINDS", "collate", "keep_type", "make_batch", "numbers", "take_columns"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -95,7 +89,7 @@ def collate(samples: Samples) -> Batch:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return for_transport(_batch(samples, take_columns(samples)))
+    return for_transport(make_batch(samples, take_columns(samples)))
 
 
 def take_columns(samples: Samples) -> Columns | None:
@@ -106,52 +100,14 @@ def take_columns(samples: Samples) -> Columns | None:
     return join_samples(samples) if columns is None else columns
 
 
-def _batch(samples: Samples, columns: Columns | None) -> Batch:
+def make_batch(samples: Samples, columns: Columns | None) -> Batch:
+    """The batch of samples, or of their columns where they are known."""
     try:
         return _collate(list(samples), "") if columns is None else _finish(columns, "")
     except _UnlikeError as error:
-        raise ValueError(f"{error}{_records(samples, error.number)}") from None
-
-
-# torch's own.
-
-
-def register_samples() -> None:
-    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up
-    by their class.
-    """
-    register_in_worker()
-    functions = collate_functions()
-    # Once a process: torch keeps the functions for all loaders.
-    if Sample not in functions:
-        register_as_dict(Sample, "torch_tfrecord.Sample")
-        functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
-        functions[Sample] = _collate_for_torch
-
-
-def _listed(values: Samples, *, collate_fn_map: object = None) -> Values:
-    return list(values)
-
-
-def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
-    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
-    tensors, like torch's.
-
-    If a sample was changed, torch gets plain dicts instead and collates them itself.
-    """
-    columns = take_columns(samples)
-    if columns is not None:
-        return for_transport(_untyped(_batch(samples, columns)))
-    check_for_torch(samples, getattr(samples, "places", None))
-    # torch makes a batch of the first sample's class, which must be a plain dict.
-    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
-    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
-
-
-def _untyped(batch: Batch) -> Batch:
-    if isinstance(batch, dict):
-        return {name: _untyped(part) for name, part in batch.items()}
-    return batch.as_subclass(torch.Tensor) if isinstance(batch, _BATCHED_KINDS) else batch
+        first, other = place_of(samples, 0), place_of(samples, error.number)
+        where = "" if first is None else f"; sample 0 is {first}, sample {error.number} is {other}"
+        raise ValueError(f"{error}{where}") from None
 
 
 class _UnlikeError(ValueError):
@@ -160,12 +116,6 @@ class _UnlikeError(ValueError):
     def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
         self.number = number
-
-
-def _records(samples: Samples, number: int) -> str:
-    """The records of sample 0 and another one, if the batch knows them."""
-    first, other = place_of(samples, 0), place_of(samples, number)
-    return "" if first is None else f"; sample 0 is {first}, sample {number} is {other}"
 
 
 def _finish(columns: Columns, name: str) -> Batch:
@@ -291,7 +241,7 @@ def _tensors(values: Values, name: str) -> Batch:
         return _structured(values, name)
     if not isinstance(first, tv_tensors.TVTensor):
         return _stack(values, name)
-    return keep_type(_stack(values, name), first) if isinstance(first, _BATCHED_KINDS) else values
+    return keep_type(_stack(values, name), first) if isinstance(first, BATCHED_KINDS) else values
 
 
 def _structured(values: Values, name: str) -> Batch:
@@ -306,14 +256,14 @@ def _structured(values: Values, name: str) -> Batch:
 _LARGE_BYTES = 1 << 16
 
 # The tv_tensors that exist as batches; boxes and key points belong to one image each.
-_BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
     """The batch as the same tv_tensor as its samples; a plain tensor if tv_tensors has no batches
     of that type.
     """
-    return as_kind_of(batch, sample) if isinstance(sample, _BATCHED_KINDS) else batch
+    return as_kind_of(batch, sample) if isinstance(sample, BATCHED_KINDS) else batch
 
 
 def _stack(values: Values, name: str) -> torch.Tensor:

@@ -11,16 +11,19 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.record_parsers import RecordFeatures, make_parser
 from torch_tfrecord.columns.source import Source
-from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.loading.collate import register_samples
+from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
+from torch_tfrecord.loading.collate import BATCHED_KINDS, make_batch, numbers, take_columns
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
+from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (
+    Batch,
     Columns,
     Places,
     RecordPlace,
@@ -29,7 +32,9 @@ from torch_tfrecord.samples import (
     Transform,
     Value,
     Values,
+    check_for_torch,
 )
+from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
 
 __all__ = ["BatchParser", "ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
@@ -197,6 +202,47 @@ class ChainedTransforms:
     def __call__(self, sample: Value) -> Value:
         """Apply both to a sample."""
         return self.second(self.first(sample))
+
+
+# What torch's own collate makes of samples.
+
+
+def register_samples() -> None:
+    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up
+    by their class.
+    """
+    register_in_worker()
+    functions = collate_functions()
+    # Once a process: torch keeps the functions for all loaders.
+    if Sample not in functions:
+        register_as_dict(Sample, "torch_tfrecord.Sample")
+        functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
+        functions[Sample] = _collate_for_torch
+
+
+def _listed(values: Samples, *, collate_fn_map: object = None) -> Values:
+    return list(values)
+
+
+def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
+    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
+    tensors, like torch's.
+
+    If a sample was changed, torch gets plain dicts instead and collates them itself.
+    """
+    columns = take_columns(samples)
+    if columns is not None:
+        return for_transport(_untyped(make_batch(samples, columns)))
+    check_for_torch(samples, getattr(samples, "places", None))
+    # torch makes a batch of the first sample's class, which must be a plain dict.
+    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
+    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
+
+
+def _untyped(batch: Batch) -> Batch:
+    if isinstance(batch, dict):
+        return {name: _untyped(part) for name, part in batch.items()}
+    return batch.as_subclass(torch.Tensor) if isinstance(batch, BATCHED_KINDS) else batch
 
 
 # From records.
