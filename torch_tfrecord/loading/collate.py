@@ -238,13 +238,13 @@ def _tensors(values: Values, name: str) -> Batch:
         return values
     # torch.stack knows neither.
     if first.is_nested or first.layout == torch.sparse_coo:
-        return _structured(values, name)
+        return _stack_structures(values, name)
     if not isinstance(first, tv_tensors.TVTensor):
         return _stack(values, name)
     return keep_type(_stack(values, name), first) if isinstance(first, BATCHED_KINDS) else values
 
 
-def _structured(values: Values, name: str) -> Batch:
+def _stack_structures(values: Values, name: str) -> Batch:
     """Jagged, ragged and sparse samples."""
     try:
         return stack_samples(values)
@@ -299,7 +299,7 @@ def _stack(values: Values, name: str) -> torch.Tensor:
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Values, str], Batch]], ...] = (
-    ((RaggedTensor, SparseList), _structured),
+    ((RaggedTensor, SparseList), _stack_structures),
     (torch.Tensor, _tensors),
     (Mapping, _mapping),
     ((tuple, list), _sequence),
@@ -342,7 +342,7 @@ def join_samples(samples: Samples) -> Columns | None:
         if taken is not None:
             return taken
     # What was not accessed cannot have been changed.
-    looked = _looked(samples, names, rows)
+    looked = _find_looked(samples, names, rows)
     picks = []
     if len(looked) < len(names):
         picks = _find_picks(blocks, [*distinct.values()], np.where(rows < 0, ~rows, rows))
@@ -354,7 +354,9 @@ def join_samples(samples: Samples) -> Columns | None:
     return columns
 
 
-def _looked(samples: Sequence[Sample], names: Sequence[object], rows: _Integers) -> set[object]:
+def _find_looked(
+    samples: Sequence[Sample], names: Sequence[object], rows: _Integers
+) -> set[object]:
     """The names of features with an accessed value."""
     looked: set[object] = set()
     get = dict.__getitem__

@@ -216,11 +216,11 @@ def register_samples() -> None:
     # Once a process: torch keeps the functions for all loaders.
     if Sample not in functions:
         register_as_dict(Sample, "torch_tfrecord.Sample")
-        functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
+        functions.update(dict.fromkeys(WHOLE_KINDS, _make_list))
         functions[Sample] = _collate_for_torch
 
 
-def _listed(values: Samples, *, collate_fn_map: object = None) -> Values:
+def _make_list(values: Samples, *, collate_fn_map: object = None) -> Values:
     return list(values)
 
 
@@ -232,16 +232,16 @@ def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch
     """
     columns = take_columns(samples)
     if columns is not None:
-        return for_transport(_untyped(make_batch(samples, columns)))
+        return for_transport(_strip_types(make_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
     # torch makes a batch of the first sample's class, which must be a plain dict.
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
     return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
 
-def _untyped(batch: Batch) -> Batch:
+def _strip_types(batch: Batch) -> Batch:
     if isinstance(batch, dict):
-        return {name: _untyped(part) for name, part in batch.items()}
+        return {name: _strip_types(part) for name, part in batch.items()}
     return batch.as_subclass(torch.Tensor) if isinstance(batch, BATCHED_KINDS) else batch
 
 
@@ -262,7 +262,7 @@ class BatchParser:
     """
 
     def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-        self._sources, stored = _sources_apart(features)
+        self._sources, stored = _split_sources(features)
         # Features that are all a `Source` need no parser: no record is read.
         self._parser = None
         if stored or not self._sources:
@@ -324,14 +324,14 @@ class BatchParser:
         return {name: values[name] for name in cast("Mapping[str, object]", self.features)}
 
 
-def _sources_apart(features: Any) -> tuple[dict[str, Source], Any]:
+def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
     """Each `Source`, and the features that are read from records; a false value if there are
     none.
     """
     sources: dict[str, Source] = {}
     stored = features
     if isinstance(features, SequenceFeatures):
-        sources, context = _sources_apart(features.context_features)
+        sources, context = _split_sources(features.context_features)
         steps = features.sequence_features
         stored = SequenceFeatures(context, steps) if context or steps else None
     elif isinstance(features, Mapping):

@@ -286,7 +286,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _identity(self) -> State:
         return self._order
 
-    def _begun(self) -> None:
+    def _note_begin(self) -> None:
         """Called when an iteration yields its first sample: the loaded state is used up."""
         if self._loaded is not None:
             self._loaded.use()

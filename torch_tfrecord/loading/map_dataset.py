@@ -368,7 +368,7 @@ class TFRecordDataset(StagedDataset):
             numbers = np.empty(len(positions), np.int64)
             # False if one is no plain integer or is out of range: the way below says which.
             if native.integers(positions, len(self), numbers):
-                return self._chosen(numbers)
+                return self._choose(numbers)
         numbers = np.asarray(positions)
         if (
             numbers.dtype != np.int64
@@ -378,9 +378,9 @@ class TFRecordDataset(StagedDataset):
         ):
             # Not plain integers, or negative, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
-        return self._chosen(numbers)
+        return self._choose(numbers)
 
-    def _chosen(self, numbers: _Integers) -> _Integers:
+    def _choose(self, numbers: _Integers) -> _Integers:
         """The absolute positions of this dataset's positions, which must be from 0 to below its
         length.
         """

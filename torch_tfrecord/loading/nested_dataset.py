@@ -199,7 +199,16 @@ class NestedDataset(StagedDataset):
         """`__getitems__` without the transforms, where `loads_ahead`."""
         # Once for each innermost dataset, however its samples are mixed.
         batches = leaf_batches(self.dataset, positions)
-        return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
+        parts: list[tuple[LeafBatch, Samples]] = [
+            (
+                batch,
+                batch.leaf._load_samples(batch.positions)
+                if loads_ahead(batch.leaf)
+                else read_leaf(batch.leaf, batch.positions),
+            )
+            for batch in batches
+        ]
+        return _Loaded(parts, len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
         """`_load_samples` of several batches, in one go if all are from one innermost dataset."""
@@ -242,13 +251,6 @@ class NestedDataset(StagedDataset):
 
     def __repr__(self) -> str:
         return f"NestedDataset({self.dataset!r})"
-
-
-def _load(batch: LeafBatch) -> Samples:
-    if loads_ahead(batch.leaf):
-        found: Samples = batch.leaf._load_samples(batch.positions)
-        return found
-    return read_leaf(batch.leaf, batch.positions)
 
 
 # Threads that read ahead.

@@ -236,13 +236,13 @@ class _ReadAheadIterator(Iterator[Batch]):
                 if batch is None:
                     self._is_ended = True
                 else:
-                    positions.append(self._salted(batch))
+                    positions.append(self._add_salt(batch))
                     num_samples += len(batch)
         finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
 
-    def _salted(self, positions: Sequence[int]) -> Sequence[int]:
+    def _add_salt(self, positions: Sequence[int]) -> Sequence[int]:
         # Here, since threads would draw in an order that depends on timing.
         return salted(self._dataset, positions, self._draw_salt)
 
@@ -424,7 +424,7 @@ class _ReceivedBatches(Iterator[Batch]):
         if self._batches.is_replaced:
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches = self._loader._begin()
-        while (batch := self._received()) is LEFT_OUT:
+        while (batch := self._receive()) is LEFT_OUT:
             if (
                 resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size
                 > 1
@@ -435,7 +435,7 @@ class _ReceivedBatches(Iterator[Batch]):
                 )
         return batch
 
-    def _received(self) -> Batch:
+    def _receive(self) -> Batch:
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -446,7 +446,7 @@ class _ReceivedBatches(Iterator[Batch]):
             raise
         except (ConnectionError, EOFError) as error:
             # torch tells a killed worker only by a closed connection.
-            lost = _ended_workers(workers_of(self._iterator))
+            lost = _find_ended_workers(workers_of(self._iterator))
             if not lost:
                 raise
             raise RuntimeError(f"a batch was lost: {', '.join(lost)}") from error
@@ -462,7 +462,7 @@ class _ReceivedBatches(Iterator[Batch]):
         return getattr(self._iterator, name)
 
 
-def _ended_workers(workers: Samples) -> list[str]:
+def _find_ended_workers(workers: Samples) -> list[str]:
     """The workers that have ended, and why: torch does not check for one that is killed while it
     sends a batch.
     """

@@ -207,12 +207,12 @@ class RecordStream:
 
     def records(self) -> Iterator[StreamRecord]:
         """All records."""
-        return self._mix(self._interleaved()) if self._buffer_size else self._interleaved()
+        return self._mix(self._interleave()) if self._buffer_size else self._interleave()
 
     def _open(self, piece: int, first: int) -> _Slot:
         return _Slot(piece, first, self._records_of(self._pieces[piece]._replace(first=first)))
 
-    def _interleaved(self) -> Iterator[StreamRecord]:
+    def _interleave(self) -> Iterator[StreamRecord]:
         slots, pieces = self._slots, self._pieces
         # with one slot, turns do not matter
         block_length = self._block_length if len(slots) > 1 else sys.maxsize
@@ -286,7 +286,7 @@ class RecordStream:
         self, sizes: Iterator[int], most_bytes: float, *, follows: bool
     ) -> Iterator[RecordGroup]:
         read: dict[int, list[StreamRecord]] = {}  # for a part, by file
-        records = self._interleaved()
+        records = self._interleave()
         if follows:
             records = _note(records, read)
         if self._buffer_size:

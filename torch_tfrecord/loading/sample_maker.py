@@ -373,7 +373,7 @@ class CropReader:
             sample[name] = self._open(sample[name])
         except TFRecordError as error:
             raise NotCroppedError from error
-        with _draws_undone():
+        with _undo_draws():
             apply = partial(_apply, *_find_crop(transform), name)
             return transform_one(apply, 0, sample, lambda _: str(where()), errors)
 
@@ -426,7 +426,7 @@ class UncroppedBatch(Sequence[Value]):
         Raises:
             NotCroppedError: The images must be decoded first; nothing was drawn yet.
         """
-        with _draws_undone():
+        with _undo_draws():
             crop, others = _find_crop(transform)
             if _is_known(crop, others):
                 return self._crop_at_once(crop, others)
@@ -462,7 +462,7 @@ def _apply(crop: LeadingCrop, others: Sequence[Transform], name: str, sample: Va
 
 
 @contextmanager
-def _draws_undone() -> Iterator[None]:
+def _undo_draws() -> Iterator[None]:
     """Restore torch's random state if images must be decoded first, since the transform then draws
     again.
     """

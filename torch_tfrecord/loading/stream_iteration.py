@@ -49,7 +49,7 @@ class _Source(Protocol):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples or batches of them."""
 
-    def _begun(self) -> None:
+    def _note_begin(self) -> None:
         """Called before the first of them."""
 
 
@@ -102,7 +102,7 @@ class StreamIteration(Iterator[Batch]):
             if epoch != self.epoch:
                 self._begin(epoch, None)
         self._has_begun = True
-        self._source._begun()
+        self._source._note_begin()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
