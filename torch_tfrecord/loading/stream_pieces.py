@@ -4,6 +4,7 @@ records, in groups with the file and offset of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -145,8 +146,9 @@ class RecordGroup(NamedTuple):
 
     def part(self, rows: slice) -> RecordGroup:
         """Some of the records, not copied."""
-        places = (column[rows] for column in self[1:])
-        return RecordGroup(self.records[rows], *places)
+        return RecordGroup(
+            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
+        )
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Number of the file, offset and number in the file of a record."""
@@ -194,9 +196,11 @@ def cut_groups(
     try:
         for group in groups:
             while len(group.numbers):
-                lengths = group.records.lengths[: size - count]
-                taken, total = len(lengths), num_bytes + int(lengths.sum())
+                taken, total = min(len(group.numbers), size - count), 0
                 is_whole = taken == size - count
+                if most_bytes < math.inf:
+                    lengths = group.records.lengths[:taken]
+                    total = num_bytes + int(lengths.sum())
                 if total > most_bytes:
                     ends = num_bytes + np.cumsum(lengths)
                     counts = np.arange(count + 1, count + 1 + taken)
