@@ -14,15 +14,39 @@ from torch_tfrecord.shown import printable, shown_callable
 
 __all__ = [
     "LEFT_OUT",
+    "Batch",
+    "Columns",
     "Places",
     "RecordPlace",
     "SampleList",
+    "Samples",
+    "Transform",
+    "Value",
+    "Values",
     "check_for_torch",
     "place_of",
     "transform_each",
     "transform_one",
     "without_left_out",
 ]
+
+Value: TypeAlias = Any
+"""A sample, or a feature's value in it: what features give, or whatever a user's transform makes of it."""
+
+Samples: TypeAlias = Sequence[Value]
+"""The samples of a batch."""
+
+Values: TypeAlias = list[Value]
+"""The values of one feature in a batch, or of all of them."""
+
+Columns: TypeAlias = Any
+"""The columns of a batch: one column, or a mapping or tuple of columns, nested like a sample."""
+
+Batch: TypeAlias = Any
+"""What a `collate_fn` returns."""
+
+Transform: TypeAlias = Callable[[Value], Value]
+"""What a user's function makes of a sample."""
 
 Places: TypeAlias = Callable[[int], str]
 """From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""

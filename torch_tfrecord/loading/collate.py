@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,22 +32,24 @@ from torch_tfrecord.loading.sample import (
     is_jagged,
     is_plain,
 )
-from torch_tfrecord.loading.transport import for_transport, register_in_worker
-from torch_tfrecord.samples import check_for_torch, place_of
-from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.torch_internals import (
-    collate_by_kinds,
-    collate_functions,
-    jagged_parts,
-    register_as_dict,
+from torch_tfrecord.loading.transport import for_transport
+from torch_tfrecord.samples import (
+    Batch,
+    Columns,
+    Samples,
+    Value,
+    Values,
+    place_of,
 )
+from torch_tfrecord.shown import shown_list, shown_value
+from torch_tfrecord.torch_internals import jagged_parts
 
-__all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
+__all__ = ["BATCHED_KINDS", "collate", "keep_type", "make_batch", "numbers", "take_columns"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Samples) -> Batch:
     """Make a batch of samples, like torch's ``default_collate``, plus what TFRecord data needs.
 
     - Bytes, str and (nested) lists of them become lists with one item for each sample.
@@ -87,60 +89,25 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return for_transport(_batch(samples, take_columns(samples)))
+    return for_transport(make_batch(samples, take_columns(samples)))
 
 
-def take_columns(samples: Sequence[Any]) -> Any | None:
+def take_columns(samples: Samples) -> Columns | None:
     """The samples' columns, for this batch only; None if the samples may differ from them."""
+    # A list that a sampler or a user made has no such method, but may hold our samples.
     take = getattr(samples, "take_columns", None)
     columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
 
 
-def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
+def make_batch(samples: Samples, columns: Columns | None) -> Batch:
+    """The batch of samples, or of their columns where they are known."""
     try:
         return _collate(list(samples), "") if columns is None else _finish(columns, "")
     except _UnlikeError as error:
-        raise ValueError(f"{error}{_records(samples, error.number)}") from None
-
-
-# torch's own.
-
-
-def register_samples() -> None:
-    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up
-    by their class.
-    """
-    register_in_worker()
-    functions = collate_functions()
-    if Sample not in functions:
-        register_as_dict(Sample, "torch_tfrecord.Sample")
-        functions.update(dict.fromkeys(WHOLE_KINDS, _listed))
-        functions[Sample] = _collate_for_torch
-
-
-def _listed(values: Sequence[Any], *, collate_fn_map: Any = None) -> list[Any]:
-    return list(values)
-
-
-def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
-    tensors, like torch's.
-
-    If a sample was changed, torch gets plain dicts instead and collates them itself.
-    """
-    columns = take_columns(samples)
-    if columns is not None:
-        return for_transport(_untyped(_batch(samples, columns)))
-    check_for_torch(samples, getattr(samples, "places", None))
-    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
-    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
-
-
-def _untyped(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: _untyped(part) for name, part in batch.items()}
-    return batch.as_subclass(torch.Tensor) if isinstance(batch, _BATCHED_KINDS) else batch
+        first, other = place_of(samples, 0), place_of(samples, error.number)
+        where = "" if first is None else f"; sample 0 is {first}, sample {error.number} is {other}"
+        raise ValueError(f"{error}{where}") from None
 
 
 class _UnlikeError(ValueError):
@@ -151,14 +118,9 @@ class _UnlikeError(ValueError):
         self.number = number
 
 
-def _records(samples: Sequence[Any], number: int) -> str:
-    """The records of sample 0 and another one, if the batch knows them."""
-    first, other = place_of(samples, 0), place_of(samples, number)
-    return "" if first is None else f"; sample 0 is {first}, sample {number} is {other}"
-
-
-def _finish(columns: Any, name: str) -> Any:
+def _finish(columns: Columns, name: str) -> Batch:
     """The columns as they are, except that lists of values are collated."""
+    # The usual case first: a batch has a column for each of perhaps hundreds of features.
     if isinstance(columns, torch.Tensor):
         return columns
     if isinstance(columns, dict):
@@ -171,7 +133,8 @@ def _finish(columns: Any, name: str) -> Any:
     return _collate(columns, name) if isinstance(columns, list) else columns
 
 
-def _collate(values: list[Any], name: str) -> Any:
+def _collate(values: Values, name: str) -> Batch:
+    # The first value decides; `_check_kind` says which other one does not fit.
     first = values[0]
     if first is None or isinstance(first, WHOLE_KINDS) or _are_strings(values):
         return values
@@ -182,7 +145,7 @@ def _collate(values: list[Any], name: str) -> Any:
     return numbers(values) if isinstance(first, (int, float)) else default_collate(values)
 
 
-def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
+def numbers(values: Values, *, collate_fn_map: object = None) -> Batch:
     """One tensor of Python's numbers, if it holds each as it is; else the values, since JSON may be
     any mixture.
     """
@@ -202,14 +165,14 @@ def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
     return values if is_rounded else batch
 
 
-def _are_strings(values: list[Any]) -> bool:
+def _are_strings(values: Values) -> bool:
     """Whether these are a bytes feature's; where the first is an empty list, the others say what it
     is.
     """
     return _is_strings(values[0]) and (values[0] != [] or all(map(_is_strings, values)))
 
 
-def _is_strings(value: Any) -> bool:
+def _is_strings(value: object) -> bool:
     """Whether it is a bytes feature, of any shape or length: its list must not be split into
     columns.
     """
@@ -218,7 +181,7 @@ def _is_strings(value: Any) -> bool:
     )
 
 
-def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> None:
+def _check_kind(values: Values, kind: type | tuple[type, ...], name: str) -> None:
     for number, value in enumerate(values):
         if not isinstance(value, kind):
             raise TypeError(
@@ -227,7 +190,7 @@ def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> 
             )
 
 
-def _mapping(values: list[Any], name: str) -> Any:
+def _mapping(values: Values, name: str) -> Batch:
     columns = join_samples(values)
     if columns is not None:
         return _finish(columns, name)
@@ -237,7 +200,7 @@ def _mapping(values: list[Any], name: str) -> Any:
     }
 
 
-def _sequence(values: list[Any], name: str) -> Any:
+def _sequence(values: Values, name: str) -> Batch:
     first = values[0]
     lengths = {len(value) for value in values}
     if len(lengths) > 1:
@@ -249,11 +212,12 @@ def _sequence(values: list[Any], name: str) -> Any:
         for number, part in enumerate(zip(*values, strict=True))
     ]
     if isinstance(first, tuple):
+        # A named tuple takes its parts one by one.
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return parts
 
 
-def _check_keys(values: list[Any], name: str) -> None:
+def _check_keys(values: Values, name: str) -> None:
     expected = set(values[0])
     for number, value in enumerate(values):
         if set(value) != expected:
@@ -264,22 +228,23 @@ def _check_keys(values: list[Any], name: str) -> None:
             )
 
 
-def _names(keys: Any) -> str:
+def _names(keys: Iterable[object]) -> str:
     return f"[{shown_list(sorted(map(str, keys)), shown_value)}]"
 
 
-def _tensors(values: list[Any], name: str) -> Any:
+def _tensors(values: Values, name: str) -> Batch:
     first = values[0]
     if is_listed(first):
         return values
+    # torch.stack knows neither.
     if first.is_nested or first.layout == torch.sparse_coo:
-        return _structured(values, name)
+        return _stack_structures(values, name)
     if not isinstance(first, tv_tensors.TVTensor):
         return _stack(values, name)
-    return keep_type(_stack(values, name), first) if isinstance(first, _BATCHED_KINDS) else values
+    return keep_type(_stack(values, name), first) if isinstance(first, BATCHED_KINDS) else values
 
 
-def _structured(values: list[Any], name: str) -> Any:
+def _stack_structures(values: Values, name: str) -> Batch:
     """Jagged, ragged and sparse samples."""
     try:
         return stack_samples(values)
@@ -291,17 +256,17 @@ def _structured(values: list[Any], name: str) -> Any:
 _LARGE_BYTES = 1 << 16
 
 # The tv_tensors that exist as batches; boxes and key points belong to one image each.
-_BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
     """The batch as the same tv_tensor as its samples; a plain tensor if tv_tensors has no batches
     of that type.
     """
-    return as_kind_of(batch, sample) if isinstance(sample, _BATCHED_KINDS) else batch
+    return as_kind_of(batch, sample) if isinstance(sample, BATCHED_KINDS) else batch
 
 
-def _stack(values: list[Any], name: str) -> torch.Tensor:
+def _stack(values: Values, name: str) -> torch.Tensor:
     for number, value in enumerate(values):
         # torch would convert all to one dtype, which changes values
         if value.dtype != values[0].dtype:
@@ -324,6 +289,7 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
+    # What needs a gradient, another device or a scale cannot be stacked into given memory.
     is_small = len(plain) * plain[0].nbytes < _LARGE_BYTES
     if is_small or any(
         value.requires_grad or value.device.type != "cpu" or value.is_quantized for value in plain
@@ -332,8 +298,8 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
     return torch.stack(plain, out=empty_tensor((len(plain), *shapes[0]), plain[0].dtype))
 
 
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (
-    ((RaggedTensor, SparseList), _structured),
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Values, str], Batch]], ...] = (
+    ((RaggedTensor, SparseList), _stack_structures),
     (torch.Tensor, _tensors),
     (Mapping, _mapping),
     ((tuple, list), _sequence),
@@ -353,16 +319,18 @@ class _Pick(NamedTuple):
     places: slice | _Integers
 
 
-def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
+def join_samples(samples: Samples) -> Columns | None:
     """The columns whose rows the samples are, for one batch only; None if one was changed or is not
     a `Sample`.
 
     A feature that was accessed is the list of the samples' values, since those may have been
     changed in place.
     """
+    # A subclass or a plain dict may hold anything.
     if set(map(type, samples)) != {Sample}:
         return None
     blocks = [*map(_BLOCK, samples)]
+    # By identity: blocks do not compare, and a set would need their hash.
     distinct: dict[int, SampleBlock] = dict(zip(map(id, blocks), blocks, strict=True))
     names = None if id(None) in distinct else list(blocks[0].template)
     if names is None or any(block.template.keys() != set(names) for block in distinct.values()):
@@ -372,12 +340,13 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
     if len(distinct) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
         taken = blocks[0].take(chosen.start, chosen.stop)
         if taken is not None:
-            return taken  # type: ignore[no-any-return]
-    looked = _looked(samples, names, rows)
+            return taken
+    # What was not accessed cannot have been changed.
+    looked = _find_looked(samples, names, rows)
     picks = []
     if len(looked) < len(names):
         picks = _find_picks(blocks, [*distinct.values()], np.where(rows < 0, ~rows, rows))
-    columns: dict[Any, Any] = {}
+    columns: Columns = {}
     for name in names:
         column = None if name in looked else _join_column(name, picks, len(samples))
         values = [sample[name] for sample in samples] if column is None else column
@@ -385,12 +354,15 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
     return columns
 
 
-def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:
+def _find_looked(
+    samples: Sequence[Sample], names: Sequence[object], rows: _Integers
+) -> set[object]:
     """The names of features with an accessed value."""
-    looked: set[Any] = set()
+    looked: set[object] = set()
     get = dict.__getitem__
     for number in np.flatnonzero(rows < 0).tolist():
         looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
+        # All are known: the other samples cannot add any.
         if len(looked) == len(names):
             break
     return looked
@@ -402,6 +374,7 @@ def _find_picks(
     if len(distinct) == 1:
         return [_Pick(distinct[0], _neighbours(rows), slice(0, len(rows)))]
     numbers = {id(block): number for number, block in enumerate(distinct)}
+    # A stable sort keeps the samples of each block in order, so that most are neighbours.
     of_block = np.array([numbers[id(block)] for block in blocks], np.int64)
     ends = np.bincount(of_block).cumsum()[:-1]
     places = np.split(np.argsort(of_block, kind="stable"), ends)
@@ -418,23 +391,22 @@ def _neighbours(numbers: _Integers) -> slice | _Integers:
     return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_slice else numbers
 
 
-def _join_column(name: Any, picks: Sequence[_Pick], num_rows: int) -> Any | None:
+def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
     """The picked rows of one feature; None if only its values can be collated."""
     columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
     rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
-    if all(isinstance(column, list) for column in columns):
-        return _join_lists(columns, rows, places, num_rows)
     if not all(map(is_jagged, columns)):
-        return _join_tensors(columns, rows, places, num_rows)
+        return _join_rows(columns, rows, places, num_rows)
     parts = [part for part in map(jagged_parts, columns) if part is not None]
     if len(parts) < len(columns):
         return None
     offsets = [part[1].numpy() for part in parts]
+    # First each row's length in its place, then their sums: the offsets of the joined rows.
     ends = np.zeros(num_rows + 1, np.int64)
     for each, row, place in zip(offsets, rows, places, strict=True):
         ends[1:][place] = np.diff(each)[row]
     np.cumsum(ends, out=ends)
-    values = _join_tensors(
+    values = _join_rows(
         [part[0] for part in parts],
         [*map(_value_rows, offsets, rows)],
         [_value_rows(ends, place) for place in places],
@@ -447,43 +419,34 @@ def _first(rows: slice | _Integers) -> int:
     return rows.start if isinstance(rows, slice) else int(rows.min())
 
 
-def _join_lists(
-    columns: Sequence[list[Any]],
+def _join_rows(
+    columns: Sequence[Columns],
     rows: Sequence[slice | _Integers],
     places: Sequence[slice | _Integers],
     num_rows: int,
-) -> list[Any]:
-    values: list[Any] = [None] * num_rows
-    for column, row, place in zip(columns, rows, places, strict=True):
-        picked = column[row] if isinstance(row, slice) else [column[each] for each in row.tolist()]
-        if isinstance(place, slice):
-            values[place] = picked
-        else:
-            for each, value in zip(place.tolist(), picked, strict=True):
-                values[each] = value
-    return values
-
-
-def _join_tensors(
-    columns: Sequence[Any],
-    rows: Sequence[slice | _Integers],
-    places: Sequence[slice | _Integers],
-    num_rows: int,
-) -> torch.Tensor | None:
-    """The rows of dense columns, in new memory; None if they are not dense or not alike."""
-    if not all(map(is_plain, columns)):
-        return None
+) -> Columns | None:
+    """The rows of dense columns or lists, in new memory; None if they are neither, or not alike."""
     first = columns[0]
-    if len({(type(column), column.dtype, column.shape[1:]) for column in columns}) > 1:
+    if all(isinstance(column, list) for column in columns):
+        arrays = [np.fromiter(column, object, len(column)) for column in columns]
+        joined = np.empty(num_rows, object)
+    elif all(map(is_plain, columns)) and len({*map(_kind_of, columns)}) == 1:
+        # By NumPy: torch's threads take longer to sync than one to copy.
+        arrays = [*map(as_array, columns)]
+        shape = (num_rows, *arrays[0].shape[1:])
+        memory = empty_bytes(math.prod(shape) * first.itemsize)
+        joined = memory.view(arrays[0].dtype).reshape(shape)
+    else:
         return None
-    # By NumPy: torch's threads take longer to sync than one to copy.
-    arrays = [*map(as_array, columns)]
-    shape = (num_rows, *arrays[0].shape[1:])
-    memory = empty_bytes(math.prod(shape) * first.itemsize)
-    joined = memory.view(arrays[0].dtype).reshape(shape)
     for array, row, place in zip(arrays, rows, places, strict=True):
         joined[place] = array[row]
+    if isinstance(first, list):
+        return joined.tolist()
     return as_kind_of(torch.from_numpy(joined).view(first.dtype), first)
+
+
+def _kind_of(column: torch.Tensor) -> tuple[object, ...]:
+    return type(column), column.dtype, column.shape[1:]
 
 
 def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
@@ -491,12 +454,13 @@ def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integer
     if isinstance(rows, slice):
         return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
     begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    # For each value its row's begin, plus its number within the row.
     ends = lengths.cumsum()
     numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
     return numbers
 
 
-def _own(value: Any) -> Any:
+def _own(value: Value) -> Value:
     """A copy of what a batch would list as it is; other tensors are about to be stacked."""
     if isinstance(value, (bytes, str)):
         return value

@@ -4,28 +4,42 @@ records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.record_parsers import RecordFeatures, make_parser
 from torch_tfrecord.columns.source import Source
-from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.loading.collate import register_samples
+from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
+from torch_tfrecord.loading.collate import BATCHED_KINDS, make_batch, numbers, take_columns
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
+from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.samples import Places, RecordPlace, SampleList
+from torch_tfrecord.samples import (
+    Batch,
+    Columns,
+    Places,
+    RecordPlace,
+    SampleList,
+    Samples,
+    Transform,
+    Value,
+    Values,
+    check_for_torch,
+)
+from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
 
 __all__ = ["BatchParser", "ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
 
-class ColumnBatch(MutableSequence[Any]):
+class ColumnBatch(MutableSequence[Value]):
     """What `TFRecordDataset.__getitems__` returns: the samples at several positions, held as
     columns.
 
@@ -48,12 +62,13 @@ class ColumnBatch(MutableSequence[Any]):
         (2, {'x': tensor(5), 'name': b'b'})
     """
 
-    def __init__(self, columns: Any, num_samples: int) -> None:
+    def __init__(self, columns: Columns, num_samples: int) -> None:
         self.block = SampleBlock(columns, num_samples)
         self._num_samples = num_samples
         self._places: Places | None = None
         self._single: dict[int, Sample] = {}  # samples that were accessed by their number
-        self._samples: list[Any] | None = None
+        self._samples: Values | None = None
+        # Here, since a batch of ours may reach torch's collate in a process that made none before.
         register_samples()
 
     @property
@@ -62,11 +77,11 @@ class ColumnBatch(MutableSequence[Any]):
         return self._samples is None and all(sample.is_unseen for sample in self._single.values())
 
     @property
-    def columns(self) -> Any:
+    def columns(self) -> Columns:
         """The columns; parsed again if a batch took them."""
         return self.block.columns
 
-    def take_columns(self) -> Any | None:
+    def take_columns(self) -> Columns | None:
         """The columns, for one batch only; None if samples may differ from them or share their
         memory.
         """
@@ -82,7 +97,7 @@ class ColumnBatch(MutableSequence[Any]):
         """
         return self._places if self._samples is None else getattr(self._samples, "places", None)
 
-    def located(self, places: Places | None, again: Callable[[], Any] | None) -> ColumnBatch:
+    def located(self, places: Places | None, again: Callable[[], Columns] | None) -> ColumnBatch:
         """This batch with the record of each sample, and what parses the columns once more, into
         new memory.
 
@@ -101,13 +116,13 @@ class ColumnBatch(MutableSequence[Any]):
                 return self._single[row]
         return self._all()[number]
 
-    def __setitem__(self, number: Any, sample: Any) -> None:
+    def __setitem__(self, number: Any, sample: Value) -> None:
         self._all()[number] = sample
 
     def __delitem__(self, number: Any) -> None:
         del self._all()[number]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Value]:
         return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
@@ -115,18 +130,18 @@ class ColumnBatch(MutableSequence[Any]):
 
     __hash__ = None  # type: ignore[assignment]  # like a list
 
-    def __add__(self, other: Any) -> list[Any]:
+    def __add__(self, other: Samples) -> Values:
         return [*self, *other]
 
-    def insert(self, index: int, value: Any) -> None:
+    def insert(self, index: int, value: Value) -> None:
         """Like ``list.insert``."""
         self._all().insert(index, value)
 
-    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+    def sort(self, *, key: Transform | None = None, reverse: bool = False) -> None:
         """Like ``list.sort``, which many custom collate functions call before they pad."""
         self._all().sort(key=key, reverse=reverse)
 
-    def _all(self) -> list[Any]:
+    def _all(self) -> Values:
         if self._samples is None:
             is_dict = self.block.template
             samples = (
@@ -137,18 +152,17 @@ class ColumnBatch(MutableSequence[Any]):
             self._samples = SampleList(samples, self._places)
         return self._samples
 
-    def map(
-        self, function: Callable[[Any], Any], again: Callable[[Any], Any] | None = None
-    ) -> ColumnBatch:
+    def map(self, function: Transform, again: Transform | None = None) -> ColumnBatch:
         """The batch with the columns that a function returns for these; `again` returns the same
         once more.
         """
+        # Whoever needs the columns again gets them from the records, through the same functions.
         repeat, parse = again or function, self.block.again
         return ColumnBatch(function(self.columns), self._num_samples).located(
             self._places, parse and (lambda: repeat(parse()))
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Without `places`, which do not pickle. Samples become dicts.
         return (
             ColumnBatch,
@@ -156,7 +170,7 @@ class ColumnBatch(MutableSequence[Any]):
             None if self.is_columns else list(self),
         )
 
-    def __setstate__(self, samples: list[Any]) -> None:
+    def __setstate__(self, samples: Values) -> None:
         self._samples = SampleList(samples, None)
 
     def __repr__(self) -> str:
@@ -166,11 +180,11 @@ class ColumnBatch(MutableSequence[Any]):
 class ColumnTransform:
     """A transform that can be applied to columns, so that no samples need to be made for it."""
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Value) -> Value:
         """Transform one sample."""
         raise NotImplementedError
 
-    def columns(self, columns: Any) -> Any:
+    def columns(self, columns: Columns) -> Columns:
         """Transform the columns of a batch, with the same result as transforming each sample."""
         raise NotImplementedError
 
@@ -182,12 +196,53 @@ class ChainedTransforms:
         first, second: Called with a sample, and with the first one's result.
     """
 
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+    def __init__(self, first: Transform, second: Transform) -> None:
         self.first, self.second = first, second
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Value) -> Value:
         """Apply both to a sample."""
         return self.second(self.first(sample))
+
+
+# What torch's own collate makes of samples.
+
+
+def register_samples() -> None:
+    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up
+    by their class.
+    """
+    register_in_worker()
+    functions = collate_functions()
+    # Once a process: torch keeps the functions for all loaders.
+    if Sample not in functions:
+        register_as_dict(Sample, "torch_tfrecord.Sample")
+        functions.update(dict.fromkeys(WHOLE_KINDS, _make_list))
+        functions[Sample] = _collate_for_torch
+
+
+def _make_list(values: Samples, *, collate_fn_map: object = None) -> Values:
+    return list(values)
+
+
+def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
+    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
+    tensors, like torch's.
+
+    If a sample was changed, torch gets plain dicts instead and collates them itself.
+    """
+    columns = take_columns(samples)
+    if columns is not None:
+        return for_transport(_strip_types(make_batch(samples, columns)))
+    check_for_torch(samples, getattr(samples, "places", None))
+    # torch makes a batch of the first sample's class, which must be a plain dict.
+    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
+    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
+
+
+def _strip_types(batch: Batch) -> Batch:
+    if isinstance(batch, dict):
+        return {name: _strip_types(part) for name, part in batch.items()}
+    return batch.as_subclass(torch.Tensor) if isinstance(batch, BATCHED_KINDS) else batch
 
 
 # From records.
@@ -207,20 +262,23 @@ class BatchParser:
     """
 
     def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-        self._sources, stored = _sources_apart(features)
+        self._sources, stored = _split_sources(features)
+        # Features that are all a `Source` need no parser: no record is read.
         self._parser = None
         if stored or not self._sources:
             self._parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
         self.features: RecordFeatures = features if self._parser is None else self._parser.features
         if self._sources:
+            # The user's mapping may change later.
             self.features = copy(features)
         self.needs_keys: bool = self._parser is not None and self._parser.needs_keys
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         register_samples()
 
-    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Any:
+    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """One sample; `where` tells the place of its record."""
         sample = self._no_values if self._parser is None else self._parser.single(record, key)
+        # The usual case: nothing is told of the record's place.
         if not self._sources:
             return sample
         place = where()
@@ -234,7 +292,7 @@ class BatchParser:
         keys: npt.NDArray[np.uint64] | None,
         borders: Sequence[int],
         place: Callable[[int], RecordPlace],
-    ) -> list[Sequence[Any]]:
+    ) -> list[Samples]:
         """Several batches, as columns if possible: all their records in a row, the borders between
         them, the places.
         """
@@ -245,6 +303,7 @@ class BatchParser:
             else self._parser.batches(records, keys, borders)
         )
         for number, (begin, end) in enumerate(ends if self._sources else []):
+            # Once for all of them: a place is looked up in the index.
             places = [*map(place, range(begin, end))]
             columns = {name: spec.column(places) for name, spec in self._sources.items()}
             found[number] = self._complete(found[number], columns)
@@ -253,26 +312,26 @@ class BatchParser:
         ]
 
     @property
-    def _no_values(self) -> Any:
+    def _no_values(self) -> Value:
         return ({}, {}) if isinstance(self.features, SequenceFeatures) else {}
 
-    def _complete(self, values: Any, sources: Mapping[str, Any]) -> Any:
+    def _complete(self, values: Value, sources: Mapping[str, object]) -> Value:
         """Values with those of each `Source`, in the order of the features."""
         if isinstance(self.features, SequenceFeatures):
             context = {**values[0], **sources}
             return {name: context[name] for name in self.features.context_features or {}}, values[1]
         values = {**values, **sources}
-        return {name: values[name] for name in cast("Mapping[str, Any]", self.features)}
+        return {name: values[name] for name in cast("Mapping[str, object]", self.features)}
 
 
-def _sources_apart(features: Any) -> tuple[dict[str, Source], Any]:
+def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
     """Each `Source`, and the features that are read from records; a false value if there are
     none.
     """
     sources: dict[str, Source] = {}
     stored = features
     if isinstance(features, SequenceFeatures):
-        sources, context = _sources_apart(features.context_features)
+        sources, context = _split_sources(features.context_features)
         steps = features.sequence_features
         stored = SequenceFeatures(context, steps) if context or steps else None
     elif isinstance(features, Mapping):
@@ -281,7 +340,7 @@ def _sources_apart(features: Any) -> tuple[dict[str, Source], Any]:
     return sources, stored
 
 
-def _batch(columns: Any, num_samples: int) -> Sequence[Any]:
+def _batch(columns: Columns, num_samples: int) -> Samples:
     if isinstance(columns, (dict, tuple)):
         return ColumnBatch(columns, num_samples)
     register_samples()

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,6 +25,7 @@ from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import (
     LastIteration,
     LoadedStates,
+    State,
     StreamIteration,
     StreamStates,
     check_states,
@@ -41,7 +42,10 @@ from torch_tfrecord.records.reader import read_blocks
 from torch_tfrecord.records.scan import Block, SkippedBytes
 from torch_tfrecord.samples import (
     LEFT_OUT,
+    Batch,
     RecordPlace,
+    Samples,
+    Value,
     transform_one,
     without_left_out,
 )
@@ -143,9 +147,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
+        # Listing must see new files, which the cache does not know.
         access = Access(storage_options, cache_dir, cache_bytes)
         self.files, self._infos = found_files(paths, access.without_cache())
         self._access = access.for_files(self.files)
+        # A state goes on only in a stream of the same order.
         self._order = {  # what decides it
             "num_files": len(self.files),
             "files": _digest(self.files),
@@ -173,7 +179,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self._loaded = None
         self._epochs.choose(at_least(0, "epoch", epoch))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
         # must stay in step with the other workers.
         register_in_worker()
@@ -197,12 +203,12 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
         return self._errors.report()
 
-    def __getitem__(self, position: Any) -> Any:
+    def __getitem__(self, position: object) -> NoReturn:
         raise TypeError(
             "a stream has no positions, only an order: TFRecordDataset reads records by position"
         )
 
-    def iter_epoch(self, epoch: int) -> Iterator[Any]:
+    def iter_epoch(self, epoch: int) -> Iterator[Batch]:
         """Iterate over one epoch from its beginning, whichever epoch is next; does not change which
         one is next.
         """
@@ -223,7 +229,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             iteration.go_on(self._loaded.states)
         return iteration.state_dict()
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one; the next
         epochs follow.
 
@@ -268,7 +274,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
 
-    def _check_state(self, state_dict: Any) -> StreamStates:
+    def _check_state(self, state_dict: object) -> StreamStates:
         states = StreamStates(state_dict, self._identity())
         check_states(self, states)
         return states
@@ -277,10 +283,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._check_prepared()
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> State:
         return self._order
 
-    def _begun(self) -> None:
+    def _note_begin(self) -> None:
         """Called when an iteration yields its first sample: the loaded state is used up."""
         if self._loaded is not None:
             self._loaded.use()
@@ -290,6 +296,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _pieces(self, epoch: int) -> list[Piece]:
         """All files, in the order of this epoch."""
+        # Equal on all consumers, who then take their share of it.
         order = range(len(self.files))
         return [
             Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
@@ -311,6 +318,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self.files[file],
             self._compression_type,
             verify_crc=self._verify,
+            # Damage between records belongs to no record, so the scanner skips it.
             on_error="skip" if self._errors.skips else "raise",
             open_source=files.open,
             report=self._note_skipped,
@@ -323,7 +331,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))",
             )
 
-    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples or batches of a stream."""
         size = self._batch_size
         yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
@@ -331,8 +339,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     # Samples and batches.
 
-    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Any]:
-        def make(group: RecordGroup) -> Any:
+    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
+        def make(group: RecordGroup) -> Batch:
             samples = self._load(self._rows(group, epoch))
             samples = without_left_out(
                 transform_samples(self._maker.transform, samples, self._errors)
@@ -349,12 +357,13 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                     yield batch
         except TFRecordError:
             if short is not None:
+                # The group before an error is short for another reason than the end.
                 make(short)  # one of its records may be bad, too, and comes before
             raise
         if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
             yield batch
 
-    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples one by one, parsed several at a time."""
         for group in stream.parts():
             for sample in self._samples_of(self._rows(group, epoch)):
@@ -362,22 +371,23 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 if sample is not LEFT_OUT:
                     yield sample
 
-    def _load(self, rows: RecordRows) -> Sequence[Any]:
+    def _load(self, rows: RecordRows) -> Samples:
         """The samples of a batch, not transformed."""
         try:
             return self._maker.load(rows, (0, len(rows.records)))[0]
         except TFRecordError as error:
             return self._maker.load_singly(rows, error)
 
-    def _samples_of(self, rows: RecordRows) -> Iterable[Any]:
+    def _samples_of(self, rows: RecordRows) -> Iterable[Value]:
         """The samples of a part of a stream; those before a bad record are yielded before its error
         is raised.
         """
         maker, transform = self._maker, self._maker.transform
+        # Each sample is decoded when it is its turn, so that draws come in order.
         if maker.crops.takes(transform):
             yield from maker.each(rows, transform=True)
             return
-        samples: Iterable[Any]
+        samples: Iterable[Value]
         try:
             samples = maker.parse_batches(rows, (0, len(rows.records)))[0]
         except TFRecordError:
@@ -392,6 +402,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         keys = None
         if self._maker.draws_at_random:
             # A number for each record of all files; a file has fewer than 2^40 records.
+            # Equal for each way of reading: a fused crop is the same with any number of workers.
             keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 
         def place(row: int) -> RecordPlace:
@@ -400,7 +411,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         return RecordRows(group.records, keys, place)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = {**self.__dict__, "_last": None}
         # a spawned worker is not in the group and could not find out its rank
         if in_process_group():

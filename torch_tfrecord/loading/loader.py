@@ -35,6 +35,7 @@ from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, RecordBatchSampler
 from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.samples import Columns, Transform, Value
 from torch_tfrecord.shown import printable
 
 __all__ = ["make_dataloader"]
@@ -168,6 +169,7 @@ def make_dataloader(
     check_rank(rank, world_size)
     seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     here = resolve_rank(rank, world_size)
+    # What belongs to the dataset, to pass on or to refuse.
     dataset: Any = paths
     of_dataset: dict[str, Any] = {
         "compression_type": compression_type,
@@ -239,6 +241,7 @@ def _check_arguments(
             raise ValueError(
                 f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))"
             )
+    # Before any file is opened; DataLoader would tell only afterwards.
     known = inspect.signature(DataLoader.__init__).parameters
     for name in dataloader_kwargs:
         if name not in known:
@@ -298,9 +301,7 @@ def _check_label(label_key: str | None, features: RecordFeatures | None) -> None
         )
 
 
-def _with_label(
-    transform: Callable[[Any], Any] | None, label_key: str | None
-) -> Callable[[Any], Any] | None:
+def _with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
     if label_key is None:
         return transform
     split = _SplitLabel(label_key)
@@ -313,7 +314,7 @@ class _SplitLabel(ColumnTransform):
     def __init__(self, label_key: str) -> None:
         self._label_key = label_key
 
-    def __call__(self, sample: Any) -> tuple[dict[str, Any], Any]:
+    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
         """Take the label out of a sample."""
         if not isinstance(sample, Mapping) or self._label_key not in sample:
             raise ValueError(
@@ -322,6 +323,6 @@ class _SplitLabel(ColumnTransform):
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]
 
-    def columns(self, columns: Any) -> tuple[dict[str, Any], Any]:
+    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
         """Take the label's column out."""
         return self(columns)

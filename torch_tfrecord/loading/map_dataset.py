@@ -31,6 +31,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -128,6 +129,7 @@ class TFRecordDataset(StagedDataset):
         files, infos, shards = open_shards(
             paths, index, index_dir, compression, access.without_cache()
         )
+        # Where all files are local, no cache is made.
         access = access.for_files(files)
         keeper = IndexKeeper(
             index,
@@ -150,7 +152,7 @@ class TFRecordDataset(StagedDataset):
         features: Any = None,
         *,
         positions: Sequence[int] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> TFRecordDataset:
         """Make a dataset of files in a given order, for layers above that know the files, such as
@@ -168,6 +170,7 @@ class TFRecordDataset(StagedDataset):
                 has its own.
         """
         dataset = cls.__new__(cls)
+        # A parser of a higher layer comes with its own limit.
         is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
         dataset._set_up(list(files), source, positions, parser, transform)
@@ -179,7 +182,7 @@ class TFRecordDataset(StagedDataset):
         source: RecordFiles,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
-        transform: Callable[[Any], Any] | None,
+        transform: Transform | None,
         errors: ErrorLog = RAISES,
     ) -> None:
         self._errors, self._transform = errors, transform
@@ -216,7 +219,7 @@ class TFRecordDataset(StagedDataset):
             key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, partial(files.place, absolute))
 
-    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+    def __getitems__(self, positions: Sequence[int]) -> Samples:
         """Return the samples at several positions, in that order; DataLoader calls this to make a
         batch.
 
@@ -246,7 +249,7 @@ class TFRecordDataset(StagedDataset):
         """
         return self._errors.report()
 
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Samples:
         """`__getitems__` without the transform.
 
         An image that the transform crops first is decoded by `_transform_samples`.
@@ -264,7 +267,7 @@ class TFRecordDataset(StagedDataset):
             records = SingleRecords(self._record_files, absolutes)
             return self._maker.load_singly(self._rows(records, [positions], absolutes), error)
 
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Samples]:
         """`_load_samples` of several batches, whose records are read and parsed together.
 
         Raises:
@@ -284,6 +287,7 @@ class TFRecordDataset(StagedDataset):
         """The records of several batches with their keys and places."""
         keys = None
         if self._epoch is not None:
+            # A batch has its own epoch or salt, so each gets its keys by itself.
             parts = np.split(absolute, [*accumulate(map(len, batches))][:-1])
             salts = (salted(self, positions) for positions in batches)
             keys = np.concatenate([*map(self._epoch.keys, salts, parts)])
@@ -342,6 +346,7 @@ class TFRecordDataset(StagedDataset):
             self._epoch.choose(epoch)
 
     def _part(self, positions: Sequence[int]) -> TFRecordDataset:
+        # A slice of a subclass is one, too; files, index and report are shared.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = positions
@@ -361,8 +366,9 @@ class TFRecordDataset(StagedDataset):
         native = native_module("frames")
         if native is not None and isinstance(positions, list):
             numbers = np.empty(len(positions), np.int64)
+            # False if one is no plain integer or is out of range: the way below says which.
             if native.integers(positions, len(self), numbers):
-                return self._chosen(numbers)
+                return self._choose(numbers)
         numbers = np.asarray(positions)
         if (
             numbers.dtype != np.int64
@@ -372,22 +378,23 @@ class TFRecordDataset(StagedDataset):
         ):
             # Not plain integers, or negative, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
-        return self._chosen(numbers)
+        return self._choose(numbers)
 
-    def _chosen(self, numbers: _Integers) -> _Integers:
+    def _choose(self, numbers: _Integers) -> _Integers:
         """The absolute positions of this dataset's positions, which must be from 0 to below its
         length.
         """
         if isinstance(self._positions, np.ndarray):
             chosen: _Integers = self._positions[numbers]
             return chosen
+        # The positions of a whole dataset are their own absolute ones: no copy.
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | ({} if self._record_files.paths is None else {"files": None})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.files is None:
             self.files = self._record_files.paths

@@ -4,7 +4,7 @@ ones allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
@@ -28,7 +28,14 @@ from torch_tfrecord.order.leaves import (
 )
 from torch_tfrecord.order.position_batch import DrawEpoch
 from torch_tfrecord.processors import num_processors
-from torch_tfrecord.samples import transform_each, transform_one, without_left_out
+from torch_tfrecord.samples import (
+    Samples,
+    Transform,
+    Value,
+    transform_each,
+    transform_one,
+    without_left_out,
+)
 
 __all__ = [
     "NestedDataset",
@@ -41,7 +48,7 @@ __all__ = [
 ]
 
 
-class StagedDataset(Dataset[Any]):
+class StagedDataset(Dataset[Value]):
     """A map-style dataset of ours: threads may load its samples, but may not run its transform.
 
     Attributes:
@@ -50,11 +57,11 @@ class StagedDataset(Dataset[Any]):
         _epoch: The epoch that was chosen for random draws; None if nothing is drawn.
     """
 
-    _transform: Callable[[Any], Any] | None = None
+    _transform: Transform | None = None
     _errors: ErrorLog = RAISES
     _epoch: DrawEpoch | None = None
 
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Samples:
         """The samples at several positions, without the transform: reads, verifies, parses and
         decodes. Safe from several threads.
         """
@@ -64,7 +71,7 @@ class StagedDataset(Dataset[Any]):
         """`_load_samples` of several batches; where it raises, they are loaded one by one."""
         return [self._load_samples(positions) for positions in batches]
 
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+    def _transform_samples(self, samples: Samples) -> Samples:
         """Apply the transform to each of the samples from `_load_samples`."""
         return transform_samples(self._transform, samples, self._errors)
 
@@ -101,11 +108,12 @@ def loads_ahead(dataset: object) -> bool:
 
 
 def transform_samples(
-    transform: Callable[[Any], Any] | None, samples: Sequence[Any], errors: ErrorLog = RAISES
-) -> Sequence[Any]:
+    transform: Transform | None, samples: Samples, errors: ErrorLog = RAISES
+) -> Samples:
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
         return samples
+    # The transform may have been changed since the batch was loaded: then decode as usual.
     if isinstance(samples, UncroppedBatch):
         try:
             return samples.transform(transform, errors)
@@ -120,7 +128,7 @@ def transform_samples(
     return transform_each(transform, samples, errors)
 
 
-def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
+def check_left(samples: Samples, dataset: object) -> Samples:
     """A dataset's batch without the samples that were left out.
 
     Raises:
@@ -129,6 +137,7 @@ def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
     logs: Sequence[ErrorLog] = getattr(dataset, "_error_logs", ())
     if not any(errors.skips for errors in logs):
         return samples
+    # A loader of ours attends the log: it passes over an empty batch and warns at the end.
     kept = without_left_out(samples)
     if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
         for errors in logs:
@@ -146,7 +155,7 @@ class _Loaded(NamedTuple):
     only.
     """
 
-    parts: list[tuple[LeafBatch, Sequence[Any]]]
+    parts: list[tuple[LeafBatch, Samples]]
     num_samples: int
 
 
@@ -163,21 +172,21 @@ class NestedDataset(StagedDataset):
         transform: Called with each sample, after the dataset's own.
     """
 
-    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, transform: Transform | None = None) -> None:
         self.dataset = dataset
         self._transform = transform
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, position: int) -> Any:
+    def __getitem__(self, position: int) -> Value:
         """The sample at a position."""
         sample = self.dataset[position]
         return (
             sample if self._transform is None else transform_one(self._transform, 0, sample, None)
         )
 
-    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+    def __getitems__(self, positions: Sequence[int]) -> Samples:
         """The samples of several positions, in that order."""
         return check_left(self._transform_samples(self._load_samples(positions)), self)
 
@@ -188,11 +197,22 @@ class NestedDataset(StagedDataset):
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
+        # Once for each innermost dataset, however its samples are mixed.
         batches = leaf_batches(self.dataset, positions)
-        return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
+        parts: list[tuple[LeafBatch, Samples]] = [
+            (
+                batch,
+                batch.leaf._load_samples(batch.positions)
+                if loads_ahead(batch.leaf)
+                else read_leaf(batch.leaf, batch.positions),
+            )
+            for batch in batches
+        ]
+        return _Loaded(parts, len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
         """`_load_samples` of several batches, in one go if all are from one innermost dataset."""
+        # Small batches are read together: each read has a cost of its own.
         split = [leaf_batches(self.dataset, positions) for positions in batches]
         found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
         if len(found) != 1 or not all(len(parts) == 1 for parts in split):
@@ -212,7 +232,7 @@ class NestedDataset(StagedDataset):
             leaf._has_user_transform for leaf in leaves(self.dataset)
         )
 
-    def _transform_samples(self, loaded: Any) -> Sequence[Any]:
+    def _transform_samples(self, loaded: Any) -> Samples:
         """Apply the transforms, the innermost dataset's and then this one's, to what
         `_load_samples` returned.
         """
@@ -233,13 +253,6 @@ class NestedDataset(StagedDataset):
         return f"NestedDataset({self.dataset!r})"
 
 
-def _load(batch: LeafBatch) -> Sequence[Any]:
-    if loads_ahead(batch.leaf):
-        found: Sequence[Any] = batch.leaf._load_samples(batch.positions)
-        return found
-    return read_leaf(batch.leaf, batch.positions)
-
-
 # Threads that read ahead.
 
 # With more threads than this they wait for the GIL, except with large images.
@@ -258,6 +271,7 @@ def usual_num_threads(dataset: object = None) -> int:
     mostly wait.
     """
     files = stores(dataset)
+    # Several threads would read out of order, and without the core they hold the GIL.
     if any(store.first_compressed for store in files) or not has_native():
         return 1
     if any(store.is_remote for store in files):
@@ -277,7 +291,7 @@ def _holds_lock(leaf: Any) -> bool:
     return 2 * len(objects) > len(specs)
 
 
-def _makes_objects(spec: Any) -> bool:
+def _makes_objects(spec: object) -> bool:
     return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
 
 

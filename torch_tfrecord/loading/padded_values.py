@@ -19,9 +19,11 @@ from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import keep_type, numbers
 from torch_tfrecord.loading.sample import is_jagged, is_plain
+from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
+    "Nest",
     "Padded",
     "Rows",
     "Wish",
@@ -32,13 +34,19 @@ __all__ = [
     "pad_strings",
 ]
 
-Padded: TypeAlias = tuple[Any, Any]
+Padded: TypeAlias = tuple[Batch, Batch]
 """A batch and its lengths, nested alike."""
 
 _Shape: TypeAlias = tuple[int, ...]
 _Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
 
+_Number: TypeAlias = bool | int | float | complex
+
 _POINTER_BYTES = 8  # of one entry in a Python list
+
+
+Nest: TypeAlias = Any
+"""An argument of `PaddedCollate`, nested like the samples."""
 
 
 class Wish(NamedTuple):
@@ -47,8 +55,8 @@ class Wish(NamedTuple):
     """
 
     name: str
-    padded_shapes: Any
-    padding_values: Any
+    padded_shapes: Nest
+    padding_values: Nest
 
 
 class Rows(NamedTuple):
@@ -87,6 +95,7 @@ def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
     sizes, plain = rows.sizes(), rows.values.as_subclass(torch.Tensor)
     size, fill = _prepare(sizes, wish, plain.dtype)
+    # First all dimensions but the first of a jagged row: then rows are of one size.
     inner = size if rows.offsets is None else size[1:]
     if plain.shape[1:] != inner:
         values = plain
@@ -97,7 +106,7 @@ def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     return pad_rows(plain, rows.offsets, size[0], plain.new_full((), fill)), _lengths_of(sizes)
 
 
-def pad_numbers(values: list[Any], wish: Wish) -> Padded:
+def pad_numbers(values: Values, wish: Wish) -> Padded:
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
@@ -106,6 +115,7 @@ def pad_numbers(values: list[Any], wish: Wish) -> Padded:
         ValueError: Samples have different numbers of dimensions, or one is larger than the size to
             pad to.
     """
+    # What comes from columns is a tensor already; these are samples that were changed, or others'.
     tensors = _tensors(values, wish.name)
     _check_alike(tensors, wish.name)
     sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
@@ -123,7 +133,7 @@ def pad_numbers(values: list[Any], wish: Wish) -> Padded:
     return keep_type(batch, tensors[0]), lengths
 
 
-def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
+def _tensors(values: Values, name: str) -> list[torch.Tensor]:
     try:
         if isinstance(values[0], (bool, int, float, complex, list)):
             arrays = [np.asarray(value) for value in values]
@@ -145,7 +155,7 @@ def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
         ) from error
 
 
-def _check_alike(tensors: list[Any], name: str) -> None:
+def _check_alike(tensors: Values, name: str) -> None:
     for number, tensor in enumerate(tensors):
         if (
             not isinstance(tensor, torch.Tensor)
@@ -168,7 +178,7 @@ def _check_alike(tensors: list[Any], name: str) -> None:
             )
 
 
-def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Any]:
+def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, _Number]:
     """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
     size = _padded_size(sizes, wish)
     fill = _exact_number(wish.padding_values, dtype, wish.name) if size else 0
@@ -176,7 +186,7 @@ def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Any
     return size, fill
 
 
-def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
+def _exact_number(value: object, dtype: torch.dtype, name: str) -> _Number:
     """The padding value; an error unless the dtype can hold it exactly."""
     if value is None:
         return 0
@@ -186,6 +196,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
         held = torch.tensor(value, dtype=dtype).item()
     except (RuntimeError, TypeError, ValueError, OverflowError):
         held = None
+    # NaN differs from itself.
     if held is None or not (held == value or (held != held and value != value)):
         nearest = (
             f"; the nearest is {held!r}"
@@ -198,7 +209,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
     return held
 
 
-def pad_strings(values: list[Any], kind: type[bytes] | type[str], wish: Wish) -> Padded:
+def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Padded:
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the
     first.
 
@@ -217,7 +228,7 @@ def pad_strings(values: list[Any], kind: type[bytes] | type[str], wish: Wish) ->
     return _pad_lists(values, size, kind() if padding is None else padding), _lengths_of(sizes)
 
 
-def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
+def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> list[_Shape]:
     """The shape of each of several nested lists; an empty one counts as having as many dimensions
     as the others.
     """
@@ -232,6 +243,7 @@ def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -
             raise TypeError(
                 f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
             )
+    # Nested lists: each must be rectangular by itself.
     sizes = []
     for number, value in enumerate(values):
         try:
@@ -240,6 +252,7 @@ def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -
             raise ValueError(
                 f"{name or 'samples'}: expected lists of equal length within sample {number}"
             ) from None
+    # An empty list does not say how deep it would be.
     rank = max(map(len, sizes))
     return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
 
@@ -251,18 +264,19 @@ def _list_size(value: object) -> _Shape:
     return len(value), *inner
 
 
-def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
+def _pad_lists(values: Values, size: _Shape, fill: bytes | str) -> Values:
     """Several nested lists, each padded at the end of each dimension to a shape that is not
     smaller.
     """
     if len(size) < 2:
         fills = [fill] * sum(size)
         return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    # Missing rows are empty lists, padded in the next dimension.
     rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
     return [_pad_lists(row, size[1:], fill) for row in rows]
 
 
-def flatten(value: object) -> Iterator[Any]:
+def flatten(value: object) -> Iterator[Value]:
     """The values in nested lists, in row-major order.
 
     Example:

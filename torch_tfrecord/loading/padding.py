@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import take_columns
 from torch_tfrecord.loading.padded_values import (
+    Nest,
     Padded,
     Wish,
     find_rows,
@@ -23,7 +24,7 @@ from torch_tfrecord.loading.padded_values import (
     pad_strings,
 )
 from torch_tfrecord.loading.sample import take_apart
-from torch_tfrecord.samples import place_of
+from torch_tfrecord.samples import Batch, Columns, Samples, Values, place_of
 
 __all__ = ["PaddedCollate"]
 
@@ -71,8 +72,8 @@ class PaddedCollate:
                 [ 1,  2,  3]])}
     """
 
-    padded_shapes: Any = None
-    padding_values: Any = 0
+    padded_shapes: Nest = None
+    padding_values: Nest = 0
     return_lengths: bool = field(default=False, kw_only=True)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True, repr=False)
 
@@ -84,7 +85,7 @@ class PaddedCollate:
             _check_padding(padding)
         check_max_batch_bytes(self.max_batch_bytes)
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: Samples) -> Batch:
         """Make a batch of at least one sample."""
         if not samples:
             raise ValueError("a batch needs at least one sample, got none")
@@ -107,7 +108,7 @@ class PaddedCollate:
 # The arguments.
 
 
-def _each(tree: object) -> Iterator[Any]:
+def _each(tree: Nest) -> Iterator[Nest]:
     """The innermost parts of nested mappings, lists and tuples."""
     if isinstance(tree, (Mapping, list, tuple)):
         for item in tree.values() if isinstance(tree, Mapping) else tree:
@@ -137,9 +138,10 @@ def _check_padding(padding: object) -> None:
         )
 
 
-def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Any]:
+def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Nest]:
     """The entry of an argument for each part of a nest of columns."""
     given = getattr(wish, argument)
+    # One value stands for all parts; a single size would fit only one of them.
     nests = isinstance(given, (Mapping, list, tuple))
     if not nests and (given is None or argument == "padding_values"):
         return dict.fromkeys(parts, given)
@@ -161,16 +163,16 @@ def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -
     return {key: given.get(key) for key in parts}
 
 
-def _names(keys: Any) -> list[str]:
+def _names(keys: Iterable[object]) -> list[str]:
     return sorted(map(str, keys))
 
 
 # The samples.
 
 
-def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
+def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     """Pad a mapping or tuple of columns, one column, or a list of its values."""
-    parts: Mapping[Any, Any]
+    parts: Mapping[Any, Columns]
     kind: Any
     if isinstance(column, dict):
         parts, kind = column, dict
@@ -182,6 +184,7 @@ def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
             if rows is not None:
                 return pad_rows_of(rows, wish)
             column = list(take_apart(column, num_samples))
+        # What the values are decides: a nest of features, a list of strings, or numbers.
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings
         if isinstance(first, WHOLE_KINDS):  # before mappings, which some of these are
@@ -211,11 +214,12 @@ def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
     batch, lengths = ({key: pair[number] for key, pair in padded.items()} for number in (0, 1))
     if kind is dict:
         return batch, lengths
+    # Lengths are nested alike, but a named tuple's are a plain tuple.
     make = kind._make if hasattr(kind, "_make") else kind  # a named tuple's
     return make(batch.values()), (list if kind is list else tuple)(lengths.values())
 
 
-def _split_mappings(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
+def _split_mappings(values: Values, wish: Wish) -> dict[Any, Values]:
     keys = set(values[0])
     for number, value in enumerate(values):
         if not isinstance(value, Mapping) or set(value) != keys:
@@ -225,7 +229,7 @@ def _split_mappings(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
     return {key: [value[key] for value in values] for key in values[0]}
 
 
-def _split_sequences(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
+def _split_sequences(values: Values, wish: Wish) -> dict[Any, Values]:
     count = len(values[0])
     for number, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) != count:

@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -38,7 +38,7 @@ from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import resolve_rank
 from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
-from torch_tfrecord.samples import LEFT_OUT
+from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling, pin, show_order, workers_of
 
 __all__ = ["ReadAheadLoader", "RecordLoader"]
@@ -52,12 +52,12 @@ _MOST_BATCHES = 4
 # For the exit code of a worker whose connection has closed.
 _WAIT_SECONDS = 5.0
 
-_Collate: TypeAlias = Callable[[Any], Any]
+_Collate: TypeAlias = Callable[[Any], Batch]
 # What was loaded, or else the error.
-_Outcome: TypeAlias = "tuple[Any, Exception | None]"
+_Outcome: TypeAlias = "tuple[Batch | Samples, Exception | None]"
 
 
-class ReadAheadLoader(DataLoader[Any]):
+class ReadAheadLoader(DataLoader[Value]):
     """A DataLoader whose threads read, check, parse and decode batches ahead.
 
     Without workers (`num_workers=0`), threads do the work that the compiled core and the decoders
@@ -84,6 +84,7 @@ class ReadAheadLoader(DataLoader[Any]):
         dataloader_kwargs.setdefault("collate_fn", collate)
         # torch does not check its type
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))
+        # Also with workers: it passes a batch's epoch on, which torch's Subset does not.
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
@@ -122,7 +123,7 @@ class ReadAheadLoader(DataLoader[Any]):
         )
 
 
-def _check_leaves(innermost: list[Any]) -> None:
+def _check_leaves(innermost: Iterable[object]) -> None:
     for leaf in innermost:
         if not loads_ahead(leaf):
             raise TypeError(
@@ -138,7 +139,7 @@ class _Task(NamedTuple):
     loading: Future[list[_Outcome]]
 
 
-class _ReadAheadIterator(Iterator[Any]):
+class _ReadAheadIterator(Iterator[Batch]):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is
     dropped.
 
@@ -149,6 +150,7 @@ class _ReadAheadIterator(Iterator[Any]):
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
         self._dataset = cast("StagedDataset", loader.dataset)
+        # Now, as DataLoader does: a sampler may draw or warn.
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -173,13 +175,13 @@ class _ReadAheadIterator(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if not is_profiling():
             return self._next_data()
         with record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
             return self._next_data()
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Batch:
         if self._is_interrupted:
             raise RuntimeError(
                 "this iteration was interrupted: begin a new one, if needed from the loader's state"
@@ -194,11 +196,12 @@ class _ReadAheadIterator(Iterator[Any]):
             self._pool.shutdown(wait=False, cancel_futures=True)
             raise
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> Batch:
         if self._pid != os.getpid():
             self._start()
             # those of before a fork
             self._tasks = deque(self._submit(task.positions) for task in self._tasks)
+        # One more than there are threads, so that none waits for the training.
         while not self._is_ended and len(self._tasks) <= self._loader.num_threads:
             self._begin_task()
         if not self._loaded:
@@ -233,13 +236,13 @@ class _ReadAheadIterator(Iterator[Any]):
                 if batch is None:
                     self._is_ended = True
                 else:
-                    positions.append(self._salted(batch))
+                    positions.append(self._add_salt(batch))
                     num_samples += len(batch)
         finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
 
-    def _salted(self, positions: Sequence[int]) -> Sequence[int]:
+    def _add_salt(self, positions: Sequence[int]) -> Sequence[int]:
         # Here, since threads would draw in an order that depends on timing.
         return salted(self._dataset, positions, self._draw_salt)
 
@@ -280,7 +283,7 @@ def _load(
 ) -> list[_Outcome]:
     """The batches of a task. Where one fails, each is loaded alone, to find out which."""
 
-    def finish(samples: Sequence[Any]) -> _Outcome:
+    def finish(samples: Samples) -> _Outcome:
         return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
 
     if len(batches) > 1:
@@ -295,12 +298,12 @@ def _load(
     return found
 
 
-def _finish(dataset: StagedDataset, samples: Sequence[Any], collate_fn: _Collate) -> Any:
+def _finish(dataset: StagedDataset, samples: Samples, collate_fn: _Collate) -> Batch:
     """The batch of loaded samples."""
     return _collate_left(collate_fn, check_left(dataset._transform_samples(samples), dataset))
 
 
-def _collate_left(collate_fn: _Collate, samples: Sequence[Any]) -> Any:
+def _collate_left(collate_fn: _Collate, samples: Samples) -> Batch:
     return collate_fn(samples) if len(samples) else LEFT_OUT
 
 
@@ -349,6 +352,7 @@ class RecordLoader(ReadAheadLoader):
 
     def __iter__(self) -> Any:
         running = self._order._running
+        # Nothing was taken from the last iterator: trainers make one that they drop.
         if running is not None and running.is_waiting:
             running.put_back()
         return _ReceivedBatches(self)
@@ -405,7 +409,7 @@ class RecordLoader(ReadAheadLoader):
         self._order.load_state_dict(state_dict)
 
 
-class _ReceivedBatches(Iterator[Any]):
+class _ReceivedBatches(Iterator[Batch]):
     """DataLoader's iterator with a count of the batches; everything else is passed on to it.
 
     Trainers choose the epoch only after they have made the iterator: until its first batch it may
@@ -416,11 +420,11 @@ class _ReceivedBatches(Iterator[Any]):
         self._loader = loader
         self._iterator, self._batches = loader._begin()
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if self._batches.is_replaced:
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches = self._loader._begin()
-        while (batch := self._received()) is LEFT_OUT:
+        while (batch := self._receive()) is LEFT_OUT:
             if (
                 resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size
                 > 1
@@ -431,16 +435,18 @@ class _ReceivedBatches(Iterator[Any]):
                 )
         return batch
 
-    def _received(self) -> Any:
+    def _receive(self) -> Batch:
         try:
             batch = next(self._iterator)
         except StopIteration:
+            # From here on the state is that of the next epoch.
             self._batches.is_over = True
             for log in self._loader._errors:
                 log.tell()
             raise
         except (ConnectionError, EOFError) as error:
-            lost = _ended_workers(workers_of(self._iterator))
+            # torch tells a killed worker only by a closed connection.
+            lost = _find_ended_workers(workers_of(self._iterator))
             if not lost:
                 raise
             raise RuntimeError(f"a batch was lost: {', '.join(lost)}") from error
@@ -456,7 +462,7 @@ class _ReceivedBatches(Iterator[Any]):
         return getattr(self._iterator, name)
 
 
-def _ended_workers(workers: Sequence[Any]) -> list[str]:
+def _find_ended_workers(workers: Samples) -> list[str]:
     """The workers that have ended, and why: torch does not check for one that is killed while it
     sends a batch.
     """

@@ -83,6 +83,7 @@ class RecordFiles:
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
         self.lanes = plan_lanes(*self.extent)
+        # Lanes take turns: the file that ends and the one that begins are open together.
         most_open = 2 * self.lanes.number
         is_kept = len(paths) <= most_open and file_bytes.max(initial=0) <= self.lanes.kept_bytes
         self.slow_file = None if is_kept else self.first_compressed
@@ -156,6 +157,7 @@ class RecordFiles:
             TFRecordError: One of them cannot be read; `read` finds out which.
         """
         files, offsets, lengths = self.table.find(positions)
+        # Local files open in microseconds.
         if self.is_remote:
             self._open_together(files)
         return self._reader.read_batch(
@@ -245,6 +247,7 @@ class ArrayRecordFiles(RecordFiles):
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
         """The payloads of several records, in file order; see `RecordFiles`."""
+        # Neighbours of a file share chunks, which are decompressed once.
         order = np.argsort(positions, kind="stable")
         wanted = positions[order]
         files = np.searchsorted(self._begins, wanted, side="right") - 1

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_tfrecord.loading.stream_pieces import (
     MOST_RECORDS,
@@ -27,7 +27,10 @@ from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["RecordStream"]
+__all__ = ["Place", "RecordStream"]
+
+Place: TypeAlias = Mapping[str, Any]
+"""Where a stream is, as JSON values, by name."""
 
 # How many records are parsed together: the first sample does not wait long, and later parts take
 # half the time or less; powers of two, so that batches of as many rarely come from two parts.
@@ -35,6 +38,17 @@ _PART_SIZES = (16, 16, 32, 64, 128, 256, 512)
 _MOST_TOGETHER = 1024
 # A part of more bytes than this ends with the next power of two of records: it bounds the memory.
 _MOST_BYTES = 4 << 20
+
+
+class _Slot:
+    """An open piece: its number, the number of the first record not taken from it, and the records
+    from there on.
+    """
+
+    __slots__ = ("number", "piece", "records")
+
+    def __init__(self, piece: int, number: int, records: Iterator[StreamRecord]) -> None:
+        self.piece, self.number, self.records = piece, number, records
 
 
 class RecordStream:
@@ -76,14 +90,13 @@ class RecordStream:
         self._random = random
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
-        self._slots: list[Iterator[StreamRecord] | None] = [None] * cycle_length
-        # For each open slot: its piece, and the number of the first record not taken from it.
-        self._slot_places: list[tuple[int, int] | None] = [None] * cycle_length
+        self._slots: list[_Slot | None] = [None] * cycle_length
         self._slot = 0  # the slot whose turn it is
         self._turn = 0  # records taken in this turn
         self._buffer: list[StreamRecord] = []
         self._num_draws = 0
         self.part: RecordGroup | None = None
+        self._taken: tuple[int, int] | None = None  # file and number
         self.num_taken = 0
         # While this stream has read a part ahead of the consumer: a copy from before that part,
         # which follows the consumer when someone asks for the place.
@@ -93,31 +106,33 @@ class RecordStream:
 
     # Where it is.
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> Place:
         """The place right after the record taken last, as JSON values."""
         if self._behind is not None:
             missing = self.num_taken - self._num_behind
             self._num_behind += sum(1 for _ in islice(self._behind_records, missing))
             return self._behind.place()
-        self._pass_taken()
+        self._note_taken()
+        if self._taken is not None:
+            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
+            piece = next(each for each in pieces if self._pieces[each].has(*self._taken))
+            self._next_piece, self._slots = piece + 1, [self._open(piece, self._taken[1] + 1)]
         return {
             "next_piece": self._next_piece,
             "slot": self._slot,
             "turn": self._turn,
             "draws": self._num_draws,
-            "slots": [slot and list(slot) for slot in self._slot_places],
+            "slots": [slot and [slot.piece, slot.number] for slot in self._slots],
             "waiting": [[file, number] for _, file, _, number in self._buffer],
         }
 
-    def _pass_taken(self) -> None:
-        """Put the place of a plain stream, which reads ahead of it, behind the records taken."""
+    def _note_taken(self) -> None:
+        """Note the record taken last from a plain stream, which reads ahead of its place."""
         if self.is_plain and self.part is not None and self.num_taken:
-            file, _, number = self.part.place(self.num_taken - 1)
-            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
-            piece = next(each for each in pieces if self._pieces[each].has(file, number))
-            self._next_piece, self._slot_places = piece + 1, [(piece, number + 1)]
+            row = self.num_taken - 1
+            self._taken = int(self.part.files[row]), int(self.part.numbers[row])
 
-    def check(self, place: Mapping[str, Any], num_files: int) -> None:
+    def check(self, place: Place, num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
         slots, waiting, num_pieces, next_piece = (
             place["slots"],
@@ -146,7 +161,7 @@ class RecordStream:
                 f"{self._buffer_size} waiting at most), got {wrong}={shown_value(place[wrong])}"
             )
 
-    def _are_open(self, slots: list[Any], next_piece: int) -> bool:
+    def _are_open(self, slots: Sequence[Sequence[int] | None], next_piece: int) -> bool:
         """Whether each is None or (number of an opened piece, number of its next record)."""
         pairs = [slot for slot in slots if slot is not None]
         return (
@@ -155,21 +170,22 @@ class RecordStream:
             and all(number >= self._pieces[piece].first for piece, number in pairs)
         )
 
-    def go_to(self, place: Mapping[str, Any]) -> None:
+    def go_to(self, place: Place) -> None:
         """Continue from the place of another stream of the same pieces; call it before anything is
         taken.
         """
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
-        self._slot_places = [slot and tuple(slot) for slot in place["slots"]]
-        self._slots = [slot and self._open(*slot) for slot in self._slot_places]
+        self._slots = [slot and self._open(*slot) for slot in place["slots"]]
         self._num_draws = place["draws"]
+        # The buffer's next draw is the one that the interrupted stream would have made.
         self._random.skip(self._num_draws)
         self._buffer = self._again(place["waiting"])
 
-    def left(self, place: Mapping[str, Any]) -> list[Piece]:
+    def left(self, place: Place) -> list[Piece]:
         """The pieces left at a place: records in the buffer, the rest of the open pieces, and the
         unopened ones.
         """
+        # The buffer's records are single ones of files that may be read to their end.
         waiting = picked_pieces((file, number) for file, number in place["waiting"])
         begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
         return [*waiting, *begun, *self._pieces[place["next_piece"] :]]
@@ -191,35 +207,34 @@ class RecordStream:
 
     def records(self) -> Iterator[StreamRecord]:
         """All records."""
-        return self._mix(self._interleaved()) if self._buffer_size else self._interleaved()
+        return self._mix(self._interleave()) if self._buffer_size else self._interleave()
 
-    def _open(self, number: int, first: int) -> Iterator[StreamRecord]:
-        return self._records_of(self._pieces[number]._replace(first=first))
+    def _open(self, piece: int, first: int) -> _Slot:
+        return _Slot(piece, first, self._records_of(self._pieces[piece]._replace(first=first)))
 
-    def _interleaved(self) -> Iterator[StreamRecord]:
-        slots, places = self._slots, self._slot_places
-        num_open = sum(slot is not None for slot in slots)
+    def _interleave(self) -> Iterator[StreamRecord]:
+        slots, pieces = self._slots, self._pieces
         # with one slot, turns do not matter
         block_length = self._block_length if len(slots) > 1 else sys.maxsize
-        while self._next_piece < len(self._pieces) or num_open:
+        while self._next_piece < len(pieces) or any(slots):
             number = self._slot
-            slot, place = slots[number], places[number]
-            if slot is None and self._next_piece < len(self._pieces):
-                place = places[number] = self._next_piece, self._pieces[self._next_piece].first
-                slot = slots[number] = self._open(*place)
+            slot = slots[number]
+            if slot is None and self._next_piece < len(pieces):
+                slot = self._open(self._next_piece, pieces[self._next_piece].first)
+                slots[number] = slot
                 self._next_piece += 1
-                num_open += 1
-            if slot is not None and place is not None:
-                for record in islice(slot, block_length - self._turn):
+            if slot is not None:
+                for record in islice(slot.records, block_length - self._turn):
                     self._turn += 1
-                    places[number] = place[0], record[3] + 1
+                    slot.number = record[3] + 1
                     yield record
+                # The piece has ended within the turn.
                 if self._turn < block_length:
-                    slots[number] = places[number] = None
-                    num_open -= 1
+                    slots[number] = None
             self._turn, self._slot = 0, (number + 1) % len(slots)
 
     def _mix(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
+        # Locals: this runs for each record.
         buffer, size, below = self._buffer, self._buffer_size, self._random.below
         for record in records:
             if len(buffer) < size:
@@ -232,6 +247,7 @@ class RecordStream:
         while buffer:
             chosen = below(len(buffer))
             self._num_draws += 1
+            # The last one takes its place: removing from the middle would move all behind it.
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
@@ -254,22 +270,23 @@ class RecordStream:
         else:
             found = self._mixed_parts(sizes, most_bytes, follows=size is None)
         for part in found:
-            self._pass_taken()
+            # Of the last part all were taken, or one of them failed.
+            self._note_taken()
             self.part, self.num_taken = part, 0
             yield part
 
     def _groups(self) -> Iterator[RecordGroup]:
         """All records of a plain stream, as they were read."""
         rest = range(self._next_piece, len(self._pieces))
-        begun = [place for place in self._slot_places if place is not None]
-        for number, first in [*begun, *((each, self._pieces[each].first) for each in rest)]:
-            yield from read_groups(self._read, self._pieces[number]._replace(first=first))
+        begun = [(slot.piece, slot.number) for slot in self._slots if slot is not None]
+        for piece, first in [*begun, *((each, self._pieces[each].first) for each in rest)]:
+            yield from read_groups(self._read, self._pieces[piece]._replace(first=first))
 
     def _mixed_parts(
         self, sizes: Iterator[int], most_bytes: float, *, follows: bool
     ) -> Iterator[RecordGroup]:
         read: dict[int, list[StreamRecord]] = {}  # for a part, by file
-        records = self._interleaved()
+        records = self._interleave()
         if follows:
             records = _note(records, read)
         if self._buffer_size:
@@ -283,10 +300,10 @@ class RecordStream:
             part: list[StreamRecord] = []
             num_bytes, size = 0, next(sizes)
             try:
-                for record in records:
+                for record in islice(records, size):
                     part.append(record)
                     num_bytes += len(record[0])
-                    if is_full(len(part), num_bytes, size, most_bytes):
+                    if num_bytes > most_bytes and is_full(len(part), num_bytes, size, most_bytes):
                         break
             except Exception as error:  # raised after the records before it
                 failure = error
@@ -303,8 +320,7 @@ class RecordStream:
         other = copy.copy(self)
         other._random, other._buffer = copy.copy(self._random), self._buffer.copy()
         other._records_of = partial(_read_before, read)
-        other._slot_places = self._slot_places.copy()
-        other._slots = [slot and other._open(*slot) for slot in other._slot_places]
+        other._slots = [slot and other._open(slot.piece, slot.number) for slot in self._slots]
         other._behind = None
         return other
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of
+from torch_tfrecord.samples import Columns, Samples, Value
 from torch_tfrecord.torch_internals import jagged_parts
 
 __all__ = [
@@ -28,9 +29,6 @@ __all__ = [
     "take_apart",
 ]
 
-# By name, or a tuple of such mappings and columns, nested like one sample.
-Columns: TypeAlias = Any
-
 UNSEEN = object()
 """Marks in a sample's dict a value that was not accessed yet; before the first access, its only key.
 
@@ -40,18 +38,7 @@ FILLED = -(1 << 62)
 """The row of a sample whose values were all accessed, or that is not a row of a block."""
 
 
-def _after(prepare: Callable[[Any], None], method: Callable[..., Any]) -> Any:
-    """A method of ``dict`` on a sample that is prepared for it."""
-
-    @functools.wraps(method)
-    def prepare_first(self: Sample, *args: Any, **kwargs: Any) -> Any:
-        prepare(self)
-        return method(self, *args, **kwargs)
-
-    return prepare_first
-
-
-class Sample(dict[Any, Any]):
+class Sample(dict[Any, Value]):
     """A sample from a dataset: a dict that stays a row of a block of columns until you change it.
 
     Its names are filled in on the first access, and each value on the first access to that value.
@@ -72,7 +59,7 @@ class Sample(dict[Any, Any]):
     _block: SampleBlock | None
     _row: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Value) -> None:
         """Make a sample that is not a row of a block, like ``dict``."""
         super().__init__(*args, **kwargs)
         self._block, self._row = None, FILLED
@@ -89,11 +76,12 @@ class Sample(dict[Any, Any]):
             return
         with block.lock:
             if self._row >= 0:
+                # Names first: another thread that does not wait must not see an empty dict.
                 dict.update(self, block.template)
                 dict.pop(self, UNSEEN)
                 self._row = ~self._row
 
-    def _look(self, name: Any) -> Any:
+    def _look(self, name: object) -> Value:
         # Without a block no value is UNSEEN.
         value = self._block.value(name, ~self._row)  # type: ignore[union-attr]
         super().__setitem__(name, value)
@@ -121,40 +109,29 @@ class Sample(dict[Any, Any]):
 
     # Reading.
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object) -> Value:
         if self._row >= 0:
             self._open()
         value = dict.__getitem__(self, name)
         return self._look(name) if value is UNSEEN else value
 
-    def get(self, name: Any, default: Any = None) -> Any:
+    def get(self, name: object, default: Value = None) -> Value:
         """Like the method of ``dict``."""
         if self._row >= 0:
             self._open()
         value = dict.get(self, name, default)
         return self._look(name) if value is UNSEEN else value
 
-    __len__ = _after(_open, dict.__len__)
-    __contains__ = _after(_open, dict.__contains__)
-    __iter__ = _after(_open, dict.__iter__)  # without it, C code copies a dict's memory directly
-    __reversed__ = _after(_open, dict.__reversed__)
-    keys = _after(_open, dict.keys)
-    items = _after(_fill, dict.items)
-    values = _after(_fill, dict.values)
-    __or__ = _after(_fill, dict.__or__)
-    __ror__ = _after(_fill, dict.__ror__)
-    __repr__ = _after(_fill, dict.__repr__)
-
-    def copy(self) -> dict[Any, Any]:
+    def copy(self) -> dict[Any, Value]:
         """Copy to a plain dict."""
         return dict(self.items())
 
     __copy__ = copy
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Value]:
         return copy.deepcopy(self.copy(), memo)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[Any, Any]], tuple[dict[Any, Any]]]:
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[dict[Any, Value]]]:
         return dict, (self.copy(),)
 
     def __eq__(self, other: object) -> bool:
@@ -171,20 +148,31 @@ class Sample(dict[Any, Any]):
 
     __hash__ = None  # like a dict
 
-    # Changing.
-
-    __setitem__ = _after(_change, dict.__setitem__)
-    __delitem__ = _after(_change, dict.__delitem__)
-    __ior__ = _after(_change, dict.__ior__)
-    pop = _after(_change, dict.pop)
-    popitem = _after(_change, dict.popitem)
-    setdefault = _after(_change, dict.setdefault)
-    update = _after(_change, dict.update)
-
     def clear(self) -> None:
         """Like the method of ``dict``."""
         self._block, self._row = None, FILLED
         super().clear()
+
+
+def _prepare_first(prepare: Callable[[Sample], None], names: str) -> None:
+    """Have methods of ``dict`` prepare the sample for them."""
+
+    def wrap(method: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(method)
+        def call(self: Sample, *args: object, **kwargs: object) -> object:
+            prepare(self)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    for name in names.split():
+        setattr(Sample, name, wrap(getattr(dict, name)))
+
+
+# Without `__iter__`, C code copies a dict's memory directly.
+_prepare_first(Sample._open, "__len__ __contains__ __iter__ __reversed__ keys")
+_prepare_first(Sample._fill, "items values __or__ __ror__ __repr__")
+_prepare_first(Sample._change, "__setitem__ __delitem__ __ior__ pop popitem setdefault update")
 
 
 class SampleBlock:
@@ -224,13 +212,14 @@ class SampleBlock:
         names = columns if isinstance(columns, dict) else ()
         self.template: dict[Any, object] = dict.fromkeys(names, UNSEEN)
         self._is_read, self._num_taken = False, 0
-        self._values: dict[Any, Sequence[Any]] = {}
-        self._rows: list[tuple[Any, ...]] | None = None
+        self._values: dict[Any, Samples] = {}
+        self._rows: list[tuple[Value, ...]] | None = None
 
     @property
     def columns(self) -> Columns:
         """The columns; parsed again if a batch took them."""
         with self.lock:
+            # The batch may have changed what it took.
             if self._num_taken:
                 self._columns, self._num_taken = self.again(), 0  # type: ignore[misc]
             self._is_read = True
@@ -239,6 +228,7 @@ class SampleBlock:
     def read(self, first: int) -> Columns:
         """The columns, to copy rows from the first of these on."""
         with self.lock:
+            # Rows behind those that were taken are nobody else's.
             is_here = self._columns is not None and first >= self._num_taken
             return self._columns if is_here else self.columns
 
@@ -250,6 +240,7 @@ class SampleBlock:
             if self.again is None or self._is_read or begin < self._num_taken:
                 return None
             found = self._columns
+            # All rows are the columns themselves, whatever their kind.
             if end - begin < self.num_rows:
                 found = {name: _cut(column, begin, end) for name, column in found.items()}
                 if any(column is None for column in found.values()):
@@ -271,32 +262,32 @@ class SampleBlock:
             samples.append(sample)
         return samples
 
-    def value(self, name: Any, row: int) -> Any:
+    def value(self, name: object, row: int) -> Value:
         """One value."""
         return self._split(name)[row]
 
-    def _split(self, name: Any) -> Sequence[Any]:
+    def _split(self, name: object) -> Samples:
         """The values of a column."""
         values = self._values.get(name)
         if values is None:  # if two threads make the values, the first one's are kept
             values = self._values.setdefault(name, take_apart(self.columns[name], self.num_rows))
         return values
 
-    def row(self, row: int) -> dict[Any, Any]:
+    def row(self, row: int) -> Value:
         """All values of one row."""
         if self._rows is None:
             self._rows = list(zip(*map(self._split, self.template), strict=True))
         return dict(zip(self.template, self._rows[row], strict=True)) if self.template else {}
 
 
-def take_apart(columns: Columns, num_rows: int) -> Sequence[Any]:
+def take_apart(columns: Columns, num_rows: int) -> Samples:
     """The value of each row; for columns by name, or a tuple of columns, the samples."""
     if isinstance(columns, dict):
         return SampleBlock(columns, num_rows).samples()
     if isinstance(columns, tuple):
         return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
     if isinstance(columns, (list, torch.Tensor, RaggedTensor, SparseList)):
-        rows: Sequence[Any] = rows_of(columns)
+        rows: Samples = rows_of(columns)
         return rows
     return [columns[number] for number in range(num_rows)]
 
@@ -323,7 +314,7 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _cut(column: Any, begin: int, end: int) -> Any | None:
+def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     """Some rows of a column, not copied; None if that cannot be done."""
     if isinstance(column, list):
         return column[begin:end]
@@ -336,7 +327,7 @@ def _cut(column: Any, begin: int, end: int) -> Any | None:
     if parts is None or not is_plain(parts[0]):
         return None
     offsets = parts[1].numpy()[begin : end + 1]
-    values: Any = _cut(parts[0], int(offsets[0]), int(offsets[-1]))
+    values: Columns = _cut(parts[0], int(offsets[0]), int(offsets[-1]))
     return jagged_tensor(values, torch.from_numpy(offsets - offsets[0]))
 
 

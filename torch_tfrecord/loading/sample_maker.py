@@ -33,9 +33,13 @@ from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
+    Columns,
     Places,
     RecordPlace,
     SampleList,
+    Samples,
+    Transform,
+    Value,
     transform_each,
     transform_one,
 )
@@ -50,7 +54,6 @@ __all__ = [
 ]
 
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
-_Transform: TypeAlias = Callable[[Any], Any]
 
 
 class SampleParser(Protocol):
@@ -63,7 +66,7 @@ class SampleParser(Protocol):
     def features(self) -> object:
         """What it reads, for `repr`."""
 
-    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace], /) -> Any:
+    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace], /) -> Value:
         """One sample."""
 
     def batches(
@@ -73,7 +76,7 @@ class SampleParser(Protocol):
         borders: Sequence[int],
         place: Callable[[int], RecordPlace],
         /,
-    ) -> Sequence[Sequence[Any]]:
+    ) -> Sequence[Samples]:
         """Several batches: all their records in a row, and the borders between batches."""
 
 
@@ -127,7 +130,7 @@ class SampleMaker:
     def __init__(
         self,
         parser: SampleParser | None,
-        transform: _Transform | None,
+        transform: Transform | None,
         errors: ErrorLog = RAISES,
     ) -> None:
         self.parser, self.transform, self.errors = parser, transform, errors
@@ -146,8 +149,9 @@ class SampleMaker:
         key: int,
         where: Callable[[], RecordPlace],
         errors: ErrorLog = RAISES,
-    ) -> Any:
+    ) -> Value:
         """The sample of one record; `where` tells its place."""
+        # A sample that is sent alone needs it, and nothing else of ours runs in the worker.
         register_in_worker()
         transform = self.transform
         if transform is None:
@@ -158,7 +162,7 @@ class SampleMaker:
         sample = self.parse(record, key, where)
         return transform_one(transform, 0, sample, lambda _: str(where()), errors)
 
-    def parse(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Any:
+    def parse(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """`sample` without the transform."""
         if self.parser is None:
             return record
@@ -168,7 +172,7 @@ class SampleMaker:
             error.locate(**where()._asdict())
             raise
 
-    def load(self, rows: RecordRows, borders: Sequence[int]) -> list[Sequence[Any]]:
+    def load(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The samples of several batches, to be transformed by `transform_samples`: decoded, except
         for an image that the transform crops first.
 
@@ -188,16 +192,16 @@ class SampleMaker:
             if not self.has_user_transform:
                 raise
             # Columns would need memory on top of the samples.
-            found: list[Sequence[Any]] = []
+            found: list[Samples] = []
             for part in rows.parts(borders):
                 with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
                     found.append(self.one_by_one(part))
             return found
 
-    def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Sequence[Any]]:
+    def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The decoded samples of several batches, as columns if possible."""
         records = cast("PackedRecords", rows.records)
-        found: Sequence[Any]
+        found: Sequence[Samples]
         if self.parser is None:
             payloads = records.tolist()
             found = [payloads[begin:end] for begin, end in pairwise(borders)]
@@ -205,11 +209,11 @@ class SampleMaker:
             found = self.parser.batches(records, rows.keys, borders, rows.place)
         return [*map(self._locate, found, rows.parts(borders))]
 
-    def _locate(self, samples: Sequence[Any], rows: RecordRows) -> Sequence[Any]:
+    def _locate(self, samples: Samples, rows: RecordRows) -> Samples:
         if not isinstance(samples, ColumnBatch):
             return SampleList(samples, rows.places)
 
-        def parse_again() -> Any:
+        def parse_again() -> Columns:
             (batch,) = cast("list[ColumnBatch]", self.parse_batches(rows, (0, len(rows.records))))
             return batch.columns
 
@@ -222,6 +226,7 @@ class SampleMaker:
         is_too_large = isinstance(error, LimitExceededError)
         is_known = error.position is not None or (error.path is None and is_too_large)
         if is_known and not self.errors.takes(error):
+            # The parser knows the row only.
             if error.path is None and error.position is not None:
                 error.path, error.offset, error.position = rows.place(error.position)
             raise error
@@ -234,7 +239,7 @@ class SampleMaker:
         """The samples of a batch, not transformed, each parsed alone."""
         return SampleList(self.each(rows), rows.places)
 
-    def each(self, rows: RecordRows, *, transform: bool = False) -> Iterator[Any]:
+    def each(self, rows: RecordRows, *, transform: bool = False) -> Iterator[Value]:
         """The samples of a batch, each made alone when it is asked for; LEFT_OUT for one that
         fails.
         """
@@ -253,7 +258,7 @@ class SampleMaker:
 # The transform.
 
 
-def is_users(transform: _Transform | None) -> bool:
+def is_users(transform: Transform | None) -> bool:
     """Whether a transform is the user's, which may do anything, such as draw from the global random
     state.
     """
@@ -311,7 +316,7 @@ class CropReader:
             BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes), None
         )
 
-    def takes(self, transform: _Transform | None) -> bool:
+    def takes(self, transform: Transform | None) -> bool:
         """Whether a transform begins with a crop of the features' image."""
         # Asked each time, since the user may change the transform.
         return (
@@ -322,7 +327,7 @@ class CropReader:
 
     def batches(
         self, maker: SampleMaker, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
-    ) -> list[Sequence[Any]] | None:
+    ) -> list[Samples] | None:
         """Several batches whose image is still encoded.
 
         Args:
@@ -338,6 +343,7 @@ class CropReader:
         transform = maker.transform
         if not self.takes(transform) or not (in_turn or _is_known(*_find_crop(transform))):
             return None
+        # The encoded images are read as bytes; the crop is drawn later.
         name, spec = self._image  # type: ignore[misc]
         try:
             batches: list[Any] = self._encoded.parse_batches(rows, borders)
@@ -351,11 +357,11 @@ class CropReader:
 
     def sample(
         self,
-        transform: _Transform,
+        transform: Transform,
         record: bytes,
         where: Callable[[], RecordPlace],
         errors: ErrorLog,
-    ) -> Any:
+    ) -> Value:
         """Apply a transform that `takes` accepts to the sample of a record.
 
         Raises:
@@ -367,11 +373,11 @@ class CropReader:
             sample[name] = self._open(sample[name])
         except TFRecordError as error:
             raise NotCroppedError from error
-        with _draws_undone():
+        with _undo_draws():
             apply = partial(_apply, *_find_crop(transform), name)
             return transform_one(apply, 0, sample, lambda _: str(where()), errors)
 
-    def _open_all(self, columns: dict[str, Any]) -> dict[str, Any]:
+    def _open_all(self, columns: Columns) -> Columns:
         name, _ = self._image  # type: ignore[misc]
         return {**columns, name: [*map(self._open, columns[name])]}
 
@@ -386,7 +392,7 @@ class CropReader:
         )
 
 
-class UncroppedBatch(Sequence[Any]):
+class UncroppedBatch(Sequence[Value]):
     """Samples before their transform, with an image that is still encoded. On access, the image is
     decoded.
 
@@ -398,7 +404,7 @@ class UncroppedBatch(Sequence[Any]):
     """
 
     def __init__(
-        self, batch: ColumnBatch, name: str, channels: int, read: Callable[[], Sequence[Any]]
+        self, batch: ColumnBatch, name: str, channels: int, read: Callable[[], Samples]
     ) -> None:
         self._batch, self._name, self._channels, self._read = batch, name, channels, read
 
@@ -409,30 +415,31 @@ class UncroppedBatch(Sequence[Any]):
         return self.whole[number]
 
     @cached_property
-    def whole(self) -> Sequence[Any]:
+    def whole(self) -> Samples:
         """The samples with their images decoded."""
         return self._read()
 
-    def transform(self, transform: _Transform, errors: ErrorLog) -> Sequence[Any]:
+    def transform(self, transform: Transform, errors: ErrorLog) -> Samples:
         """Apply the transform to each sample, with the same draws, values and errors as for decoded
         images.
 
         Raises:
             NotCroppedError: The images must be decoded first; nothing was drawn yet.
         """
-        with _draws_undone():
+        with _undo_draws():
             crop, others = _find_crop(transform)
             if _is_known(crop, others):
                 return self._crop_at_once(crop, others)
             return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
 
-    def _crop_at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
+    def _crop_at_once(self, crop: LeadingCrop, others: Sequence[Any]) -> ColumnBatch:
+        # Columns that are made again must be cropped by the same draws.
         state = torch.get_rng_state()
 
-        def crop_all(columns: dict[str, Any]) -> dict[str, Any]:
+        def crop_all(columns: Columns) -> Columns:
             return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
 
-        def crop_again(columns: dict[str, Any]) -> dict[str, Any]:
+        def crop_again(columns: Columns) -> Columns:
             with torch.random.fork_rng(devices=()):
                 torch.set_rng_state(state)
                 return crop_all(columns)
@@ -444,18 +451,18 @@ class UncroppedBatch(Sequence[Any]):
         return reduce(lambda found, transform: found.map(transform.columns), others, batch)
 
 
-def _apply(crop: LeadingCrop, others: Sequence[_Transform], name: str, sample: Any) -> Any:
+def _apply(crop: LeadingCrop, others: Sequence[Transform], name: str, sample: Value) -> Value:
     """Crop and transform one sample."""
     try:
         image = crop.image(sample[name])
     except TFRecordError as error:
         raise NotCroppedError from error
-    steps: list[_Transform] = [*crop.rest, *others]
+    steps: list[Transform] = [*crop.rest, *others]
     return reduce(lambda value, step: step(value), steps, {**sample, name: image})
 
 
 @contextmanager
-def _draws_undone() -> Iterator[None]:
+def _undo_draws() -> Iterator[None]:
     """Restore torch's random state if images must be decoded first, since the transform then draws
     again.
     """
@@ -467,7 +474,7 @@ def _draws_undone() -> Iterator[None]:
         raise
 
 
-def _take_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
+def _take_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Transform]]:
     """The crop that a transform begins with, if any, and our own transforms after the user's."""
     if isinstance(transform, ChainedTransforms):
         crop, others = _take_apart(transform.first)
@@ -475,7 +482,7 @@ def _take_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
     return find_leading_crop(transform), []
 
 
-def _find_crop(transform: object) -> tuple[LeadingCrop, Sequence[Any]]:
+def _find_crop(transform: object) -> tuple[LeadingCrop, Sequence[Transform]]:
     crop, others = _take_apart(transform)
     if crop is None:  # the transform was changed since
         raise NotCroppedError

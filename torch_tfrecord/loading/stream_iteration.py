@@ -7,7 +7,7 @@ import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
@@ -16,17 +16,28 @@ from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_pieces import Piece, deal_out
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state
+from torch_tfrecord.samples import Batch
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["LastIteration", "LoadedStates", "StreamIteration", "StreamStates", "check_states"]
+__all__ = [
+    "LastIteration",
+    "LoadedStates",
+    "State",
+    "StreamIteration",
+    "StreamStates",
+    "check_states",
+]
 
 _MOST_WORKERS = 1024
+
+State: TypeAlias = Mapping[str, Any]
+"""Where one consumer is, and of which stream: JSON values by name."""
 
 
 class _Source(Protocol):
     """What is iterated over."""
 
-    def _identity(self) -> Mapping[str, Any]:
+    def _identity(self) -> State:
         """What decides the order."""
 
     def _pieces(self, epoch: int) -> list[Piece]:
@@ -35,14 +46,14 @@ class _Source(Protocol):
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
         """A consumer's records."""
 
-    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples or batches of them."""
 
-    def _begun(self) -> None:
+    def _note_begin(self) -> None:
         """Called before the first of them."""
 
 
-class StreamIteration(Iterator[Any]):
+class StreamIteration(Iterator[Batch]):
     """One iteration. It begins with its first sample, since loaders make iterators that they never
     use.
 
@@ -55,7 +66,7 @@ class StreamIteration(Iterator[Any]):
     def __init__(self, source: _Source, consumer: tuple[int, int], epoch: int) -> None:
         self._source = source
         self._consumer, self._num_consumers = consumer
-        self._items: Iterator[Any] | None = None
+        self._items: Iterator[Batch] | None = None
         self._epochs: EpochCount | None = None
         self._has_begun = False
         self._begin(epoch, None)
@@ -74,7 +85,7 @@ class StreamIteration(Iterator[Any]):
         self._plan = pieces
         self._stream = self._source._stream(pieces, epoch, self._consumer)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         if self._items is None:
             self._count()
             self._items = self._source._items(self._stream, self.epoch)
@@ -91,7 +102,7 @@ class StreamIteration(Iterator[Any]):
             if epoch != self.epoch:
                 self._begin(epoch, None)
         self._has_begun = True
-        self._source._begun()
+        self._source._note_begin()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
@@ -106,7 +117,7 @@ class StreamIteration(Iterator[Any]):
             **self._stream.place(),
         }
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Resume from another iteration's state; StatefulDataLoader calls this."""
         states = StreamStates(state_dict, self._source._identity())
         check_states(self._source, states)
@@ -120,12 +131,14 @@ class StreamIteration(Iterator[Any]):
         left.
         """
         self._items = None
+        # With as many consumers as before, each goes on where it was.
         own = states.of(self._consumer, self._num_consumers)
         if own is not None:
             self._begin_as(own)
             self._stream.go_to(own)
             self._goes_on = True
             return
+        # With others, all that is left is dealt out anew, equally on each.
         left: list[Piece] = []
         for state in states.all(self._consumer, self._num_consumers):
             other = StreamIteration(
@@ -136,7 +149,7 @@ class StreamIteration(Iterator[Any]):
         self._begin(states.epoch, deal_out(left, self._consumer, self._num_consumers))
         self._goes_on = True
 
-    def _begin_as(self, state: Mapping[str, Any]) -> None:
+    def _begin_as(self, state: State) -> None:
         num_files, pieces = state["num_files"], state["pieces"]
         if not (pieces is None or isinstance(pieces, list)):
             raise ValueError(
@@ -149,6 +162,7 @@ class StreamIteration(Iterator[Any]):
         self._stream.check(state, num_files)
 
     def __del__(self) -> None:
+        # Not set if __init__ failed.
         last = getattr(self, "last", None)
         if last is not None:
             with contextlib.suppress(Exception):  # at interpreter exit, anything may be gone
@@ -200,6 +214,7 @@ class LoadedStates:
 
     def __init__(self, states: StreamStates) -> None:
         self.states = states
+        # Shared memory, since a worker ends with its iteration.
         self._used = torch.zeros(_MOST_WORKERS, dtype=torch.bool)
         self._used.share_memory_()
 
@@ -227,7 +242,7 @@ _DEEPEST = 50  # in a StatefulDataLoader's state they are nested in four dicts
 _MOST_NAMED = 10
 
 
-def find_states(holder: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def find_states(holder: object, depth: int = 0) -> Iterator[State]:
     """All states of stream consumers in nested dicts and lists, such as the state of a
     StatefulDataLoader.
 
@@ -268,8 +283,8 @@ class StreamStates:
             the message gives both values.
     """
 
-    def __init__(self, holder: Any, identity: Mapping[str, Any]) -> None:
-        self._states: dict[int, Mapping[str, Any]] = {}
+    def __init__(self, holder: object, identity: State) -> None:
+        self._states: dict[int, State] = {}
         for state in find_states(holder):
             limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
             # what the lists hold is checked where the pieces are known
@@ -280,7 +295,7 @@ class StreamStates:
                 "expected the state of a TFRecordIterableDataset, or dicts or lists of them, got none"
             )
 
-    def _add(self, state: Mapping[str, Any]) -> None:
+    def _add(self, state: State) -> None:
         if not state["consumer"] < state["num_consumers"]:
             raise ValueError(
                 f"the state is of consumer {state['consumer']} of {state['num_consumers']}"
@@ -301,17 +316,17 @@ class StreamStates:
         """The epoch of the states."""
         return self._any()["epoch"]  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+    def __iter__(self) -> Iterator[State]:
         return iter(self._states.values())
 
-    def _any(self) -> Mapping[str, Any]:
+    def _any(self) -> State:
         return next(iter(self._states.values()))
 
-    def of(self, consumer: int, num_consumers: int) -> Mapping[str, Any] | None:
+    def of(self, consumer: int, num_consumers: int) -> State | None:
         """The state of this consumer; None if there were more or fewer consumers."""
         return self._states.get(consumer) if self._any()["num_consumers"] == num_consumers else None
 
-    def all(self, consumer: int, num_consumers: int) -> Sequence[Mapping[str, Any]]:
+    def all(self, consumer: int, num_consumers: int) -> Sequence[State]:
         """The states of all consumers.
 
         Raises:

@@ -4,8 +4,8 @@ records, in groups with the file and offset of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
             return self._replace(picked=self.picked[part::parts])
         return self._replace(part=self.part + self.parts * part, parts=self.parts * parts)
 
-    def as_json(self) -> list[Any]:
+    def as_json(self) -> list[object]:
         """The piece as JSON values."""
         return [
             self.file,
@@ -85,24 +85,22 @@ class Piece(NamedTuple):
         """The inverse of `as_json`; ValueError for anything else."""
         try:
             file, part, parts, first, picked = values
-            if not (picked is None or isinstance(picked, (list, tuple))):
-                raise ValueError
             numbers = [file, part, parts, first, *(picked or ())]
-            if any(
-                type(number) is not int or not 0 <= number <= MOST_RECORDS for number in numbers
-            ):
-                raise ValueError
-            if (
-                file >= num_files
-                or part >= parts
-                or not (picked is None or (_ascend(picked) and (part, parts) == (0, 1)))
-            ):
-                raise ValueError
+            is_good = (
+                all(type(number) is int and 0 <= number <= MOST_RECORDS for number in numbers)
+                and file < num_files
+                and part < parts
+            )
+            if picked is not None:
+                picked = tuple(picked)
+                is_good &= (part, parts) == (0, 1) and [*picked] == sorted({*picked})
         except (TypeError, ValueError):
+            is_good = False
+        if not is_good:
             raise ValueError(
                 f"pieces: expected a piece of one of {num_files} files in the state, got {shown_value(values)}"
-            ) from None
-        return cls(file, part, parts, first, None if picked is None else tuple(picked))
+            )
+        return cls(file, part, parts, first, picked)
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
@@ -128,10 +126,6 @@ def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
     return [Piece(file, picked=tuple(sorted(numbers))) for file, numbers in sorted(by_file.items())]
 
 
-def _ascend(numbers: Sequence[int]) -> bool:
-    return all(before < after for before, after in pairwise(numbers))
-
-
 # Their records.
 
 # One record: payload, number of its file, offset of its length field, and its number in the file. A
@@ -152,8 +146,9 @@ class RecordGroup(NamedTuple):
 
     def part(self, rows: slice) -> RecordGroup:
         """Some of the records, not copied."""
-        places = (column[rows] for column in self[1:])
-        return RecordGroup(self.records[rows], *places)
+        return RecordGroup(
+            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
+        )
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Number of the file, offset and number in the file of a record."""
@@ -177,6 +172,7 @@ class RecordGroup(NamedTuple):
         parts, starts, end = [], [], 0
         for group in groups:
             records = group.records
+            # Only the bytes that the rows need, with the headers between them.
             low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
             parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
             starts.append(records.starts + (end - low))
@@ -200,14 +196,21 @@ def cut_groups(
     try:
         for group in groups:
             while len(group.numbers):
-                ends = num_bytes + np.cumsum(group.records.lengths[: size - count])
-                counts = np.arange(count + 1, count + 1 + len(ends))
-                stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
-                taken = int(stops[0]) + 1 if len(stops) else len(ends)
+                taken, total = min(len(group.numbers), size - count), 0
+                is_whole = taken == size - count
+                if most_bytes < math.inf:
+                    lengths = group.records.lengths[:taken]
+                    total = num_bytes + int(lengths.sum())
+                if total > most_bytes:
+                    ends = num_bytes + np.cumsum(lengths)
+                    counts = np.arange(count + 1, count + 1 + taken)
+                    stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
+                    is_whole = len(stops) > 0
+                    taken = int(stops[0]) + 1 if is_whole else taken
                 waiting.append(group.part(slice(taken)))
                 group = group.part(slice(taken, None))
-                count, num_bytes = count + taken, int(ends[taken - 1])
-                if len(stops):
+                count, num_bytes = count + taken, total
+                if is_whole:
                     yield RecordGroup.join(waiting)
                     waiting, count, num_bytes, size = [], 0, 0, next(sizes)
     except Exception as error:
@@ -242,6 +245,7 @@ def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterato
         end = block.position + len(block.offsets)
         if block.records is None:
             continue
+        # Without a copy: the payloads stay in the block.
         rows = _rows(piece, block)
         records = PackedRecords(
             block.records.buffer, block.records.starts[rows], block.records.lengths[rows]
@@ -269,7 +273,7 @@ def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterat
         yield from zip(*(column.tolist() for column in group), strict=True)
 
 
-def _rows(piece: Piece, block: Block) -> Any:
+def _rows(piece: Piece, block: Block) -> slice | _Integers:
     """Which rows of a block belong to a piece: a slice or an array."""
     end = block.position + len(block.offsets)
     low = max(piece.first, block.position)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.utils.data import get_worker_info
@@ -22,6 +23,7 @@ from torchvision import tv_tensors
 from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
 from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.torch_internals import jagged_parts, sparse_parts
 
@@ -38,7 +40,7 @@ _ALIGNMENT = 64
 _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
-def for_transport(batch: Any) -> Any:
+def for_transport(batch: Batch) -> Batch:
     """In a worker, a form of the batch (a dict, tuple or list) that is sent as one message;
     elsewhere the batch itself.
 
@@ -96,23 +98,29 @@ _FORMS: dict[type, type[_Sent]] = {form.kind: form for form in (_SentDict, _Sent
 # A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a
 # tensor), (False, a value as it is) or (a function, the parts for its arguments, ...).
 _Node: TypeAlias = tuple[Any, ...]
+# A function, and its arguments in the main process.
+_Reduced: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+# Where the tensors of a message are: bytes in the message itself, a tensor that torch sends, or a
+# piece of the worker's memory, by its start and size.
+_Memory: TypeAlias = bytearray | torch.Tensor | tuple[int, int]
 # Where a tensor is: number of the message's memory, byte offset, dtype, shape, and strides if it is
 # not contiguous.
 _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
-def _reduce(batch: _Sent) -> tuple[Any, ...]:
+def _reduce(batch: _Sent) -> _Reduced:
     plain = batch.kind(batch)
+    # First all tensors are found, then placed: how much must be copied is known only then.
     packer = _Packer(worker_memory())
     node = packer.node(plain)
     return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
 
 
-def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
+def _reduce_sample(sample: Sample) -> _Reduced:
     return _reduce(_SentDict(sample.copy()))
 
 
-def _reduce_image(image: torch.Tensor) -> tuple[Any, ...]:
+def _reduce_image(image: torch.Tensor) -> _Reduced:
     return type(image), (image.as_subclass(torch.Tensor),)
 
 
@@ -127,7 +135,7 @@ class _Packer:
         self._memory = memory
         self._tensors: list[torch.Tensor] = []
         self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
-        self._memories: list[Any] = []
+        self._memories: list[_Memory] = []
         self._sources: list[_Source | None] = []
 
     @property
@@ -135,7 +143,7 @@ class _Packer:
         """Whether this is faster than letting torch send each tensor."""
         return len(self._tensors) > (self._memory is None)
 
-    def node(self, part: Any) -> _Node:
+    def node(self, part: Batch) -> _Node:
         """The node from which `_unpack` builds the part."""
         if type(part) is dict:
             return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
@@ -147,7 +155,7 @@ class _Packer:
             return RaggedTensor, self.node(part.flat_values), self.node(tuple(part.row_splits))
         return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
 
-    def _list(self, values: list[Any], kinds: set[type]) -> _Node:
+    def _list(self, values: Values, kinds: set[type]) -> _Node:
         if kinds == {bytes} and sum(map(len, values)) >= _MANY_BYTES:
             joined = torch.frombuffer(bytearray().join(values), dtype=torch.uint8)
             lengths = torch.tensor([*map(len, values)])
@@ -159,10 +167,12 @@ class _Packer:
     def _tensor(self, tensor: torch.Tensor) -> _Node:
         kind = type(tensor)
         if is_plain(tensor) and (kind is torch.Tensor or kind in _IMAGE_KINDS):
+            # An empty tensor has no place.
             if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
                 return False, tensor
             place = self._place(tensor.as_subclass(torch.Tensor))
             return place if kind is torch.Tensor else (kind, place)
+        # torch sends these itself.
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor
         if tensor.layout == torch.sparse_coo:
@@ -177,7 +187,7 @@ class _Packer:
         self._tensors.append(tensor)
         return None, len(self._tensors) - 1
 
-    def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
+    def message(self) -> tuple[MemoryName | None, list[_Memory], list[_Source | None]]:
         """The memory's name, its pieces (or the tensors that torch sends), and where each tensor
         is.
         """
@@ -197,6 +207,7 @@ class _Packer:
         if found is None:
             return None
         start, offset = found
+        # Columns of a batch often lie in one piece.
         number = self._starts.get(start)
         if number is None:
             number = self._starts[start] = len(self._memories)
@@ -205,49 +216,45 @@ class _Packer:
 
     def _copy(self, numbers: list[int]) -> None:
         """Copy tensors into new memory, one after another."""
-        tensors = [self._tensors[number] for number in numbers]
-        offsets = [0]
-        for tensor in tensors:
-            offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
-        memory = self._new(offsets[-1])
-        for number, tensor, offset in zip(numbers, tensors, offsets, strict=False):
-            source = len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None
+        sizes = [-(-self._tensors[number].nbytes // _ALIGNMENT) * _ALIGNMENT for number in numbers]
+        memory = self._new(sum(sizes))
+        for number, end, size in zip(numbers, accumulate(sizes), sizes, strict=True):
+            tensor = self._tensors[number]
+            source = len(self._memories) - 1, end - size, tensor.dtype, tuple(tensor.shape), None
             _view(memory, source).copy_(tensor)
             self._sources[number] = source
 
     def _new(self, num_bytes: int) -> memoryview:
         if num_bytes <= _SMALL_BYTES:
-            self._memories.append(bytearray(num_bytes))
-            return memoryview(self._memories[-1])
+            small = bytearray(num_bytes)
+            self._memories.append(small)
+            return memoryview(small)
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
-            self._memories.append(torch.empty(num_bytes, dtype=torch.uint8).share_memory_())
-            memory: memoryview = self._memories[-1].numpy().data
-            return memory
+            shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
+            self._memories.append(shared)
+            return cast("memoryview", shared.numpy().data)
         memory = memoryview(piece)
-        start, _ = self._memory.send(
-            torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), num_bytes
-        )  # type: ignore[misc]
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        start, _ = self._memory.send(address, num_bytes)  # type: ignore[misc]
         self._memories.append(self._memory.hold(start))
         return memory
 
 
 def _unpack(
-    name: MemoryName | None, memories: list[Any], sources: list[_Source], node: _Node
-) -> Any:
+    name: MemoryName | None, memories: list[_Memory], sources: list[_Source], node: _Node
+) -> Batch:
     views = [_memory(name, memory) for memory in memories]
     return _build([_view(views[source[0]], source) for source in sources], node)
 
 
-def _memory(name: MemoryName | None, memory: Any) -> Any:
-    if isinstance(memory, torch.Tensor):
-        return memory.numpy().data
-    if name is None or isinstance(memory, bytearray):
-        return memoryview(memory)
-    return memoryview(attach(name, *memory))
+def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
+    if isinstance(memory, tuple):
+        return memoryview(attach(cast("MemoryName", name), *memory))
+    return memoryview(memory if isinstance(memory, bytearray) else memory.numpy().data)
 
 
-def _build(tensors: list[torch.Tensor], node: _Node) -> Any:
+def _build(tensors: list[torch.Tensor], node: _Node) -> Batch:
     make, *parts = node
     if make is None:
         return tensors[parts[0]]
@@ -270,11 +277,11 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _make_dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
+def _make_dict(keys: tuple[object, ...], *values: Value) -> Batch:
     return dict(zip(keys, values, strict=True))
 
 
-def _make_tuple(*values: Any) -> tuple[Any, ...]:
+def _make_tuple(*values: Value) -> tuple[Value, ...]:
     return values
 
 
