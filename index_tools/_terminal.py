@@ -8,18 +8,15 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple
 
 from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
 
 __all__ = [
-    "EXIT_STATUS",
     "PATHS_HELP",
-    "OneLineParser",
-    "Verbs",
+    "Verb",
     "add_jobs",
     "add_paths",
-    "add_verb",
     "byte_size",
     "data_files",
     "data_paths",
@@ -30,47 +27,24 @@ __all__ = [
     "pluralize",
 ]
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-EXIT_STATUS = """exit status:
-  0    all well
-  1    bad data: a damaged file, record or index
-  2    wrong use, or a file that does not exist or cannot be opened or written: nothing is wrong with the data
-  130  interrupted; no file is left half-written"""
-
 PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are skipped"
 
+_UNITS = ("KB", "MB", "GB", "TB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """Reports wrong arguments in one line; argparse itself would print the whole usage first."""
+class Verb(NamedTuple):
+    """A verb of the command.
 
-    def error(self, message: str) -> NoReturn:
-        """Exit with status 2."""
-        self.exit(2, escape(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
-
-
-def add_verb(
-    verbs: Verbs,
-    name: str,
-    summary: str,
-    description: str,
-    command: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    """Add the parser of one verb; its `command` gets the parsed arguments and returns the exit
-    status.
+    Attributes:
+        description: What `--help` says, below the summary and the arguments.
+        add_arguments: Adds its arguments to its parser.
+        run: Called with these as keywords; returns the exit status.
     """
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"{description}\n\n{EXIT_STATUS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(command=command)
-    return parser
+
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], object]
+    run: Callable[..., int]
 
 
 def add_paths(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +87,7 @@ def data_files(paths: Sequence[str]) -> list[str]:
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     """An argument type: an integer from `least` to `most` inclusive."""
-    allowed = (
-        f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
-    )
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
         try:
@@ -123,7 +95,7 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least or (most is not None and number > most):
-            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected an integer {allowed}, got {text!r}")
         return number
 
     return parse
@@ -197,12 +169,11 @@ def format_size(num_bytes: int) -> str:
     """
     if num_bytes < 1000:
         return pluralize(num_bytes, "byte")
-    size = float(num_bytes)
-    for unit in ("KB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
+    size, unit = num_bytes / 1000, 0
+    # 999,950 is not shown as 1000.0 KB
+    while size >= 999.95 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}"
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:

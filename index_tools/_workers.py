@@ -1,5 +1,5 @@
-"""Threads and processes that do the same to many things: a task for each of many files, with a
-progress bar, and whatever else pickles.
+"""Processes that do the same to many things: a task for each of many files, with a progress bar, and
+whatever else pickles.
 
 Processes come from a fork server: a fork of this process would copy its threads' locks, and a spawned
 worker would import torch again. They ignore interrupts, which the terminal sends to all processes,
@@ -16,18 +16,11 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.file_source import FileSource
@@ -43,7 +36,6 @@ __all__ = [
     "Advance",
     "Outcome",
     "exit_code",
-    "map_in_threads",
     "work_in_processes",
     "work_on_files",
 ]
@@ -71,7 +63,7 @@ def work_in_processes(
     """Call `task` with each item, in other processes.
 
     Args:
-        task: Called as ``task(item, advance)``; pickled once for each process.
+        task: Called as ``task(item, advance)``; pickled with each item.
         items: What to work on.
         num_jobs: Number of processes.
         bar: What `advance` updates.
@@ -92,9 +84,9 @@ def work_in_processes(
     waiting, alive = context.Pipe(duplex=False)
     with _ignore_interrupts():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
-    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
+    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (progress, waiting))
     try:
-        futures = [pool.submit(_work_on_item, item) for item in items]
+        futures = [pool.submit(_work_on_item, task, item) for item in items]
         unfinished = set(futures)
         while unfinished:
             done, unfinished = wait(unfinished, _POLL_SECONDS, FIRST_EXCEPTION)
@@ -129,16 +121,14 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_tasks: list[Callable[[Any], Any]] = []  # of this worker process: one
+_advance: list[Advance] = []  # of this worker process: one
 
 
-def _work_on_item(item: object) -> Any:
-    return _tasks[-1](item)
+def _work_on_item(task: Callable[[_Item, Advance], _T], item: _Item) -> _T:
+    return task(item, _advance[-1])
 
 
-def _start_worker(
-    task: Callable[[Any, Advance], object], progress: Synchronized[int], waiting: Connection
-) -> None:
+def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the fork server was there before
     threading.Thread(target=_end_with, args=(waiting,), daemon=True).start()
 
@@ -146,30 +136,13 @@ def _start_worker(
         with progress.get_lock():
             progress.value += step
 
-    _tasks.append(lambda item: task(item, advance))
+    _advance.append(advance)
 
 
 def _end_with(waiting: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         waiting.recv_bytes()
     os._exit(1)
-
-
-def map_in_threads(
-    task: Callable[[_Item], _T], items: Sequence[_Item], num_threads: int
-) -> Iterator[_T]:
-    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
-    pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
-    waiting: deque[Future[_T]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(task, item))
-            if len(waiting) == 2 * num_threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # Files.
@@ -188,13 +161,12 @@ def exit_code(errors: Sequence[Exception | None]) -> int:
     """1 if data is bad (also for unreadable sectors), else 2 if a file could not be used, else
     0.
     """
-    found = [error for error in errors if error is not None]
-    if any(
+    bad = [
         isinstance(error, TFRecordError) or getattr(error, "errno", None) == errno.EIO
-        for error in found
-    ):
-        return 1
-    return 2 if found else 0
+        for error in errors
+        if error is not None
+    ]
+    return 1 if any(bad) else 2 * bool(bad)
 
 
 def work_on_files(
@@ -215,12 +187,15 @@ def work_on_files(
     Raises:
         OSError: A worker process died.
     """
-    total_bytes = sum(map(_file_size, paths))
+    sizes = 0
+    for path in paths:
+        with contextlib.suppress(OSError):  # the task reports what is wrong
+            sizes += 0 if is_remote(path) else os.stat(path).st_size
     if num_jobs is None:
-        num_jobs = num_processors() if total_bytes >= _MIN_PARALLEL_BYTES else 1
+        num_jobs = num_processors() if sizes >= _MIN_PARALLEL_BYTES else 1
     num_jobs = min(num_jobs, len(paths))
     work = functools.partial(_work_on_file, task)
-    with ProgressBar(total=total_bytes or None, desc=description, unit="B", unit_scale=True) as bar:
+    with ProgressBar(total=sizes or None, desc=description, unit="B", unit_scale=True) as bar:
         if num_jobs <= 1:
             return [work(path, bar.update) for path in paths]
         return work_in_processes(work, paths, num_jobs, bar, module=__name__, advice="try --jobs 1")
@@ -230,16 +205,10 @@ class _TrackedFile(FileSource):
     """A file that reports how far it has been read."""
 
     def __init__(self, file: FileSource, advance: Advance) -> None:
-        self._file = file
-        self._advance = advance
-        self._reached = 0
+        self._file, self._advance, self._reached = file, advance, 0
         self._lock = threading.Lock()  # large records are read by two threads
-        self.path, self.size, self.file_size = file.path, file.size, file.file_size
-        self.mtime_ns, self.chunk_bytes, self.max_record_bytes = (
-            file.mtime_ns,
-            file.chunk_bytes,
-            file.max_record_bytes,
-        )
+        for name in ("path", "size", "file_size", "mtime_ns", "chunk_bytes", "max_record_bytes"):
+            setattr(self, name, getattr(file, name))
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         data = self._file.read(num_bytes, offset)
@@ -248,8 +217,9 @@ class _TrackedFile(FileSource):
 
     def report(self, reached: int) -> None:
         with self._lock:
-            step, self._reached = max(reached - self._reached, 0), max(reached, self._reached)
-            self._advance(step)
+            if reached > self._reached:
+                self._advance(reached - self._reached)
+                self._reached = reached
 
 
 def _work_on_file(task: _FileTask[_T], path: str, advance: Advance) -> Outcome[_T]:
@@ -261,11 +231,3 @@ def _work_on_file(task: _FileTask[_T], path: str, advance: Advance) -> Outcome[_
             file.report(file.file_size)  # also counts what the task did not need to read
     except (OSError, TFRecordError, ValueError) as error:
         return Outcome(path, error=error)
-
-
-def _file_size(path: str) -> int:
-    """Bytes of a file; 0 if that is unknown without opening it."""
-    try:
-        return 0 if is_remote(path) else os.stat(path).st_size
-    except OSError:
-        return 0  # the task reports what is wrong

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from index_tools._terminal import Verbs, add_verb, escape, format_size, pluralize
+from index_tools._terminal import Verb, escape, format_size, pluralize
 from torch_tfrecord.files.access import remote_folder
-from torch_tfrecord.files.disk_cache import CacheInfo, cache_info, clear_cache
+from torch_tfrecord.files.disk_cache import cache_info, clear_cache
 
-__all__ = ["add_parser"]
+__all__ = ["CACHE"]
 
 _DESCRIPTION = """\
 Prints how much of its cap a cache uses, of how many files, and how much of what was read came from
@@ -23,36 +23,30 @@ examples:
   tfrecord cache /scratch/cache --clear"""
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "cache", summary, _DESCRIPTION, _run)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="the cache's folder (default: in the user's cache)"
     )
     parser.add_argument("--clear", action="store_true", help="remove all copies")
 
 
-def _run(options: argparse.Namespace) -> int:
-    folder = options.folder or remote_folder()
-    info = cache_info(folder)
-    if info is not None and options.clear:
+def _run(folder: str | None, clear: bool) -> int:
+    folder = folder or remote_folder()
+    info, name = cache_info(folder), escape(folder)
+    if info is None:
+        print(f"{name}: no cache")
+        return 0
+    files = pluralize(info.num_files, "remote file")
+    content = f"{format_size(info.disk_bytes)} on the disk, of {files}"
+    if clear:
         clear_cache(folder)
-        print(f"{escape(folder)}: removed {_content(info)}")
-    elif info is not None:
-        _print(folder, info)
-    else:
-        print(f"{escape(folder)}: no cache")
-    return 0
-
-
-def _print(folder: str, info: CacheInfo) -> None:
-    print(f"{escape(folder)}: {_content(info)}, at most {format_size(info.max_bytes)}")
+        print(f"{name}: removed {content}")
+        return 0
+    print(f"{name}: {content}, at most {format_size(info.max_bytes)}")
     total = info.hit_bytes + info.fetched_bytes
     share = f", {100 * info.hit_bytes / total:.0f} % of it from the cache" if total else ""
     print(f"read through it: {format_size(total)}{share}")
+    return 0
 
 
-def _content(info: CacheInfo) -> str:
-    return (
-        f"{format_size(info.disk_bytes)} on the disk, of {pluralize(info.num_files, 'remote file')}"
-    )
+CACHE = Verb(_DESCRIPTION, _add_arguments, _run)

@@ -7,7 +7,6 @@ memory is available if a DataLoader worker gets some.
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from index_tools._terminal import Verbs, add_verb
+from index_tools._terminal import Verb
 from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
 from torch_tfrecord.images.backends import (
     NVIMGCODEC_PIP,
@@ -28,7 +27,7 @@ from torch_tfrecord.images.regions import region_decoder
 from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install
 from torch_tfrecord.shared_memory import WorkerMemory
 
-__all__ = ["add_parser", "installation_report"]
+__all__ = ["DOCTOR", "installation_report"]
 
 _DESCRIPTION = """\
 Prints which parts of the library run compiled, what decodes images, whether DataLoader workers send
@@ -63,14 +62,12 @@ _WORKER_SECONDS = 60
 _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo"
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    add_verb(verbs, "doctor", summary, _DESCRIPTION, _run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def _run() -> int:
     print(installation_report())
     return 0
+
+
+DOCTOR = Verb(_DESCRIPTION, lambda _: None, _run)
 
 
 class _Row(NamedTuple):

@@ -10,25 +10,23 @@ import glob
 import itertools
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from index_tools._terminal import (
-    Verbs,
+    Verb,
     add_jobs,
-    add_verb,
     byte_size,
     error_text,
     escape,
     integer,
     pluralize,
 )
-from index_tools._workers import map_in_threads
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import open_file
@@ -41,7 +39,10 @@ from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.paths import is_companion, labels_name
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
-__all__ = ["add_parser", "find_images", "load_image"]
+__all__ = ["FROM_IMAGES", "find_images", "load_image"]
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 # Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
 # by file.
@@ -75,9 +76,7 @@ examples:
   tfrecord from-images photos/ data/train --num-shards 16 --jpeg-quality 92"""
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _run)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
     parser.add_argument(
         "prefix",
@@ -94,6 +93,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     )
     parser.add_argument(
         "--compression",
+        dest="compression_type",
         type=str.upper,
         choices=("GZIP", "ZLIB"),
         help="compress the shards (default: no, since images are compressed already)",
@@ -168,59 +168,73 @@ class LoadedImage(NamedTuple):
     kept: str
 
 
-@dataclass
 class _Conversion:
     """What was written and what was skipped.
 
     Attributes:
-        content: The image folder.
-        paths: The shards; empty if no image could be read.
-        labels_path: The file of class names.
         formats: Source format -> the numbers of the report's columns.
         kept: Reason -> number of images that --jpeg-quality did not re-encode.
-        skipped: The errors of skipped files.
-        images_per_class: Label -> number of records.
+        skipped: Path and error of each skipped file.
+        labels: Label -> number of records.
     """
 
-    content: ImageFolder
-    paths: list[str] = field(default_factory=list)
-    labels_path: str = ""
-    formats: dict[str, Counter[str]] = field(default_factory=dict)
-    kept: Counter[str] = field(default_factory=Counter)
-    skipped: list[tuple[ImageFile, Exception]] = field(default_factory=list)
-    images_per_class: Counter[int] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.formats: dict[str, Counter[str]] = {}
+        self.kept: Counter[str] = Counter()
+        self.skipped: list[tuple[str, Exception]] = []
+        self.labels: Counter[int] = Counter()
 
     def count(self, image: LoadedImage) -> None:
         """Count an image that was written."""
         numbers = (1, image.format != image.source_format, image.source_bytes, len(image.encoded))
         counts = self.formats.setdefault(image.source_format, Counter())
         counts.update(dict(zip(_COLUMNS, numbers, strict=True)))
-        if image.kept:
-            self.kept[image.kept] += 1
-        self.images_per_class[image.file.label] += 1
+        self.kept.update([image.kept] if image.kept else [])
+        self.labels[image.file.label] += 1
+
+    def table(self) -> Iterator[str]:
+        """The lines of a table: one per source format, and the total; all columns but the first
+        have numbers, to the right.
+        """
+        formats = [*sorted(self.formats.items()), ("total", sum(self.formats.values(), Counter()))]
+        rows: list[tuple[str, ...]] = [("format", *_COLUMNS)]
+        rows += [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
+        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+        for name, *cells in rows:
+            yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(
+    folder: str,
+    prefix: str,
+    jpeg_quality: int | None,
+    drop_alpha: bool,
+    shuffle: bool,
+    seed: int,
+    force: bool,
+    jobs: int | None,
+    **shards: Any,
+) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
-    if options.drop_alpha and options.jpeg_quality is None:
+    if drop_alpha and jpeg_quality is None:
         raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
-    if options.num_shards is None and options.max_shard_bytes is None:
-        options.max_shard_bytes = _DEFAULT_SHARD_BYTES
-    _check_output(options)
-    content = find_images(options.folder)
-    result = _Conversion(content)
-    files = shuffled(content.files, options.seed) if options.shuffle else list(content.files)
+    if not (shards["num_shards"] or shards["max_shard_bytes"]):
+        shards["max_shard_bytes"] = _DEFAULT_SHARD_BYTES
+    shards["suffix"] = _SUFFIXES[shards["compression_type"]]
+    is_forced = force and shards["num_shards"]
+    ending = "-of-{num_shards:05d}{suffix}".format(**shards) if is_forced else None
+    _check_output(prefix, ending)
+    content, result = find_images(folder), _Conversion()
+    files = shuffled(content.files, seed) if shuffle else content.files
 
-    def load(file: ImageFile) -> LoadedImage | tuple[ImageFile, Exception]:
+    def load(file: ImageFile) -> LoadedImage | tuple[str, Exception]:
         try:
-            return load_image(
-                file, jpeg_quality=options.jpeg_quality, drop_alpha=options.drop_alpha
-            )
+            return load_image(file, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
         except (ImageDecodeError, OSError) as error:
-            return file, error
+            return file.path, error
 
     def images() -> Iterator[LoadedImage]:
-        for item in map_in_threads(load, files, options.jobs or num_processors()):
+        for item in map_in_threads(load, files, jobs or num_processors()):
             bar.update()
             if isinstance(item, LoadedImage):
                 result.count(item)
@@ -229,59 +243,63 @@ def _run(options: argparse.Namespace) -> int:
                 result.skipped.append(item)
 
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        result.paths, result.labels_path = _write_shards(images(), content.classes, options)
-    result.skipped.sort(key=lambda skipped: os.fsencode(skipped[0].path))
-    _print_report(result)
-    return 0 if result.paths else 1
+        paths = _write_shards(images(), content.classes, prefix, shards)
+    _print_report(result, content, paths)
+    return 0 if paths else 1
 
 
-def _print_report(result: _Conversion) -> None:
+FROM_IMAGES = Verb(_DESCRIPTION, _add_arguments, _run)
+
+
+def _print_report(result: _Conversion, content: ImageFolder, paths: Sequence[str]) -> None:
     """Print what was written, the bytes per format before and after, and what was skipped; warnings
     go to stderr.
     """
-    classes, num_outside = result.content.classes, result.content.num_outside
-    num_records = sum(result.images_per_class.values())
-    if result.paths:
-        more = "" if len(result.paths) == 1 else f" to {escape(result.paths[-1])}"
-        of_classes = f"of {pluralize(len(classes), 'class', 'classes')}"
+    if paths:
+        labels, *shards = map(escape, paths)
+        num_records = pluralize(result.labels.total(), "record")
+        num_classes = pluralize(len(content.classes), "class", "classes")
+        more = "" if len(shards) == 1 else f" to {shards[-1]}"
         print(
-            f"wrote {pluralize(num_records, 'record')} {of_classes} in {pluralize(len(result.paths), 'shard')}: "
-            f"{escape(result.paths[0])}{more}"
+            f"wrote {num_records} of {num_classes} in {pluralize(len(shards), 'shard')}: "
+            f"{shards[0]}{more}"
         )
-        print(f"wrote {pluralize(len(classes), 'class name')}: {escape(result.labels_path)}")
-        print()
-        print("\n".join(_table(result)))
+        print(f"wrote {pluralize(len(content.classes), 'class name')}: {labels}\n")
+        print("\n".join(result.table()))
     else:
         print("wrote nothing: no image could be read")
     for reason, number in sorted(result.kept.items()):
         print(f"kept {pluralize(number, 'image')} as they were: {reason}")
     if result.skipped:
         print(f"\nskipped {pluralize(len(result.skipped), 'file')}:")
-        for _, error in result.skipped:
+        for _, error in sorted(result.skipped, key=lambda skipped: os.fsencode(skipped[0])):
             print(f"  {error_text(error)}")
     sys.stdout.flush()
-    if num_outside:
-        outside = pluralize(num_outside, "file")
+    if content.num_outside:
+        outside = pluralize(content.num_outside, "file")
         print(
             f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
         )
-    for label, name in enumerate(classes):
-        if not result.images_per_class[label]:
+    for label, name in enumerate(content.classes):
+        if not result.labels[label]:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
-def _table(result: _Conversion) -> Iterator[str]:
-    """The lines of a table: one per source format, and the total; all columns but the first have
-    numbers, to the right.
-    """
-    formats = [*sorted(result.formats.items()), ("total", sum(result.formats.values(), Counter()))]
-    rows = [
-        ("format", *_COLUMNS),
-        *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats),
-    ]
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for name, *cells in rows:
-        yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
+def map_in_threads(
+    task: Callable[[_Item], _T], items: Sequence[_Item], num_threads: int
+) -> Iterator[_T]:
+    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
+    pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
+    waiting: deque[Future[_T]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(task, item))
+            if len(waiting) == 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # Images.
@@ -297,9 +315,8 @@ def find_images(folder: str) -> ImageFolder:
         OSError: The folder, or one in it, cannot be read.
         ValueError: There is no sub-folder with a file, or a class name has a line break.
     """
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    classes = sorted((entry.name for entry in visible if entry.is_dir()), key=os.fsencode)
+    visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
+    classes = sorted((path.name for path in visible if path.is_dir()), key=os.fsencode)
     broken = [name for name in classes if "\n" in name or "\r" in name]
     if broken:
         raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
@@ -322,13 +339,14 @@ def _walk(folder: str) -> Iterator[str]:
     seen: set[tuple[int, int]] = set()
     for path, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         status = os.stat(path)
-        if (status.st_dev, status.st_ino) in seen:
+        place = status.st_dev, status.st_ino
+        for found in (folders, names):
+            found[:] = sorted((name for name in found if name[0] != "."), key=os.fsencode)
+        if place in seen:
             folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=os.fsencode)
-        for name in sorted((name for name in names if not name.startswith(".")), key=os.fsencode):
-            yield os.path.join(path, name)
+        else:
+            seen.add(place)
+            yield from (os.path.join(path, name) for name in names)
 
 
 def _raise(error: OSError) -> None:
@@ -377,12 +395,8 @@ def _as_jpeg(
     """The image as JPEG, or its own bytes and the reason."""
     if pixels.dtype != torch.uint8:
         # JPEG would silently drop half of the bits, for example of a depth map
-        return (
-            encoded,
-            "16-bit",
-        )
-    num_channels = len(pixels)
-    has_alpha = num_channels in (2, 4)
+        return encoded, "16-bit"
+    has_alpha = len(pixels) in (2, 4)
     # A file may declare one colour transparent without an alpha channel.
     if not drop_alpha and (has_alpha or bool((decode_image(encoded, "RGBA")[3] < 255).any())):
         return encoded, "alpha"
@@ -395,26 +409,20 @@ def _as_jpeg(
 # Shards.
 
 
-def _check_output(options: argparse.Namespace) -> None:
+def _check_output(prefix: str, replaced: str | None) -> None:
     """Refuse to write beside another set of shards, as two under one prefix look like a damaged
-    one, or over a set that may not be replaced.
+    one, or over a set, but for names with the ending `replaced`.
     """
-    prefix = options.prefix
     if not os.path.basename(prefix):
         raise ValueError(
             f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
         )
-    found = sorted(
-        path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path)
-    )
-    if options.force and options.num_shards is not None:
-        replaced = f"-of-{options.num_shards:05d}{_SUFFIXES[options.compression]}"
-        found = [path for path in found if not path.endswith(replaced)]
-    if found:
-        raise ValueError(
-            f"a set of shards exists: {found[0]}; remove it, or choose another OUTPUT_PREFIX (--force with "
-            "--num-shards writes over a set of as many shards)"
-        )
+    for path in sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
+        if not (is_companion(path) or (replaced and path.endswith(replaced))):
+            raise ValueError(
+                f"a set of shards exists: {path}; remove it, or choose another OUTPUT_PREFIX (--force with "
+                "--num-shards writes over a set of as many shards)"
+            )
 
 
 def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
@@ -434,44 +442,6 @@ def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
     )
 
 
-def _write_shards(
-    images: Iterator[LoadedImage], classes: tuple[str, ...], options: argparse.Namespace
-) -> tuple[list[str], str]:
-    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
-
-    Returns:
-        The paths of the shards and of the labels; [] and "" if there is no image.
-
-    Raises:
-        OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
-    """
-    first = next(images, None)
-    if first is None:
-        return [], ""
-    folder, name = os.path.split(options.prefix)
-    labels_path = os.path.join(folder, labels_name(name))
-    with _create_folders(folder):
-        labels = AtomicFile(labels_path)
-        try:
-            labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
-            labels.prepare()
-            with _Writer(
-                options.prefix,
-                num_shards=options.num_shards,
-                max_shard_bytes=options.max_shard_bytes,
-                compression_type=options.compression,
-                suffix=_SUFFIXES[options.compression],
-                write_index=True,
-            ) as writer:
-                writer.labels = labels
-                for image in itertools.chain([first], images):
-                    writer.write(encode_image_example(image, classes[image.file.label]))
-        except BaseException:
-            labels.discard()
-            raise
-    return writer.paths, labels_path
-
-
 class _Writer(ShardedTFRecordWriter):
     """Shards that appear together with the class names."""
 
@@ -479,6 +449,33 @@ class _Writer(ShardedTFRecordWriter):
 
     def _beside(self) -> list[AtomicFile]:
         return [self.labels]
+
+
+def _write_shards(
+    images: Iterator[LoadedImage], classes: Sequence[str], prefix: str, options: Mapping[str, Any]
+) -> list[str]:
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
+
+    Returns:
+        The paths of the labels and of the shards; [] if there is no image.
+
+    Raises:
+        OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
+    """
+    first = next(images, None)
+    if first is None:
+        return []
+    folder, name = os.path.split(prefix)
+    with _create_folders(folder), contextlib.ExitStack() as stack:
+        labels = AtomicFile(os.path.join(folder, labels_name(name)))
+        stack.callback(labels.discard)  # does nothing once it is published
+        labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
+        labels.prepare()
+        with _Writer(prefix, write_index=True, **options) as writer:
+            writer.labels = labels
+            for image in itertools.chain([first], images):
+                writer.write(encode_image_example(image, classes[image.file.label]))
+    return [labels.path, *writer.paths]
 
 
 @contextlib.contextmanager

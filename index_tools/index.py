@@ -1,4 +1,6 @@
-"""``tfrecord index``: build the indexes of many files."""
+"""``tfrecord index`` and ``tfrecord verify``: read many files completely, build their indexes or say
+what is wrong with them.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +13,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from index_tools._terminal import (
-    Verbs,
+    Verb,
     add_jobs,
     add_paths,
-    add_verb,
     data_files,
+    data_paths,
     error_text,
     escape,
     pluralize,
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.manifest_build import write_manifest
-from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
+from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.records.sidecar import (
+    about_data,
+    sidecar_path,
+    visible_sidecar_path,
+    write_sidecar,
+)
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["add_parser"]
+__all__ = ["INDEX", "VERIFY"]
 
-_FORMATS = ("safetensors", "tfrecord2idx")
+_SIDECAR, _TEXT = _FORMATS = ("safetensors", "tfrecord2idx")
 
-_DESCRIPTION = """\
+_INDEX = """\
 With an index, any record can be read in one step. TFRecordDataset builds missing indexes itself;
 building them first saves each job the time, and checks all data.
 
@@ -53,26 +64,55 @@ examples:
   tfrecord index data/ 'more/train-*.tfrecord' --jobs 8
   tfrecord index data/ --manifest"""
 
+_VERIFY = """\
+Checks both checksums of every record, that the file ends where its last record ends, and the
+checksums of the compression. Prints one line for each bad file: the record and byte where the first
+damage begins (in the decompressed stream for compressed files), what is wrong, and how much of the
+file is damaged. A path that is not there gets a line, too, and the others are still checked (exit
+status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
 
-class _IndexedFile(NamedTuple):
-    """One file with its index; `is_new` is False if there was a fresh one already."""
+An index beside a file is checked, too. A stale or damaged index only gives a warning and does not
+change the exit status: it is never used and does not mean bad data (copying makes indexes stale). If
+an index passes for fresh but names other records than the file has, the file is bad.
 
-    path: str
-    index_path: str
+example:
+  tfrecord verify 'data/train-*.tfrecord' || echo damaged"""
+
+
+class _Read(NamedTuple):
+    """One file that could be read.
+
+    Attributes:
+        num_records: Its records; if it is damaged, those that are not.
+        num_bytes: Its size.
+        index_path: Where its index is.
+        is_new: Whether that was built now: there was no fresh one.
+        damage: The first error, if any.
+        extent: How much is damaged.
+        index_problem: What is wrong with the index beside the file, which is then not used.
+    """
+
     num_records: int
     num_bytes: int
-    is_new: bool
+    index_path: str = ""
+    is_new: bool = False
+    damage: TFRecordError | None = None
+    extent: str = ""
+    index_problem: IndexMismatchError | None = None
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "index", summary, _DESCRIPTION, _run)
+def _count(files: Sequence[_Read]) -> str:
+    records, size = sum(file.num_records for file in files), sum(file.num_bytes for file in files)
+    return f"{pluralize(records, 'record')}, {pluralize(size, 'byte')}"
+
+
+# Building indexes.
+
+
+def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument(
-        "--format",
-        choices=_FORMATS,
-        default="safetensors",
-        help="index format (default: %(default)s)",
+        "--format", choices=_FORMATS, default=_SIDECAR, help="index format (default: %(default)s)"
     )
     parser.add_argument(
         "--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)"
@@ -89,96 +129,179 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_index(
+    paths: Sequence[str],
+    format: str,
+    output_dir: str | None,
+    jobs: int | None,
+    no_crc: bool,
+    manifest: bool,
+    force: bool,
+) -> int:
     """Each index appears complete or not at all."""
-    format, output_dir = options.format, options.output_dir
-    files = data_files(options.paths)
-    places = [_index_path(path, format, output_dir) for path in files]
-    repeated = [place for place, count in Counter(places).items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"several data files would have the same index {repeated[0]}; index them one folder at a time"
-        )
+    files = data_files(paths)
+    # A file's index may only be its own.
+    places = Counter(_index_path(path, format, output_dir) for path in files)
+    for place, number in places.most_common(1):
+        if number > 1:
+            raise ValueError(
+                f"several data files would have the same index {place}; index them one folder at a time"
+            )
     if output_dir is not None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
         raise ValueError("indexes are written to local files; pass --output-dir for remote data")
-    if options.manifest and format != "safetensors":
+    if manifest and format != _SIDECAR:
         raise ValueError("--manifest needs --format safetensors")
-    settings = {"verify_crc": not options.no_crc, "force": options.force}
-    task = functools.partial(_index_file, format=format, output_dir=output_dir, **settings)
-    outcomes = work_on_files(task, files, num_jobs=options.jobs, description="indexing")
-    _print_report(outcomes)
+    task = functools.partial(
+        _index_file, format=format, output_dir=output_dir, verify_crc=not no_crc, force=force
+    )
+    outcomes = work_on_files(task, files, num_jobs=jobs, description="indexing")
+    _print_indexed(outcomes)
     status = exit_code([outcome.error for outcome in outcomes])
-    if options.manifest and not status:
-        _write_manifest(files, output_dir, again=options.force)
+    if manifest and not status:
+        made = write_manifest(files, index_dir=output_dir, again=force)
+        print(
+            f"manifest of {pluralize(made.num_files, 'file')}, {pluralize(made.num_records, 'record')}: "
+            f"{pluralize(made.num_bytes, 'byte')} -> {escape(made.path)}"
+        )
     return status
 
 
-def _write_manifest(files: Sequence[str], output_dir: str | None, *, again: bool) -> None:
-    written = write_manifest(files, index_dir=output_dir, again=again)
-    print(
-        f"manifest of {pluralize(written.num_files, 'file')}, {pluralize(written.num_records, 'record')}: "
-        f"{pluralize(written.num_bytes, 'byte')} -> {escape(written.path)}"
-    )
-
-
-def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
+def _print_indexed(outcomes: Sequence[Outcome[_Read]]) -> None:
     """Print one line per file, errors on stderr, and a last line with the counts."""
-    done = [outcome.value for outcome in outcomes if outcome.value is not None]
-    for file in done:
-        content = f"{pluralize(file.num_records, 'record')}, {pluralize(file.num_bytes, 'byte')}"
-        begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
-        print(
-            f"{begin} {escape(without_secrets(file.path))}: {content}{end} {escape(file.index_path)}"
-        )
+    for outcome in outcomes:
+        if (file := outcome.value) is not None:
+            begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
+            name, index_path = escape(without_secrets(outcome.path)), escape(file.index_path)
+            print(f"{begin} {name}: {_count([file])}{end} {index_path}")
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"error: {error_text(outcome.error)}", file=sys.stderr)
+    done = [outcome.value for outcome in outcomes if outcome.value is not None]
     num_new = sum(file.is_new for file in done)
     print(
         f"{pluralize(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
-        f"{len(outcomes) - len(done)} failed; {pluralize(sum(file.num_records for file in done), 'record')}, "
-        f"{pluralize(sum(file.num_bytes for file in done), 'byte')}"
+        f"{len(outcomes) - len(done)} failed; {_count(done)}"
     )
 
 
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
-    if format == "safetensors":
+    if format == _SIDECAR:
         return sidecar_path(path, output_dir)
     # DALI and others accept any name; the data file's own name with .idx is the usual one.
-    return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(without_secrets(path)))}.idx"
+    if output_dir is not None:
+        path = os.path.join(output_dir, os.path.basename(without_secrets(path)))
+    return f"{path}.idx"
 
 
 def _index_file(
     file: FileSource, *, format: str, output_dir: str | None, verify_crc: bool, force: bool
-) -> _IndexedFile:
+) -> _Read:
     place = _index_path(file.path, format, output_dir)
     _, compression_type = open_stream(file, "auto")
-    if format == "tfrecord2idx" and compression_type:
+    if format == _TEXT and compression_type:
         raise ValueError(
             f"{without_secrets(file.path)}: a tfrecord2idx index needs an uncompressed data file, got "
             f"{compression_type}; --format safetensors has no such limit"
         )
-    index = None if force else _fresh_index(file, place, format)
-    is_new = index is None
-    if index is None:
-        index = index_source(file, verify_crc=verify_crc)
-        if format == "safetensors":
-            write_sidecar(place, index.to_bytes())
-        else:
-            index.to_tfrecord2idx(place)
-    return _IndexedFile(file.path, place, len(index), file.file_size, is_new)
+    fresh = None if force else _fresh_index(file, place, format)
+    index = index_source(file, verify_crc=verify_crc) if fresh is None else fresh
+    if fresh is None and format == _SIDECAR:
+        write_sidecar(place, index.to_bytes())
+    elif fresh is None:
+        index.to_tfrecord2idx(place)
+    return _Read(len(index), file.file_size, place, is_new=fresh is None)
 
 
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:
     try:
-        if format == "safetensors":
+        if format == _SIDECAR:
             return load_fresh(place, file)
         # The text form has no information on the data file, so compare modification times, like
         # make.
-        if os.stat(place).st_mtime_ns < file.mtime_ns:
-            return None
-        return RecordIndex.from_tfrecord2idx(place, file.path)
+        is_fresh = os.stat(place).st_mtime_ns >= file.mtime_ns
+        return RecordIndex.from_tfrecord2idx(place, file.path) if is_fresh else None
     except (OSError, TFRecordError):
         return None
+
+
+INDEX = Verb(_INDEX, _add_index_arguments, _run_index)
+
+
+# Checking records.
+
+
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
+    add_jobs(parser, "parallel processes")
+
+
+def _run_verify(paths: Sequence[str], jobs: int | None) -> int:
+    """Print one line for each bad file and each warning, and a last line with the counts; write no
+    file.
+    """
+    outcomes: list[Outcome[_Read]] = []
+    files: list[str] = []
+    for path in data_paths(paths):
+        try:
+            files += find_files(path)
+        except OSError as missing:
+            outcomes.append(Outcome(path, error=missing))
+    outcomes += work_on_files(_verify_file, files, num_jobs=jobs, description="verifying")
+    errors, done = [], [outcome.value for outcome in outcomes if outcome.value is not None]
+    for outcome in outcomes:
+        file = outcome.value
+        errors.append(outcome.error or (file and file.damage))
+        if errors[-1] is not None:
+            print(f"bad: {error_text(errors[-1])}{file.extent if file else ''}")
+        if file and file.index_problem:
+            print(f"warning: {error_text(file.index_problem)}")
+    num_bad = len(errors) - errors.count(None)
+    print(f"{pluralize(len(outcomes), 'file')}, {_count(done)}, {pluralize(num_bad, 'bad file')}")
+    return exit_code(errors)
+
+
+def _verify_file(file: FileSource) -> _Read:
+    try:
+        index = index_source(file)
+    except TFRecordError as error:
+        return _measure_damage(file, error)
+    found = _Read(len(index), file.file_size)
+    for place in (sidecar_path(file.path), visible_sidecar_path(file.path)):
+        try:
+            stored = load_fresh(place, file)
+        except OSError:  # there is none
+            continue
+        except IndexMismatchError as error:
+            return found._replace(index_problem=about_data(error, file.path))
+        if np.array_equal(stored.offsets, index.offsets) and np.array_equal(
+            stored.lengths, index.lengths
+        ):
+            return found
+        damage = IndexMismatchError(
+            f"the index passes for fresh but names other records: expected "
+            f"{pluralize(len(index), 'record')} as in the file, got {len(stored)} or others",
+            path=file.path,
+        )
+        return found._replace(damage=damage)
+    return found
+
+
+def _measure_damage(file: FileSource, error: TFRecordError) -> _Read:
+    """Read a damaged file again, past its damage: the fast check of good files stops at the first
+    damage. Neighbouring damaged records count as one place.
+    """
+    skipped = SkippedBytes()
+    stream, _ = open_stream(file, "auto")
+    num_records = sum(
+        len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped)
+    )
+    # A compressed stream may end early between two records; then it is unknown how much is lost.
+    lost = [end - begin for begin, end in skipped.ranges if end > begin]
+    places, good = pluralize(len(lost), "place"), pluralize(num_records, "good record")
+    extent = f" ({pluralize(sum(lost), 'byte')} damaged in {places}, {good})" if lost else ""
+    return _Read(num_records, file.file_size, damage=error, extent=extent)
+
+
+VERIFY = Verb(_VERIFY, _add_verify_arguments, _run_verify)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import hashlib
 import json
 import math
 import os
@@ -25,27 +24,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from index_tools._terminal import Verbs, add_jobs, add_verb, escape, integer, pluralize
+from index_tools._terminal import Verb, add_jobs, escape, integer, pluralize
 from index_tools._workers import Advance, work_in_processes
 from index_tools.lerobot_features import (
     CAMERA_DTYPES,
+    STATISTICS,
     CameraFrames,
     Chosen,
     LeRobotFeature,
     choose_features,
+    merge_statistics,
 )
 from index_tools.lerobot_files import (
     CODECS,
+    FILE_NAME,
     FILES_PER_CHUNK,
     OWN_FEATURES,
     EpisodeGroups,
     VideoEncoder,
     check_installed,
-    episodes_path,
     read_columns,
     tasks_table,
 )
-from index_tools.lerobot_statistics import STATISTICS, merge_statistics
 from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
@@ -59,7 +59,7 @@ from torch_tfrecord.tfds.parser import list_leaves
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS, instruction
 
-__all__ = ["LeRobotExport", "add_parser", "rlds_to_lerobot"]
+__all__ = ["RLDS_TO_LEROBOT", "LeRobotExport", "rlds_to_lerobot"]
 
 Images: TypeAlias = Literal["video", "image"]
 Codec: TypeAlias = Literal["libsvtav1", "h264", "hevc"]
@@ -157,57 +157,47 @@ def rlds_to_lerobot(
     out = os.fspath(out)
     if is_remote(out):
         raise ValueError(f"out must be a local folder, got {shown_value(out)}")
-    check_installed("pyarrow", *(["av"] if images == "video" else []))
+    for package in ("pyarrow", "av") if images == "video" else ("pyarrow",):
+        check_installed(package)
     found = info_of(directory, storage_options)
     chosen, left_out = choose_features(found.features, features or {}, images)
     texts = [leaf.path for leaf in list_leaves(found.features) if leaf.names[-1] in INSTRUCTIONS]
-
-    def open_store(paths: Sequence[str]) -> EpisodeStore:
-        return EpisodeStore(
-            found, split, features=paths, index=index, index_dir=index_dir, cache_bytes=0
-        )
-
-    store = open_store(
-        [*dict.fromkeys([*texts, *(f"{STEPS}/{path}" for item in chosen for path in item.paths)])]
+    paths = [*texts, *(f"{STEPS}/{path}" for item in chosen for path in item.paths)]
+    store = EpisodeStore(
+        found,
+        split,
+        features=[*dict.fromkeys(paths)],
+        index=index,
+        index_dir=index_dir,
+        cache_bytes=0,
     )
     numbers = _find_episodes(store, episodes)
     chosen = [_find_size(feature, store, numbers[0]) for feature in chosen]
-    request = _describe_request(
-        store, numbers, {"fps": fps, "robot_type": robot_type, "features": chosen, "video": encoder}
-    )
+    arguments = {"fps": fps, "robot_type": robot_type, "features": chosen, "video": encoder}
+    request = {"data": store.identity(), "episodes": numbers, **arguments}
     with _lock_folder(out):
-        tasks = _read_plan(out, request)
-        if tasks is None:
-            tasks = _list_tasks(open_store(texts), numbers) if texts else [""]
-            write_atomically(
-                str(_plan_path(out)), json.dumps({"request": request, "tasks": tasks}).encode()
-            )
+        tasks = _plan(out, request, store.only(texts) if texts else None)
         frames = np.concatenate([[0], np.cumsum(store.num_steps[numbers])])
-        by_name = {task: number for number, task in enumerate(tasks)}
         job = EpisodeGroups(
-            store, chosen, fps, encoder, out, numbers, frames, _divide(frames, chosen), by_name
+            store, chosen, fps, encoder, out, numbers, frames, _divide(frames, chosen), tasks
         )
         _write_groups(job, num_workers)
         _finish(job, robot_type)
     with contextlib.suppress(OSError):
         _plan_path(out).parent.rmdir()
-    return LeRobotExport(
-        len(numbers), int(frames[-1]), {item.name: item.paths for item in chosen}, left_out
-    )
+    named = {item.name: item.paths for item in chosen}
+    return LeRobotExport(len(numbers), int(frames[-1]), named, left_out)
 
 
 def _find_episodes(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int]:
     """The numbers of the episodes to write."""
-    wanted = (
-        range(len(store))
-        if episodes is None
-        else [at_least(0, "episodes", number) for number in episodes]
-    )
-    if wrong := [number for number in wanted if number >= len(store)]:
-        raise ValueError(
-            f"episodes: the split has {len(store)} episodes, got the position {wrong[0]}"
-        )
-    numbers = [number for number in wanted if store.num_steps[number]]
+    wanted = range(len(store)) if episodes is None else episodes
+    for number in wanted:
+        if at_least(0, "episodes", number) >= len(store):
+            raise ValueError(
+                f"episodes: the split has {len(store)} episodes, got the position {number}"
+            )
+    numbers = [int(number) for number in wanted if store.num_steps[number]]
     if not numbers:
         raise ValueError(
             f"{printable(store.info.directory)}: expected episodes with steps, got none"
@@ -223,22 +213,12 @@ def _find_size(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeR
     return feature._replace(shape=(*camera.first_size(), 3))
 
 
-def _list_tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
-    """The instructions, in the order in which they appear."""
-    tasks: dict[str, None] = {}
-    for number in ProgressBar(numbers, "tasks", unit="episode", delay=1.0):
-        episode = store.episode(number)
-        tasks |= dict.fromkeys(instruction(episode, step) for step in range(episode.num_steps))
-    return [*tasks]
-
-
 def _divide(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -> list[int]:
     """The first episode of each group, and the number of all."""
-    step_bytes = _OTHER_BYTES + sum(
-        math.prod(feature.shape) for feature in features if feature.is_camera
-    )
-    limit = min(_GROUP_BYTES, max(1, int(frames[-1]) * step_bytes // _MOST_GROUPS_OF_FEW))
-    first = np.unique(frames[:-1] * step_bytes // limit, return_index=True)[1]
+    pixels = sum(math.prod(feature.shape) for feature in features if feature.is_camera)
+    ends = frames * (_OTHER_BYTES + pixels)
+    limit = min(_GROUP_BYTES, max(1, int(ends[-1]) // _MOST_GROUPS_OF_FEW))
+    first = np.unique(ends[:-1] // limit, return_index=True)[1]
     return [*first.tolist(), len(frames) - 1]
 
 
@@ -249,20 +229,6 @@ def _plan_path(out: str) -> Path:
     return Path(out, _STATE, "plan.json")
 
 
-def _describe_request(
-    store: EpisodeStore, numbers: Sequence[int], arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What is exported and how, as JSON values."""
-    data, chosen = (
-        hashlib.sha256(json.dumps(part).encode()).hexdigest()
-        for part in (store.identity(), numbers)
-    )
-    request: dict[str, Any] = json.loads(
-        json.dumps({"data": data, "episodes": chosen, **arguments}, default=asdict)
-    )
-    return request
-
-
 @contextlib.contextmanager
 def _lock_folder(out: str) -> Iterator[None]:
     """The folder for this process alone.
@@ -270,38 +236,54 @@ def _lock_folder(out: str) -> Iterator[None]:
     Raises:
         FileExistsError: It has files of others, or another process is at work.
     """
-    folder = Path(out)
+    folder, plan = Path(out), _plan_path(out)
     others = {path.name for path in folder.iterdir()} - {_STATE} if folder.exists() else set()
-    if others and not _plan_path(out).exists():
+    if others and not plan.exists():
         is_whole = (folder / _INFO).exists()
         got = "a LeRobot dataset" if is_whole else shown_list(sorted(others))
         raise FileExistsError(
             f"{printable(out)}: expected a folder that is new or empty, or an unfinished export, got {got}"
         )
-    _plan_path(out).parent.mkdir(parents=True, exist_ok=True)
-    with build_alone([str(_plan_path(out))], lambda _: contextlib.nullcontext()) as is_alone:
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    with build_alone([str(plan)], lambda _: contextlib.nullcontext()) as is_alone:
         if not is_alone:
             raise FileExistsError(f"{printable(out)}: another process is exporting to this folder")
         yield
 
 
-def _read_plan(out: str, request: Mapping[str, Any]) -> list[str] | None:
-    """The tasks of the unfinished export in the folder; None if there is none.
+def _plan(
+    out: str, request: Mapping[str, object], instructions: EpisodeStore | None
+) -> dict[str, int]:
+    """The tasks by number: of the unfinished export in the folder, else of a new one, which is
+    noted there.
 
     Raises:
-        FileExistsError: It is another export.
+        FileExistsError: There is another export.
     """
+    wanted = json.loads(json.dumps(request, default=asdict))
     try:
         plan = json.loads(_plan_path(out).read_bytes())
     except FileNotFoundError:
-        return None
-    if others := [name for name, value in request.items() if plan["request"].get(name) != value]:
+        tasks = _list_tasks(instructions, wanted["episodes"])  # reads all episodes
+        plan = {"request": wanted, "tasks": tasks}
+        write_atomically(str(_plan_path(out)), json.dumps(plan).encode())
+    if others := [name for name, value in wanted.items() if plan["request"].get(name) != value]:
         raise FileExistsError(
             f"{printable(out)}: expected an unfinished export of the same {shown_list(others)}, got another one; "
             f"repeat its arguments, or delete the folder"
         )
-    tasks: list[str] = plan["tasks"]
-    return tasks
+    return {task: number for number, task in enumerate(plan["tasks"])}
+
+
+def _list_tasks(store: EpisodeStore | None, numbers: Sequence[int]) -> list[str]:
+    """The instructions, in the order in which they appear."""
+    if store is None:
+        return [""]
+    tasks: dict[str, None] = {}
+    for number in ProgressBar(numbers, "tasks", unit="episode", delay=1.0):
+        episode = store.episode(number)
+        tasks |= dict.fromkeys(instruction(episode, step) for step in range(episode.num_steps))
+    return [*tasks]
 
 
 # The groups, and what holds for all of them.
@@ -309,21 +291,21 @@ def _read_plan(out: str, request: Mapping[str, Any]) -> list[str] | None:
 
 def _write_groups(job: EpisodeGroups, num_workers: int) -> None:
     """Write the groups that are missing."""
-    missing = [number for number in range(len(job)) if not episodes_path(job.out, number).exists()]
-    num_done = int(job.frames[-1]) - sum(map(job.num_frames, missing))
-    with ProgressBar(
-        total=int(job.frames[-1]), initial=num_done, desc="exporting", unit="frame"
-    ) as bar:
-        if not missing:
-            return
-        work_in_processes(
-            functools.partial(_write_group, job),
-            missing,
-            min(num_workers, len(missing)),
-            bar,
-            module=__name__,
-            advice="run it again, with fewer workers: it continues",
-        )
+    missing = [
+        number for number in range(len(job)) if not job.path("meta/episodes", number).exists()
+    ]
+    total = int(job.frames[-1])
+    num_done = total - sum(map(job.num_frames, missing))
+    with ProgressBar(total=total, initial=num_done, desc="exporting", unit="frame") as bar:
+        if missing:
+            work_in_processes(
+                functools.partial(_write_group, job),
+                missing,
+                min(num_workers, len(missing)),
+                bar,
+                module=__name__,
+                advice="run it again, with fewer workers: it continues",
+            )
 
 
 def _write_group(job: EpisodeGroups, number: int, advance: Advance) -> None:
@@ -338,7 +320,7 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     without it.
     """
     names = [item.name for item in [*job.features, *OWN_FEATURES] if not item.is_text]
-    paths = [episodes_path(job.out, number) for number in range(len(job))]
+    paths = [job.path("meta/episodes", number) for number in range(len(job))]
     columns = read_columns(paths, [f"stats/{name}/{key}" for name in names for key in STATISTICS])
     statistics = {
         name: merge_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS})
@@ -347,42 +329,41 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     content = {
         "meta/tasks.parquet": tasks_table([*job.tasks]),
         "meta/stats.json": json.dumps(statistics, indent=4).encode(),
-        _INFO: json.dumps(_info(job, robot_type), indent=4, ensure_ascii=False).encode(),
+        _INFO: json.dumps(_describe(job, robot_type), indent=4, ensure_ascii=False).encode(),
     }
     for name, data in content.items():
         write_atomically(os.path.join(job.out, name), data)
     _plan_path(job.out).unlink()
 
 
-def _info(job: EpisodeGroups, robot_type: str | None) -> dict[str, Any]:
-    has_videos = any(feature.dtype == "video" for feature in job.features)
+def _describe(job: EpisodeGroups, robot_type: str | None) -> dict[str, object]:
+    """The content of ``info.json``."""
+    features: dict[str, dict[str, object]] = {
+        item.name: {"dtype": item.dtype, "shape": [*item.shape], "names": None}
+        for item in [*job.features, *OWN_FEATURES]
+    }
+    video_path = None
+    for item in job.features:
+        if item.is_camera:
+            features[item.name]["names"] = ["height", "width", "channels"]
+        if item.dtype == "video":
+            features[item.name]["info"] = job.encoder.info(item.shape, job.fps)
+            video_path = f"videos/{{video_key}}/{FILE_NAME}.mp4"
     return {
         "codebase_version": _VERSION,
         "fps": job.fps,
-        "features": {item.name: _describe(item, job) for item in [*job.features, *OWN_FEATURES]},
+        "features": features,
         "total_episodes": len(job.episodes),
         "total_frames": int(job.frames[-1]),
         "total_tasks": len(job.tasks),
         "chunks_size": FILES_PER_CHUNK,
         "data_files_size_in_mb": 100,
         "video_files_size_in_mb": 200,
-        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-        if has_videos
-        else None,
+        "data_path": f"data/{FILE_NAME}.parquet",
+        "video_path": video_path,
         "robot_type": robot_type,
         "splits": {"train": f"0:{len(job.episodes)}"},
     }
-
-
-def _describe(feature: LeRobotFeature, job: EpisodeGroups) -> dict[str, Any]:
-    described: dict[str, Any] = {"dtype": feature.dtype, "shape": [*feature.shape], "names": None}
-    if feature.is_camera:
-        described["names"] = ["height", "width", "channels"]
-    if feature.dtype == "video":
-        height, width, _ = feature.shape
-        described["info"] = job.encoder.info(height, width, job.fps)
-    return described
 
 
 # The verb.
@@ -405,9 +386,7 @@ examples:
       --feature discount="""
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "rlds-to-lerobot", summary, _DESCRIPTION, _run)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", metavar="DIRECTORY", help="a directory with features.json and the episodes"
     )
@@ -425,6 +404,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     parser.add_argument("--robot-type", metavar="NAME", help="name of the robot")
     parser.add_argument(
         "--feature",
+        dest="features",
         type=_parse_feature,
         action="append",
         default=[],
@@ -433,13 +413,13 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     )
     parser.add_argument(
         "--images",
-        choices=("video", "image"),
+        choices=CAMERA_DTYPES,
         default="video",
         help="frames as MP4, or as images with equal pixels",
     )
     parser.add_argument(
         "--codec",
-        choices=("libsvtav1", "h264", "hevc"),
+        choices=[*CODECS],
         default="libsvtav1",
         help="of videos (default: %(default)s)",
     )
@@ -462,24 +442,22 @@ def _parse_feature(text: str) -> tuple[str, list[str] | None]:
     return name, paths.split(",") if paths else None
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(
+    directory: str,
+    out: str,
+    features: list[tuple[str, list[str] | None]],
+    jobs: int | None,
+    **options: Any,
+) -> int:
     """Export, and print what was written."""
-    result = rlds_to_lerobot(
-        options.directory,
-        options.out,
-        options.split,
-        fps=options.fps,
-        robot_type=options.robot_type,
-        features=dict(options.feature),
-        images=options.images,
-        codec=options.codec,
-        crf=options.crf,
-        num_workers=options.jobs,
-    )
+    result = rlds_to_lerobot(directory, out, features=dict(features), num_workers=jobs, **options)
     for name, paths in result.features.items():
         print(f"{escape(name)}: {escape(', '.join(paths))}")
     if result.left_out:
         print(f"left out: {escape(', '.join(result.left_out))}")
     frames = pluralize(result.num_frames, "frame")
-    print(f"wrote {pluralize(result.num_episodes, 'episode')}, {frames}: {escape(options.out)}")
+    print(f"wrote {pluralize(result.num_episodes, 'episode')}, {frames}: {escape(out)}")
     return 0
+
+
+RLDS_TO_LEROBOT = Verb(_DESCRIPTION, _add_arguments, _run)

@@ -11,16 +11,21 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from index_tools.lerobot_features import CameraFrames, LeRobotFeature
-from index_tools.lerobot_statistics import number_statistics
+from index_tools.lerobot_features import (
+    CameraFrames,
+    LeRobotFeature,
+    Numbers,
+    number_statistics,
+)
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.tfds.episode_store import EpisodeStore
 from torch_tfrecord.tfds.step_samples import instruction
@@ -28,16 +33,20 @@ from torch_tfrecord.tfds.step_samples import instruction
 __all__ = [
     "CODECS",
     "FILES_PER_CHUNK",
+    "FILE_NAME",
     "OWN_FEATURES",
     "EpisodeGroups",
     "VideoEncoder",
     "check_installed",
-    "episodes_path",
     "read_columns",
     "tasks_table",
 ]
 
+_Values: TypeAlias = "Numbers | Sequence[object]"
+"""The values of a column: an array [T, ...], a list of T str, or a list of T encoded images."""
+
 FILES_PER_CHUNK = 1000
+FILE_NAME = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 CODECS = {"libsvtav1": "av1", "h264": "h264", "hevc": "hevc"}
 _PIXELS = "yuv420p"
 _FRAMES_PER_KEY = 2  # as LeRobot: frames are read at random
@@ -50,24 +59,14 @@ OWN_FEATURES = [
 """The columns that every LeRobot dataset has."""
 
 
-def check_installed(*names: str) -> None:
-    """ImportError unless these modules are there, which the extra `lerobot` installs."""
-    for name in names:
-        _module(name)
-
-
-def _module(name: str) -> Any:
+def check_installed(name: str) -> ModuleType:
+    """A module that the extra `lerobot` installs; ImportError if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
             f"{name} is missing, which writes LeRobot's files: pip install 'torch-tfrecord[lerobot]'"
         ) from error
-
-
-def _place_of(number: int) -> str:
-    """Folder and name of a file, without its ending."""
-    return f"chunk-{number // FILES_PER_CHUNK:03d}/file-{number % FILES_PER_CHUNK:03d}"
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,11 @@ class VideoEncoder:
             return common | {"preset": str(_SVT_PRESET), "svtav1-params": "fast-decode=0:lp=1"}
         return common | {"threads": "1"}
 
-    def info(self, height: int, width: int, fps: int) -> dict[str, Any]:
+    def info(self, shape: Sequence[int], fps: int) -> dict[str, object]:
         """What LeRobot notes about the videos of a camera."""
         preset = _SVT_PRESET if self.codec == "libsvtav1" else None
         return {
-            "video.height": height, "video.width": width, "video.codec": CODECS[self.codec],
+            "video.height": shape[0], "video.width": shape[1], "video.codec": CODECS[self.codec],
             "video.pix_fmt": _PIXELS, "video.fps": fps, "video.channels": 3, "has_audio": False,
             "video.g": _FRAMES_PER_KEY, "video.crf": self.crf, "video.preset": preset, "video.fast_decode": 0,
             "video.video_backend": "pyav", "video.extra_options": {}, "is_depth_map": False,
@@ -114,7 +113,7 @@ class _Movie:
     """
 
     def __init__(self, feature: LeRobotFeature, fps: int, encoder: VideoEncoder) -> None:
-        self._av = _module("av")
+        self._av = check_installed("av")
         self._feature, self._encoder = feature, encoder
         self._buffer = io.BytesIO()
         self._container = self._av.open(self._buffer, "w", format="mp4")
@@ -123,14 +122,15 @@ class _Movie:
         self._stream.height, self._stream.width, _ = feature.shape
         self.num_frames = 0
 
-    def add(self, frame: npt.NDArray[np.uint8]) -> None:
-        """Encode a frame [H, W, 3].
+    def extend(self, frames: Iterable[npt.NDArray[np.uint8]]) -> None:
+        """Encode frames [H, W, 3].
 
         Raises:
             ValueError: The codec cannot encode frames of this size.
         """
-        self._encode(self._av.VideoFrame.from_ndarray(frame, format="rgb24"))
-        self.num_frames += 1
+        for frame in frames:
+            self._encode(self._av.VideoFrame.from_ndarray(frame, format="rgb24"))
+            self.num_frames += 1
 
     def finish(self) -> bytes:
         """The MP4 file."""
@@ -138,15 +138,18 @@ class _Movie:
         self._container.close()
         return self._buffer.getvalue()
 
-    def _encode(self, frame: Any) -> None:
+    def _encode(self, frame: object) -> None:
         try:
             self._container.mux(self._stream.encode(frame))
         except self._av.error.FFmpegError as error:
             height, width, _ = self._feature.shape
             raise ValueError(
-                f"{self._feature.name}: {self._encoder.codec} cannot encode frames of {height} x {width} pixels; use "
-                f"another codec, or images='image'"
+                f"{self._feature.name}: {self._encoder.codec} cannot encode frames of {height} x "
+                f"{width} pixels; use another codec, or images='image'"
             ) from error
+
+
+# Tables.
 
 
 class _DataTable:
@@ -157,21 +160,20 @@ class _DataTable:
     """
 
     def __init__(self, features: Sequence[LeRobotFeature]) -> None:
-        self._arrow = _module("pyarrow")
+        self._arrow = check_installed("pyarrow")
         columns = [*(feature for feature in features if feature.dtype != "video"), *OWN_FEATURES]
-        described = {feature.name: _describe_column(feature) for feature in columns}
-        self._schema = self._arrow.schema(
-            [self._field(feature) for feature in columns],
-            metadata={"huggingface": json.dumps({"info": {"features": described}})},
-        )
+        fields = [self._field(feature) for feature in columns]
+        described = {feature.name: _describe(feature) for feature in columns}
+        metadata = {"huggingface": json.dumps({"info": {"features": described}})}
+        self._schema = self._arrow.schema(fields, metadata=metadata)
         self._sink = self._arrow.BufferOutputStream()
-        self._writer = _module("pyarrow.parquet").ParquetWriter(
+        self._writer = check_installed("pyarrow.parquet").ParquetWriter(
             self._sink, self._schema, compression="snappy"
         )
 
-    def add(self, columns: Mapping[str, Any]) -> None:
-        """Add an episode: name -> array [T, ...], list of T str, or list of T encoded images."""
-        arrays = [self._array(field, columns[field.name]) for field in self._schema]
+    def add(self, columns: Mapping[str, _Values]) -> None:
+        """Add an episode."""
+        arrays = [self._array(field.type, columns[field.name]) for field in self._schema]
         self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
 
     def finish(self) -> bytes:
@@ -179,83 +181,71 @@ class _DataTable:
         self._writer.close()
         return bytes(self._sink.getvalue())
 
-    def _field(self, feature: LeRobotFeature) -> Any:
+    def _field(self, feature: LeRobotFeature) -> object:
         arrow, shape, metadata = self._arrow, feature.shape, None
         if feature.is_camera:
             kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
-        elif feature.is_text:
-            kind = arrow.string()
         else:
-            kind = arrow.from_numpy_dtype(np.dtype(feature.dtype))
+            dtype = feature.dtype
+            kind = arrow.string() if feature.is_text else arrow.from_numpy_dtype(np.dtype(dtype))
             if len(shape) > 1:
                 for _ in shape:
                     kind = arrow.list_(kind)
-                metadata = {
-                    "ARROW:extension:name": f"datasets.features.features.Array{len(shape)}DExtensionType",
-                    "ARROW:extension:metadata": json.dumps([list(shape), feature.dtype]),
-                }
+                name = f"datasets.features.features.Array{len(shape)}DExtensionType"
+                form = json.dumps([shape, dtype])
+                metadata = {"ARROW:extension:name": name, "ARROW:extension:metadata": form}
             elif shape != (1,):
-                kind = arrow.list_(kind, shape[0])
+                kind = arrow.list_(kind, *shape)
         return arrow.field(feature.name, kind, metadata=metadata)
 
-    def _array(self, field: Any, values: Any) -> Any:
-        if not isinstance(values, np.ndarray):
-            return self._arrow.array(values, field.type)
-        numbers = self._arrow.array(values.reshape(-1))
-        if values.ndim == 1 or values.shape[1:] == (1,):
-            return numbers
+    def _array(self, kind: object, values: _Values) -> object:
+        if not isinstance(values, np.ndarray) or values.ndim == 1:
+            return self._arrow.array(values, kind)
+        array = self._arrow.array(values.reshape(-1))
         if values.ndim == 2:
-            return self._arrow.FixedSizeListArray.from_arrays(numbers, values.shape[1])
+            return self._arrow.FixedSizeListArray.from_arrays(array, values.shape[1])
         for size in reversed(values.shape[1:]):
-            offsets = np.arange(0, len(numbers) + 1, size, dtype=np.int32)
-            numbers = self._arrow.ListArray.from_arrays(offsets, numbers)
-        return numbers
+            offsets = np.arange(0, len(array) + 1, size, dtype=np.int32)
+            array = self._arrow.ListArray.from_arrays(offsets, array)
+        return array
 
 
-def _describe_column(feature: LeRobotFeature) -> dict[str, object]:
+def _describe(feature: LeRobotFeature) -> dict[str, object]:
     """A feature, as the package `datasets` describes it."""
-    value = {"dtype": feature.dtype, "_type": "Value"}
+    value: dict[str, object] = {"dtype": feature.dtype, "_type": "Value"}
     if feature.is_camera:
         return {"_type": "Image"}
     if feature.shape == (1,):
-        return dict(value)
+        return value
     if len(feature.shape) == 1:
         return {"feature": value, "length": feature.shape[0], "_type": "List"}
     return {**value, "shape": feature.shape, "_type": f"Array{len(feature.shape)}D"}
 
 
 def _table_bytes(
-    columns: Mapping[str, Sequence[Any]], metadata: Mapping[str, str] | None = None
+    columns: Mapping[str, Sequence[object]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
     """A Parquet file of columns of Python values."""
-    arrow = _module("pyarrow")
+    arrow = check_installed("pyarrow")
     sink = arrow.BufferOutputStream()
-    _module("pyarrow.parquet").write_table(
-        arrow.table(dict(columns), metadata=metadata), sink, compression="snappy"
-    )
+    table = arrow.table(dict(columns), metadata=metadata)
+    check_installed("pyarrow.parquet").write_table(table, sink, compression="snappy")
     return bytes(sink.getvalue())
 
 
-def read_columns(paths: Sequence[Path], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def read_columns(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Numbers]:
     """Columns of numbers in several Parquet files, one after the other."""
-    read = _module("pyarrow.parquet").read_table
-    tables = [read(path, columns=[*names]) for path in paths]
-    table = _module("pyarrow").concat_tables(tables)
+    read = check_installed("pyarrow.parquet").read_table
+    table = check_installed("pyarrow").concat_tables(read(path, columns=[*names]) for path in paths)
     return {name: np.array(table.column(name).to_pylist()) for name in names}
 
 
 def tasks_table(tasks: Sequence[str]) -> bytes:
     """The tasks by number, as pandas writes a frame whose index is the task."""
     columns = [
-        {
-            "name": name,
-            "field_name": name,
-            "pandas_type": kind,
-            "numpy_type": dtype,
-            "metadata": None,
-        }
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
         for name, kind, dtype in (("task_index", _INT, _INT), ("task", "unicode", "object"))
-    ]
+    ]  # fmt: skip
     described = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
     return _table_bytes(
         {"task_index": range(len(tasks)), "task": tasks}, {"pandas": json.dumps(described)}
@@ -263,11 +253,6 @@ def tasks_table(tasks: Sequence[str]) -> bytes:
 
 
 # Groups of episodes.
-
-
-def episodes_path(out: str, number: int) -> Path:
-    """The file that says where the episodes of a group are; it is written last."""
-    return Path(out, "meta", "episodes", f"{_place_of(number)}.parquet")
 
 
 @dataclass(frozen=True)
@@ -303,88 +288,83 @@ class EpisodeGroups:
         """Frames of a group."""
         return int(self.frames[self.groups[number + 1]] - self.frames[self.groups[number]])
 
+    def path(self, folder: str, number: int, ending: str = "parquet") -> Path:
+        """A file of a group. That in ``meta/episodes`` says where its episodes are, and is written
+        last.
+        """
+        return Path(self.out, folder, f"{FILE_NAME.format(**_file_indexes(number))}.{ending}")
+
     def write(self, number: int) -> None:
         """Write the files of a group; each appears complete or not at all."""
         table = _DataTable(self.features)
-        cameras = [feature for feature in self.features if feature.dtype == "video"]
-        movies = {feature.name: _Movie(feature, self.fps, self.encoder) for feature in cameras}
-        rows = [
-            self._add(place, number, table, movies)
-            for place in range(*self.groups[number : number + 2])
-        ]
-        _publish(Path(self.out, "data", f"{_place_of(number)}.parquet"), table.finish())
+        movies = {
+            feature.name: _Movie(feature, self.fps, self.encoder)
+            for feature in self.features
+            if feature.dtype == "video"
+        }
+        places = range(*self.groups[number : number + 2])
+        rows = [self._add(place, _file_indexes(number), table, movies) for place in places]
+        contents = {self.path("data", number): table.finish()}
         for name, movie in movies.items():
-            _publish(Path(self.out, "videos", name, f"{_place_of(number)}.mp4"), movie.finish())
-        _publish(
-            episodes_path(self.out, number),
-            _table_bytes({name: [row[name] for row in rows] for name in rows[0]}),
-        )
+            contents[self.path(f"videos/{name}", number, "mp4")] = movie.finish()
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        contents[self.path("meta/episodes", number)] = _table_bytes(columns)
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(str(path), content)
 
     def _add(
-        self, place: int, number: int, table: _DataTable, movies: dict[str, _Movie]
-    ) -> dict[str, Any]:
+        self, place: int, file: Mapping[str, int], table: _DataTable, movies: Mapping[str, _Movie]
+    ) -> dict[str, object]:
         """Add an episode to the files; return its row of ``meta/episodes``."""
-        episode = self.store.episode(self.episodes[place])
-        tasks = [instruction(episode, step) for step in range(episode.num_steps)]
-        row: dict[str, Any] = {
+        episode, begin = self.store.episode(self.episodes[place]), int(self.frames[place])
+        length = episode.num_steps
+        tasks = [instruction(episode, step) for step in range(length)]
+        row: dict[str, object] = {
             "episode_index": place,
             "tasks": [*dict.fromkeys(tasks)],
-            "length": episode.num_steps,
+            "length": length,
+            "dataset_from_index": begin,
+            "dataset_to_index": begin + length,
+            **_below("data", file),
+            **_below("meta/episodes", file),
         }
-        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
-        row |= self._where(place, file, movies)
-        columns = self._own_columns(place, tasks)
-        found = {name: number_statistics(values) for name, values in columns.items()}
-        columns["timestamp"] = columns["timestamp"].astype(np.float32)
-        for feature in self.features:
-            if feature.is_camera:
-                camera = CameraFrames(feature, episode, self.store)
-                if feature.name in movies:
-                    for frame in camera.pixels():
-                        movies[feature.name].add(frame)
-                else:
-                    columns[feature.name] = [*camera.files()]
-                found[feature.name] = camera.statistics.result()
-            elif feature.is_text:
-                columns[feature.name] = feature.column(episode.steps).read(0, episode.num_steps)
-            else:
-                columns[feature.name] = values = feature.numbers(episode.steps)
-                found[feature.name] = number_statistics(
-                    values[:, 0] if feature.shape == (1,) else values
-                )
-        table.add(columns)
-        row |= {
-            f"stats/{name}/{key}": value
-            for name, items in found.items()
-            for key, value in items.items()
-        }
-        return row | {f"meta/episodes/{key}": value for key, value in file.items()}
-
-    def _where(
-        self, place: int, file: Mapping[str, int], movies: Mapping[str, _Movie]
-    ) -> dict[str, Any]:
-        """Where an episode is going to be in its files."""
-        begin, end = map(int, self.frames[place : place + 2])
-        where: dict[str, Any] = {f"data/{key}": value for key, value in file.items()}
-        where |= {"dataset_from_index": begin, "dataset_to_index": end}
         for name, movie in movies.items():
-            first, last = movie.num_frames, movie.num_frames + end - begin
+            first, last = movie.num_frames, movie.num_frames + length
             times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
-            where |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
-        return where
-
-    def _own_columns(self, place: int, tasks: list[str]) -> dict[str, Any]:
-        """The columns of `OWN_FEATURES` of an episode, given the task of each step."""
-        steps = np.arange(len(tasks))
-        return {
+            row |= _below(f"videos/{name}", {**file, **times})
+        steps = np.arange(length)
+        columns: dict[str, _Values] = {
             "timestamp": steps / self.fps,
             "frame_index": steps,
-            "episode_index": np.full(len(steps), place),
-            "index": steps + int(self.frames[place]),
+            "episode_index": np.full(length, place),
+            "index": steps + begin,
             "task_index": np.array([self.tasks[task] for task in tasks]),
         }
+        found = {name: number_statistics(np.asarray(column)) for name, column in columns.items()}
+        for feature in self.features:
+            name = feature.name
+            if feature.is_text:
+                columns[name] = feature.columns(episode)[0].read(0, length)
+            elif not feature.is_camera:
+                columns[name] = values = feature.numbers(episode)
+                found[name] = number_statistics(values)
+            else:
+                camera = CameraFrames(feature, episode, self.store)
+                if name in movies:
+                    movies[name].extend(camera.pixels())
+                else:
+                    columns[name] = [*camera.files()]
+                found[name] = camera.statistics.result()
+        table.add(columns)
+        for name, items in found.items():
+            row |= _below(f"stats/{name}", items)
+        return row
 
 
-def _publish(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(str(path), content)
+def _file_indexes(number: int) -> dict[str, int]:
+    return {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
+
+
+def _below(folder: str, items: Mapping[str, object]) -> dict[str, object]:
+    return {f"{folder}/{name}": value for name, value in items.items()}

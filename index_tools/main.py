@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import functools
 import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
+from typing import Any, NoReturn
 
-from index_tools._terminal import EXIT_STATUS, OneLineParser, error_text
+from index_tools._terminal import Verb, error_text, escape
 from torch_tfrecord import __version__
 from torch_tfrecord.errors import TFRecordError
 
 __all__ = ["entry_point", "main"]
 
+# verb: the module that has it, in capitals; and what it does
 _VERBS = {
-    "index": "build the indexes of TFRecord files",
-    "verify": "check every record of TFRecord files",
-    "show": "show records as readable text, and the features to read them with",
-    "from-images": "write an image folder as TFRecord shards",
-    "rlds-to-lerobot": "write RLDS episodes as a LeRobot dataset",
-    "cache": "show or clear the disk cache of remote data",
-    "doctor": "report what runs compiled, what decodes images, and what is missing",
+    "index": ("index", "build the indexes of TFRecord files"),
+    "verify": ("index", "check every record of TFRecord files"),
+    "show": ("show", "show records as readable text, and the features to read them with"),
+    "from-images": ("from_images", "write an image folder as TFRecord shards"),
+    "rlds-to-lerobot": ("lerobot_export", "write RLDS episodes as a LeRobot dataset"),
+    "cache": ("cache", "show or clear the disk cache of remote data"),
+    "doctor": ("doctor", "report what runs compiled, what decodes images, and what is missing"),
 }
 
-_MODULES = {"from-images": "from_images", "rlds-to-lerobot": "lerobot_export"}  # if other names
+_EXIT_STATUS = """exit status:
+  0    all well
+  1    bad data: a damaged file, record or index
+  2    wrong use, or a file that does not exist or cannot be opened or written: nothing is wrong with the data
+  130  interrupted; no file is left half-written"""
 
 _SIGNAL_STATUS = 128  # shells report this plus the signal's number for a process ended by a signal
 
@@ -54,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = sys.argv[1:] if argv is None else list(argv)
-        options = _parser(arguments).parse_args(arguments)
-        status: int = options.command(options)
-        return status
+        options = vars(_parser(arguments).parse_args(arguments))
+        run: Callable[..., int] = options.pop("run")
+        return run(**options)
     except SystemExit as exit_request:  # of argparse: --help, --version, wrong arguments
         return exit_request.code if isinstance(exit_request.code, int) else 2
     except KeyboardInterrupt:
@@ -96,21 +102,32 @@ def _fail(text: str, status: int) -> int:
     return status
 
 
+class _OneLineParser(argparse.ArgumentParser):
+    """Reports wrong arguments in one line; argparse itself would print the whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, escape(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = OneLineParser(
+    form = functools.partial(
+        dict[str, Any], formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser = _OneLineParser(
         prog="tfrecord",
         description="Index, verify and show TFRecord files, make them from images, and check the installation.",
-        epilog=f"{_EXAMPLES}\n\n{EXIT_STATUS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **form(epilog=f"{_EXAMPLES}\n\n{_EXIT_STATUS}"),
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
     wanted = next((argument for argument in arguments if argument in _VERBS), None)
-    for name, summary in _VERBS.items():
+    for name, (module, summary) in _VERBS.items():
+        one = verbs.add_parser(name, help=summary, **form())
         if name == wanted:  # do not import the others: torch alone takes seconds
-            module = _MODULES.get(name, name)
-            importlib.import_module(f"index_tools.{module}").add_parser(verbs, summary)
-        else:
-            verbs.add_parser(name, help=summary)
+            verb: Verb = resolve_name(f"index_tools.{module}:{name.replace('-', '_').upper()}")
+            one.description = f"{summary[0].upper()}{summary[1:]}."
+            one.epilog = f"{verb.description}\n\n{_EXIT_STATUS}"
+            verb.add_arguments(one)
+            one.set_defaults(run=verb.run)
     return parser

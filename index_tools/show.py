@@ -14,8 +14,7 @@ import torch
 
 from index_tools._terminal import (
     PATHS_HELP,
-    Verbs,
-    add_verb,
+    Verb,
     data_files,
     error_text,
     escape,
@@ -44,7 +43,7 @@ from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["add_parser", "describe_bytes", "describe_record"]
+__all__ = ["SHOW", "describe_bytes", "describe_record"]
 
 _T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, int, str]  # name, kind, count, values
@@ -77,9 +76,7 @@ examples:
   tfrecord show train.tfrecord --position 500 -n 10 --no-features"""
 
 
-def add_parser(verbs: Verbs, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "show", summary, _DESCRIPTION, _run)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=PATHS_HELP)
     parser.add_argument(
         "-n",
@@ -97,27 +94,23 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     parser.add_argument("--no-features", action="store_true", help="do not infer features")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(path: str, num_records: int | None, position: int | None, no_features: bool) -> int:
     """Read no further than needed, and write no file; damage is reported on stderr, after what
     could be read.
     """
-    files, position = data_files([options.path]), options.position
-    default = _DEFAULT_RECORDS if position is None else 1
-    num_records = default if options.num_records is None else options.num_records
-    wanted = (
-        _stream_records(files)
-        if position is None
-        else _records_from(files, _absolute_position(files, position))
-    )
+    files = data_files([path])
+    if num_records is None:
+        num_records = _DEFAULT_RECORDS if position is None else 1
+    wanted = _stream_records(files) if position is None else _records_from(files, position)
     shown, damage = _until_damage(map(_show_record, itertools.islice(wanted, num_records)))
     samples, later_damage = _until_damage(
-        () if options.no_features else spread_records(files, _INFER_RECORDS)
+        () if no_features else spread_records(files, _INFER_RECORDS)
     )
     for text in shown:
         print(text)
     if not shown and damage is None and num_records > 0:
         print("no records\n")
-    if not options.no_features:
+    if not no_features:
         print(_features(samples))
     damage = damage or later_damage
     if damage is None:
@@ -125,6 +118,9 @@ def _run(options: argparse.Namespace) -> int:
     sys.stdout.flush()  # keeps the order if both go to one terminal
     print(f"tfrecord: {error_text(damage)}", file=sys.stderr)
     return 1
+
+
+SHOW = Verb(_DESCRIPTION, _add_arguments, _run)
 
 
 def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
@@ -255,44 +251,35 @@ def _stream_records(files: Sequence[str]) -> Iterator[SpreadRecord]:
 
 
 def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]:
-    """The records from a position on; earlier ones are skipped without reading their payloads.
+    """The records from a position on, which counts from the end if it is negative; earlier ones are
+    skipped without reading their payloads.
 
     Raises:
         ValueError: There are fewer records (raised at the end); the message gives their number.
     """
-    base, reader = 0, RecordReader()
-    for path in files:
-        end, stream = base, None
-        for first, offsets, lengths in _places(path):
-            for number in range(max(position - base - first, 0), len(offsets)):
+    total, base, reader = 0, 0, RecordReader()
+    if position < 0:
+        total = sum(len(offsets) for path in files for offsets, _ in _places(path))
+    wanted = position + total
+    for path in files if wanted >= 0 else ():
+        stream = None
+        for offsets, lengths in _places(path):
+            for number in range(max(wanted - base, 0), len(offsets)):
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 payload = reader.read(stream, offsets[number], lengths[number])
-                yield SpreadRecord(path, base + first + number, offsets[number], payload)
-            end = base + first + len(offsets)
-        base = end
-    if position >= base:
-        raise ValueError(_out_of_range(position, base))
+                yield SpreadRecord(path, base + number, offsets[number], payload)
+            base += len(offsets)
+    if not 0 <= wanted < base:
+        total = max(total, base)
+        if not total:
+            raise ValueError(f"position {position} is out of range: there are no records")
+        raise ValueError(
+            f"position must be from {-total} to {total - 1} ({total} records), got {position}"
+        )
 
 
-def _absolute_position(files: Sequence[str], position: int) -> int:
-    """A position pluralize from the first record; a negative argument counts from the end."""
-    if position >= 0:
-        return position
-    num_records = sum(len(offsets) for path in files for _, offsets, _ in _places(path))
-    if position < -num_records:
-        raise ValueError(_out_of_range(position, num_records))
-    return num_records + position
-
-
-def _out_of_range(position: int, num_records: int) -> str:
-    if not num_records:
-        return f"position {position} is out of range: there are no records"
-    return f"position must be from {-num_records} to {num_records - 1} ({num_records} records), got {position}"
-
-
-def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
-    """Number of the first record, offsets and lengths of neighbouring records: from a fresh index,
-    else from headers.
+def _places(path: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Offsets and lengths of neighbouring records: from a fresh index, else from headers.
 
     Does not build an index: looking at data should leave no file behind, and need not read to the
     file's end.
@@ -302,9 +289,9 @@ def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
     except IndexMismatchError:
         stream, _ = open_stream(open_file(path), "auto")
         for block in RecordScanner(stream, verify_crc=False, keep_payloads=False):
-            yield block.position, block.offsets.tolist(), block.lengths.tolist()
+            yield block.offsets.tolist(), block.lengths.tolist()
         return
-    yield 0, index.offsets.tolist(), index.lengths.tolist()
+    yield index.offsets.tolist(), index.lengths.tolist()
 
 
 # Features.

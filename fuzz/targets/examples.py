@@ -10,7 +10,7 @@ from tools import damage, outcome, same
 
 from torch_tfrecord import FixedLenFeature, Text, VarLenFeature, decode_example, encode_example
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.protobuf.messages import Example
 
 COMPILED = True

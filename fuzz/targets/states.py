@@ -10,7 +10,7 @@ import json
 from tools import FOLDER, damage, damage_json, framed, outcome
 
 from torch_tfrecord import Mixture, RecordSampler, TFRecordDataset, TFRecordIterableDataset
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 COMPILED = False
 _MOST_ITEMS = 60

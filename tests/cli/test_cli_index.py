@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index_tools import _workers, index, verify
+from index_tools import _workers, index
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
 from torch_tfrecord.files.storage import open_file
@@ -279,7 +279,7 @@ def test_a_worker_that_dies_is_reported(folder):
 def test_progress_counts_every_byte_once(folder):
     write(folder / "a.tfrecord", DATA * 2000)
     steps = []
-    outcome = _workers._work_on_file(verify._verify_file, "a.tfrecord", steps.append)
+    outcome = _workers._work_on_file(index._verify_file, "a.tfrecord", steps.append)
     assert outcome.value.num_records == 6000
     assert sum(steps) == 1051 * 2000
     assert len(steps) > 2
@@ -334,7 +334,7 @@ def test_verify_finds_every_flipped_bit_of_a_small_file(folder):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         write(folder / "a.tfrecord", bytes(damaged))
-        assert verify._verify_file(open_file("a.tfrecord")).damage is not None
+        assert index._verify_file(open_file("a.tfrecord")).damage is not None
 
 
 def test_verify_warns_of_a_stale_index(folder, capsys):
@@ -384,7 +384,7 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
     def fail(*arguments):
         raise OSError(5, "Input/output error", "a.tfrecord")
 
-    monkeypatch.setattr(verify, "index_source", fail)
+    monkeypatch.setattr(index, "index_source", fail)
     assert main(["verify", "a.tfrecord"]) == 1
     assert (
         capsys.readouterr().out

@@ -32,7 +32,7 @@ from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.example import encode_example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords

@@ -39,7 +39,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns import column_plan, parsers, sequence_plan
 from torch_tfrecord.columns.parsers import SequenceExampleParser
 from torch_tfrecord.loading.column_batch import ColumnBatch
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.sample import take_apart
 
 I64, F32 = torch.int64, torch.float32
 UNKNOWN = b"\x1a\x00"  # a field that no SequenceExample has: protobuf reads such a record, and writes it again

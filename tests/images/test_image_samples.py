@@ -1,7 +1,7 @@
 """Images cropped while they are decoded: decoding the whole image and torchvision's transforms are
 the oracle.
 
-Covers loading/crop_reader, images/regions.
+Covers loading/sample_maker, images/regions.
 """
 
 import pickle

@@ -38,7 +38,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns import image as image_columns
 from torch_tfrecord.images.leading_crops import find_leading_crop
 from torch_tfrecord.images.regions import StoredImage
-from torch_tfrecord.loading import crop_reader
+from torch_tfrecord.loading import sample_maker
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FEATURES = {"image": Image(key="image/encoded"), "label": FixedLenFeature((), torch.int64)}
@@ -92,7 +92,7 @@ def refuse(*args, **options):
 def assert_equal(load, monkeypatch, decodes=False):
     """The same values, types, memory and draws as of the run that decodes whole images."""
     with monkeypatch.context() as patch:
-        patch.setattr(crop_reader, "find_leading_crop", whole)
+        patch.setattr(sample_maker, "find_leading_crop", whole)
         expected, expected_state = with_state(load)
     with monkeypatch.context() as patch:
         if not decodes:
@@ -405,7 +405,7 @@ def test_every_other_feature(tmp_path, monkeypatch):
         )
     ds = TFRecordDataset(tmp_path / "wide", features, transform=v2.CenterCrop(20))
     samples = ds.__getitems__([3, 1])
-    monkeypatch.setattr(crop_reader, "find_leading_crop", whole)
+    monkeypatch.setattr(sample_maker, "find_leading_crop", whole)
     assert_same(list(samples), [ds[3], ds[1]])
 
 
@@ -545,7 +545,7 @@ def test_what_follows_and_is_not_known(following):
 )
 def test_other_features(records, features):
     ds = TFRecordDataset(records, features, transform=v2.RandomResizedCrop(24))
-    assert ds._maker.crops.batches(ds._maker.transform, [], (0, 0), in_turn=True) is None
+    assert not ds._maker.crops.takes(ds._maker.transform)
 
 
 def test_sequence_examples(tmp_path):
@@ -563,7 +563,7 @@ def failure(load, monkeypatch, is_cropped):
     """Class, text, notes of the error; and torch's random state after it."""
     with monkeypatch.context() as patch, torch.random.fork_rng():
         if not is_cropped:
-            patch.setattr(crop_reader, "find_leading_crop", whole)
+            patch.setattr(sample_maker, "find_leading_crop", whole)
         torch.manual_seed(7)
         with pytest.raises(Exception) as caught:
             load()

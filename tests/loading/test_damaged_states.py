@@ -12,8 +12,7 @@ from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 import torch_tfrecord as tfr
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
-from torch_tfrecord.order.samplers import RecordSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler, RecordSampler
 
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 5, 7, 99, 1 << 31, 1 << 40, 1 << 62, 1 << 63, 10**30, -(10**30), 10**5000, 0.0,

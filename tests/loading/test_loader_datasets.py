@@ -43,7 +43,7 @@ from torch_tfrecord import (
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.nested_dataset import NestedDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

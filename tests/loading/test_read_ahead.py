@@ -35,8 +35,9 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import read_ahead
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader, usual_num_threads
+from torch_tfrecord.loading import nested_dataset, read_ahead
+from torch_tfrecord.loading.nested_dataset import usual_num_threads
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -385,8 +386,8 @@ WORDS = {"ids": VarLenFeature(bytes), "name": FixedLenFeature((), bytes), "n": F
 )
 def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
     """A rule from the features, the same in each run."""
-    monkeypatch.setattr(read_ahead, "has_native", lambda: True)
-    monkeypatch.setattr(read_ahead, "num_processors", lambda: 3)
+    monkeypatch.setattr(nested_dataset, "has_native", lambda: True)
+    monkeypatch.setattr(nested_dataset, "num_processors", lambda: 3)
     dataset = TFRecordDataset(write(tmp_path / "a", [bytes(size)] * 4), features)
     assert usual_num_threads(dataset) == usual_num_threads(Subset(dataset, [1, 2])) == expected
     assert make_dataloader(dataset, 2).num_threads == expected
@@ -394,12 +395,12 @@ def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
 
 
 def test_usual_number_of_threads(monkeypatch):
-    monkeypatch.setattr(read_ahead, "has_native", lambda: True)
+    monkeypatch.setattr(nested_dataset, "has_native", lambda: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)), raising=False)
     assert usual_num_threads() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     assert usual_num_threads() == 8
-    monkeypatch.setattr(read_ahead, "has_native", lambda: False)
+    monkeypatch.setattr(nested_dataset, "has_native", lambda: False)
     assert usual_num_threads() == 1
 
 

@@ -86,7 +86,7 @@ def test_interleave_as_tensorflow(cycle_length, block_length, order):
 
 def test_groups_are_the_records():
     found = stream(Files(FILES))
-    assert [payload for group in found.groups() for payload in group.records.tolist()] == [
+    assert [payload for group in found.parts() for payload in group.records.tolist()] == [
         record[0] for record in stream(Files(FILES)).records()
     ]
 
@@ -117,7 +117,7 @@ def test_a_file_is_opened_no_earlier_than_needed():
 def test_nothing():
     assert list(stream(Files([]), cycle_length=3).records()) == []
     assert list(stream(Files([0, 0]), cycle_length=3).records()) == []
-    assert list(stream(Files([])).groups()) == []
+    assert list(stream(Files([])).parts()) == []
 
 
 def taken(found, count=None):
@@ -131,8 +131,7 @@ def taken(found, count=None):
 
 
 def plainly(found):
-    for group in found.groups():
-        found.part, found.num_taken = group, 0
+    for group in found.parts():
         for pair in zip(group.files.tolist(), group.numbers.tolist(), strict=True):
             found.num_taken += 1
             yield pair
@@ -242,22 +241,29 @@ def test_parts_grow_and_stay_small():
         *[1024] * 3,
         904,
     ]
-    payloads = [bytes(size) for size in [100] * 40 + [600_000] * 3 + [2_000_000] + [100] * 3]
-    lengths = np.array([*map(len, payloads)], dtype=np.int64)
+    sizes = [100] * 40 + [600_000] * 30 + [14_000_000] * 2 + [100] * 3
+    payloads = [bytes(size) for size in sizes]
+    lengths = np.array(sizes, dtype=np.int64)
     packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
     block = Block(0, np.arange(len(payloads)), lengths, packed)
+    blocks = [
+        Block(begin, block.offsets[rows], lengths[rows], packed[rows])
+        for begin in range(0, len(sizes), 7)
+        for rows in [slice(begin, begin + 7)]
+    ]
+    # A part of large records ends with the first power of two that is more than 4 MiB,
+    # or at 16 MiB.
     for options in ({}, {"cycle_length": 2}):
-        found = RecordStream(
-            [Piece(0)],
-            lambda _: iter([block]),
-            **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
-            random=RandomStream(0),
-        )
-        parts = [part.records.tolist() for part in found.parts()]
-        assert [payload for part in parts for payload in part] == payloads
-        assert all(sum(map(len, part[:-1])) <= 1 << 20 for part in parts)
-        assert len(parts[0]) == 16
-        assert max(map(len, parts)) <= 32
+        for whole in ([block], blocks):
+            found = RecordStream(
+                [Piece(0)],
+                lambda _, whole=whole: iter(whole),
+                **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
+                random=RandomStream(0),
+            )
+            parts = [part.records.tolist() for part in found.parts()]
+            assert [payload for part in parts for payload in part] == payloads
+            assert [*map(len, parts)] == [16, 16, 16, 8, 8, 7, 1, 3]
     assert list(plain.parts()) == []
 
 

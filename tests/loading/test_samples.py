@@ -1,7 +1,7 @@
 """A sample is a dict in everything people do with one, and the row of a block until somebody
 changes it.
 
-Covers loading/sample, loading/sample_block.
+Covers loading/sample.
 """
 
 import collections.abc

@@ -10,7 +10,7 @@ import torch
 from streams import stream_mixture
 
 from torch_tfrecord import RecordSampler
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful.StatefulDataLoader

@@ -21,7 +21,7 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
-from torch_tfrecord.loading.sample_block import SampleBlock
+from torch_tfrecord.loading.sample import SampleBlock
 
 ROWS = 700
 WIDTH = 200  # 64 rows come from the memory that is used again
@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
 def taken(monkeypatch):
     """Of each batch whether its columns were taken; copied ones are not in it."""
     found, take = [], SampleBlock.take
-    monkeypatch.setattr(SampleBlock, "take", lambda block: found.append(take(block)) or found[-1])
+    monkeypatch.setattr(SampleBlock, "take", lambda *args: found.append(take(*args)) or found[-1])
     return found
 
 
@@ -177,13 +177,27 @@ def test_a_sample_that_was_looked_at_shares_nothing_with_the_batch(folder, taken
     assert batch["label"].tolist() == [*range(64, 72), -6, *range(73, 128)]
 
 
-def test_some_or_reordered_samples_of_a_part_are_copied(folder, taken):
+def test_reordered_samples_of_a_part_are_copied(folder, taken):
     samples = a_whole_part(folder)
     number = len(taken)
     assert collate(samples[::-1])["label"].tolist() == [*range(127, 63, -1)]
-    assert collate(samples[1:])["label"].tolist() == [*range(65, 128)]
     assert collate([*samples, samples[0]])["label"].tolist() == [*range(64, 128), 64]
     assert not any(columns is not None for columns in taken[number:])
+
+
+def test_neighbours_of_a_part_are_taken_once_and_are_nobody_elses(folder, taken):
+    samples = a_whole_part(folder)
+    first, second = collate(samples[1:20]), collate(samples[20:40])
+    assert sum(columns is not None for columns in taken) == 2
+    assert first["label"].tolist() == [*range(65, 84)]
+    version = second["row"]._version
+    first["row"].fill_(-1)
+    assert second["row"]._version == version  # backward through one batch does not see the other
+    assert second["row"][:, 0].tolist() == [*range(84, 104)]
+    assert collate(samples[30:])["row"][:, 0].tolist() == [*range(94, 128)]
+    assert [int(sample["row"][0]) for sample in samples] == [*range(64, 128)]
+    assert collate(samples)["row"][:, 0].tolist() == [*range(64, 128)]
+    assert sum(columns is not None for columns in taken) == 2
 
 
 def test_samples_before_a_bad_record_come_before_its_error(tmp_path):

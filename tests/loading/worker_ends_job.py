@@ -1,5 +1,6 @@
 """A trainer whose workers, or which itself, is killed; run by test_worker_ends.py."""
 
+import contextlib
 import ctypes
 import os
 import random
@@ -85,7 +86,11 @@ def kill_workers(rounds):
         except RuntimeError as error:
             text = str(error)
         assert f"pid {victim.pid}" in text or f"pid(s) {victim.pid}" in text, text
-        os.waitpid(killer, 0)
+        # The queue may have told of the worker's end before the signal's handler does, again.
+        with contextlib.suppress(RuntimeError):
+            os.waitpid(killer, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(killer, 0)
         del batches, victim
     threads_end()
     assert (descriptors(), mappings()) == before

@@ -40,7 +40,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 from torch_tfrecord.samples import SampleList
 
 NOTES = pytest.mark.skipif(

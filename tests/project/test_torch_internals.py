@@ -127,13 +127,11 @@ LISTED = {
         "multiprocessing.reduction": (PYTHON, "spawned workers share an unnamed file"),
         "multiprocessing.reduction.DupFd": (PYTHON, "spawned workers share an unnamed file"),
     },
-    "torch_tfrecord/order/prepared.py": {
+    "torch_tfrecord/order/trainers.py": {
         "sys._getframe": ("accelerate 1.15", "which of Accelerate's loaders calls"),
         ".f_globals": ("accelerate 1.15", "whether a caller is Accelerate's"),
         ".f_locals": ("accelerate 1.15", "which of Accelerate's loaders calls"),
         "._drop_last": ("accelerate 1.15", "whether DataLoaderDispatcher drops the last batch"),
-    },
-    "torch_tfrecord/order/ranks.py": {
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },
     "torch_tfrecord/files/inflated.py": {
@@ -240,7 +238,7 @@ def _go_on(self):
             {"._get_iterator", "._auto_collation"},
         ),
         (
-            "record_loader",
+            "read_ahead",
             "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'batch_size', self._order)",
             {"object.__setattr__('batch_size')"},
         ),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import Mixture, ParseError, collate, make_dataloader, tfds
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 from torch_tfrecord.tfds import RLDSDataset, dataset_statistics
 
 # openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1

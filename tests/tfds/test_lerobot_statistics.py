@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from index_tools.lerobot_statistics import PixelStatistics, merge_statistics, number_statistics
+from index_tools.lerobot_features import PixelStatistics, merge_statistics, number_statistics
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 

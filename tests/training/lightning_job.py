@@ -31,7 +31,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}

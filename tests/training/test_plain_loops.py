@@ -25,8 +25,8 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.position_batch import EpochPosition
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

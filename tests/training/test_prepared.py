@@ -1,6 +1,6 @@
 """Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records.
 
-Covers order/prepared.
+Covers order/trainers.
 """
 
 import copy
@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
 from torch_tfrecord import RecordSampler, collate, make_dataloader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.samplers import RecordBatchSampler
 
 
 @pytest.fixture

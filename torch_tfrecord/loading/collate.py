@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns.containers import RaggedTensor, SparseList
+from torch_tfrecord.batch_memory import empty_bytes, empty_tensor
+from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import (
     WHOLE_KINDS,
     as_kind_of,
     is_listed,
     is_ragged,
+    mark_listed,
     stack_samples,
 )
-from torch_tfrecord.loading.sample import Sample
-from torch_tfrecord.loading.sample_block import join_samples
+from torch_tfrecord.loading.sample import (
+    UNSEEN,
+    Sample,
+    SampleBlock,
+    as_array,
+    is_jagged,
+    is_plain,
+)
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
+from torch_tfrecord.torch_internals import (
+    collate_by_kinds,
+    collate_functions,
+    jagged_parts,
+    register_as_dict,
+)
 
 __all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -319,3 +338,172 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], .
     (Mapping, _mapping),
     ((tuple, list), _sequence),
 )
+
+
+# Samples that nobody changed: a batch is joined from rows of their columns.
+
+_BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
+
+
+class _Pick(NamedTuple):
+    """Rows of a block, and their places in a batch; slices if they are neighbours."""
+
+    block: SampleBlock
+    rows: slice | _Integers
+    places: slice | _Integers
+
+
+def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
+    """The columns whose rows the samples are, for one batch only; None if one was changed or is not
+    a `Sample`.
+
+    A feature that was accessed is the list of the samples' values, since those may have been
+    changed in place.
+    """
+    if set(map(type, samples)) != {Sample}:
+        return None
+    blocks = [*map(_BLOCK, samples)]
+    distinct: dict[int, SampleBlock] = dict(zip(map(id, blocks), blocks, strict=True))
+    names = None if id(None) in distinct else list(blocks[0].template)
+    if names is None or any(block.template.keys() != set(names) for block in distinct.values()):
+        return None
+    rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
+    chosen = _neighbours(rows)
+    if len(distinct) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
+        taken = blocks[0].take(chosen.start, chosen.stop)
+        if taken is not None:
+            return taken  # type: ignore[no-any-return]
+    looked = _looked(samples, names, rows)
+    picks = []
+    if len(looked) < len(names):
+        picks = _find_picks(blocks, [*distinct.values()], np.where(rows < 0, ~rows, rows))
+    columns: dict[Any, Any] = {}
+    for name in names:
+        column = None if name in looked else _join_column(name, picks, len(samples))
+        values = [sample[name] for sample in samples] if column is None else column
+        columns[name] = [*map(_own, values)] if type(values) is list else values
+    return columns
+
+
+def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:
+    """The names of features with an accessed value."""
+    looked: set[Any] = set()
+    get = dict.__getitem__
+    for number in np.flatnonzero(rows < 0).tolist():
+        looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
+        if len(looked) == len(names):
+            break
+    return looked
+
+
+def _find_picks(
+    blocks: Sequence[SampleBlock], distinct: Sequence[SampleBlock], rows: _Integers
+) -> list[_Pick]:
+    if len(distinct) == 1:
+        return [_Pick(distinct[0], _neighbours(rows), slice(0, len(rows)))]
+    numbers = {id(block): number for number, block in enumerate(distinct)}
+    of_block = np.array([numbers[id(block)] for block in blocks], np.int64)
+    ends = np.bincount(of_block).cumsum()[:-1]
+    places = np.split(np.argsort(of_block, kind="stable"), ends)
+    return [
+        _Pick(block, _neighbours(rows[each]), _neighbours(each))
+        for block, each in zip(distinct, places, strict=True)
+    ]
+
+
+def _neighbours(numbers: _Integers) -> slice | _Integers:
+    is_slice = int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) and bool(
+        (np.diff(numbers) == 1).all()
+    )
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_slice else numbers
+
+
+def _join_column(name: Any, picks: Sequence[_Pick], num_rows: int) -> Any | None:
+    """The picked rows of one feature; None if only its values can be collated."""
+    columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
+    rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
+    if all(isinstance(column, list) for column in columns):
+        return _join_lists(columns, rows, places, num_rows)
+    if not all(map(is_jagged, columns)):
+        return _join_tensors(columns, rows, places, num_rows)
+    parts = [part for part in map(jagged_parts, columns) if part is not None]
+    if len(parts) < len(columns):
+        return None
+    offsets = [part[1].numpy() for part in parts]
+    ends = np.zeros(num_rows + 1, np.int64)
+    for each, row, place in zip(offsets, rows, places, strict=True):
+        ends[1:][place] = np.diff(each)[row]
+    np.cumsum(ends, out=ends)
+    values = _join_tensors(
+        [part[0] for part in parts],
+        [*map(_value_rows, offsets, rows)],
+        [_value_rows(ends, place) for place in places],
+        int(ends[-1]),
+    )
+    return None if values is None else jagged_tensor(values, torch.from_numpy(ends))
+
+
+def _first(rows: slice | _Integers) -> int:
+    return rows.start if isinstance(rows, slice) else int(rows.min())
+
+
+def _join_lists(
+    columns: Sequence[list[Any]],
+    rows: Sequence[slice | _Integers],
+    places: Sequence[slice | _Integers],
+    num_rows: int,
+) -> list[Any]:
+    values: list[Any] = [None] * num_rows
+    for column, row, place in zip(columns, rows, places, strict=True):
+        picked = column[row] if isinstance(row, slice) else [column[each] for each in row.tolist()]
+        if isinstance(place, slice):
+            values[place] = picked
+        else:
+            for each, value in zip(place.tolist(), picked, strict=True):
+                values[each] = value
+    return values
+
+
+def _join_tensors(
+    columns: Sequence[Any],
+    rows: Sequence[slice | _Integers],
+    places: Sequence[slice | _Integers],
+    num_rows: int,
+) -> torch.Tensor | None:
+    """The rows of dense columns, in new memory; None if they are not dense or not alike."""
+    if not all(map(is_plain, columns)):
+        return None
+    first = columns[0]
+    if len({(type(column), column.dtype, column.shape[1:]) for column in columns}) > 1:
+        return None
+    # By NumPy: torch's threads take longer to sync than one to copy.
+    arrays = [*map(as_array, columns)]
+    shape = (num_rows, *arrays[0].shape[1:])
+    memory = empty_bytes(math.prod(shape) * first.itemsize)
+    joined = memory.view(arrays[0].dtype).reshape(shape)
+    for array, row, place in zip(arrays, rows, places, strict=True):
+        joined[place] = array[row]
+    return as_kind_of(torch.from_numpy(joined).view(first.dtype), first)
+
+
+def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
+    """The values of some rows of a jagged column."""
+    if isinstance(rows, slice):
+        return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+    begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    ends = lengths.cumsum()
+    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
+    return numbers
+
+
+def _own(value: Any) -> Any:
+    """A copy of what a batch would list as it is; other tensors are about to be stacked."""
+    if isinstance(value, (bytes, str)):
+        return value
+    if type(value) is list:  # of strings, or of lists
+        return [*map(_own, value)] if value and type(value[0]) is list else value[:]
+    if type(value) is dict:
+        return {name: _own(part) for name, part in value.items()}
+    if is_listed(value):
+        return mark_listed(copy.deepcopy(value))  # a copy of a tv_tensor has no marks
+    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) else value

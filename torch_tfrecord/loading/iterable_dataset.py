@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,20 +14,14 @@ from torch_tfrecord.arguments import OnError, at_least, check_callable, integer,
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
-from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import ColumnBatch
-from torch_tfrecord.loading.crop_reader import NotCroppedError, UncroppedBatch
+from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.nested_dataset import transform_samples
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.sample_maker import (
-    RecordRows,
-    SampleMaker,
-    located_error,
-    transform_samples,
-)
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import (
     LastIteration,
     LoadedStates,
@@ -36,12 +29,12 @@ from torch_tfrecord.loading.stream_iteration import (
     StreamStates,
     check_states,
 )
-from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup, grouped, regroup
+from torch_tfrecord.loading.stream_pieces import Piece, RecordGroup
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.epoch_count import EpochCount
-from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.order.trainers import check_loaded_epoch, prepared_loader
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import read_blocks
@@ -49,7 +42,6 @@ from torch_tfrecord.records.scan import Block, SkippedBytes
 from torch_tfrecord.samples import (
     LEFT_OUT,
     RecordPlace,
-    SampleList,
     transform_one,
     without_left_out,
 )
@@ -334,36 +326,67 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
         size = self._batch_size
-        if size:
-            groups = stream.groups() if stream.is_plain else grouped(stream.records(), size)
-            yield from self._batches(stream, groups, size, epoch)
-        else:
-            yield from self._samples(stream, epoch)
+        yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
         self._errors.tell()
 
     # Samples and batches.
 
-    def _batches(
-        self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int
-    ) -> Iterator[Any]:
-        def load(group: RecordGroup) -> Sequence[Any]:
-            return _batch_of(self._maker, self._rows(group, epoch))
+    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Any]:
+        def make(group: RecordGroup) -> Any:
+            samples = self._load(self._rows(group, epoch))
+            samples = without_left_out(
+                transform_samples(self._maker.transform, samples, self._errors)
+            )
+            stream.num_taken = len(group.numbers)
+            return collate(samples) if len(samples) else LEFT_OUT
 
-        # Before another error, so that the error of the first bad record is raised.
-        for group in regroup(groups, size, drop_last=self._drop_last, before_error=load):
-            samples = load(group)
-            batch = collate(samples) if len(samples) else LEFT_OUT
-            stream.part, stream.num_taken = group, len(group.numbers)
-            if batch is not LEFT_OUT:
-                yield batch
+        short: RecordGroup | None = None
+        try:
+            for group in stream.parts(size):
+                if len(group.numbers) < size:
+                    short = group
+                elif (batch := make(group)) is not LEFT_OUT:
+                    yield batch
+        except TFRecordError:
+            if short is not None:
+                make(short)  # one of its records may be bad, too, and comes before
+            raise
+        if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
+            yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed several at a time."""
         for group in stream.parts():
-            for sample in _samples_of(self._maker, self._rows(group, epoch)):
+            for sample in self._samples_of(self._rows(group, epoch)):
                 stream.num_taken += 1
                 if sample is not LEFT_OUT:
                     yield sample
+
+    def _load(self, rows: RecordRows) -> Sequence[Any]:
+        """The samples of a batch, not transformed."""
+        try:
+            return self._maker.load(rows, (0, len(rows.records)))[0]
+        except TFRecordError as error:
+            return self._maker.load_singly(rows, error)
+
+    def _samples_of(self, rows: RecordRows) -> Iterable[Any]:
+        """The samples of a part of a stream; those before a bad record are yielded before its error
+        is raised.
+        """
+        maker, transform = self._maker, self._maker.transform
+        if maker.crops.takes(transform):
+            yield from maker.each(rows, transform=True)
+            return
+        samples: Iterable[Any]
+        try:
+            samples = maker.parse_batches(rows, (0, len(rows.records)))[0]
+        except TFRecordError:
+            samples = maker.each(rows)
+        if transform is None:
+            yield from samples
+            return
+        for row, sample in enumerate(samples):
+            yield transform_one(transform, row, sample, rows.places, self._errors)
 
     def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
         keys = None
@@ -397,76 +420,3 @@ def _digest(files: Sequence[str]) -> str:
     """
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-# From records to samples.
-
-
-def _samples_of(maker: SampleMaker, rows: RecordRows) -> Iterable[Any]:
-    """The samples of a part of a stream; those before a bad record are yielded before its error is
-    raised.
-    """
-    return _parsed(maker, rows) if maker.transform is None else _transformed(maker, rows)
-
-
-def _parsed(maker: SampleMaker, rows: RecordRows) -> Iterable[Any]:
-    try:
-        samples: Sequence[Any] = maker.batch(rows)
-    except TFRecordError:
-        return _parsed_by_halves(maker, rows)
-    if not isinstance(samples, ColumnBatch) or not samples.block.template:
-        return samples
-    return samples.block.samples()
-
-
-def _parsed_by_halves(maker: SampleMaker, rows: RecordRows) -> Iterator[Any]:
-    size = len(rows.records)
-    if size == 1:
-        yield from maker.each(rows)
-        return
-    yield from _parsed(maker, rows.part(0, size // 2))
-    yield from _parsed(maker, rows.part(size // 2, size))
-
-
-def _transformed(maker: SampleMaker, rows: RecordRows) -> Iterator[Any]:
-    """The samples, each cropped and transformed only when it is taken."""
-    uncropped = _uncropped(maker, rows)
-    if uncropped is None:
-        places, transform = rows.places, maker.transform
-        for row, sample in enumerate(_parsed(maker, rows)):
-            yield transform_one(transform, row, sample, places, maker.errors)  # type: ignore[arg-type]
-        return
-    for row in range(len(uncropped)):
-        try:
-            sample = uncropped.transform_row(maker.transform, row, maker.errors)
-        except NotCroppedError:
-            sample = maker.tried(partial(maker.parsed, *rows.row(row)))
-            sample = transform_one(maker.transform, row, sample, rows.places, maker.errors)  # type: ignore[arg-type]
-        yield sample
-
-
-def _uncropped(maker: SampleMaker, rows: RecordRows) -> UncroppedBatch | None:
-    found = maker.uncropped(rows, (0, len(rows.records)), in_turn=True)
-    return None if found is None else found[0]
-
-
-def _batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
-    """The samples of a batch; a TFRecordError is that of its first bad record."""
-    uncropped = _uncropped(maker, rows)
-    if uncropped is not None:
-        with suppress(NotCroppedError):
-            return without_left_out(uncropped.transformed(maker.transform, maker.errors))
-    try:
-        samples = maker.batch(rows)
-    except LimitExceededError as error:
-        if maker.transform is None and all(sample is not LEFT_OUT for sample in maker.each(rows)):
-            # no record is too large alone
-            raise located_error(error, rows.place) from error.__cause__
-        samples = maker.without_columns(rows)
-    except TFRecordError:
-        if not maker.errors.skips:
-            return SampleList(
-                (maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places
-            )
-        samples = maker.one_by_one(rows)
-    return without_left_out(transform_samples(maker.transform, samples, maker.errors))

@@ -28,13 +28,12 @@ from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
-from torch_tfrecord.loading.record_loader import RecordLoader
-from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.loading.read_ahead import RecordLoader
 from torch_tfrecord.order.epochs import find_lanes
 from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
-from torch_tfrecord.order.samplers import BLOCK_BYTES
+from torch_tfrecord.order.samplers import BLOCK_BYTES, RecordBatchSampler
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.shown import printable
 

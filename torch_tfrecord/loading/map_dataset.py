@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -12,33 +11,26 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import IndexPolicy, OnError, check_callable
+from torch_tfrecord.arguments import IndexPolicy, OnError, at_least, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
-from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
+from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.record_files import RecordFiles
-from torch_tfrecord.loading.sample_maker import (
-    RecordRows,
-    SampleMaker,
-    SampleParser,
-    check_left,
-    located_error,
-    transform_samples,
-)
+from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.nested_dataset import StagedDataset, check_left
+from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import DrawEpoch, is_batch_of_positions, list_of_positions
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths
-from torch_tfrecord.samples import LEFT_OUT, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -46,7 +38,7 @@ __all__ = ["TFRecordDataset"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-class TFRecordDataset(Dataset[Any]):
+class TFRecordDataset(StagedDataset):
     """Map-style dataset over TFRecord files: random access by `ds[i]`, with `len(ds)` and slices.
 
     Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
@@ -190,14 +182,14 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None,
         errors: ErrorLog = RAISES,
     ) -> None:
-        self._errors = errors
+        self._errors, self._transform = errors, transform
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
         self._record_files = source
         self._positions: Any = (
             range(len(self._record_files.table)) if positions is None else positions
         )
-        self._epoch = DrawEpoch(self._draws_at_random)
+        self._epoch = DrawEpoch() if self._maker.draws_at_random else None
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -220,9 +212,9 @@ class TFRecordDataset(Dataset[Any]):
         if type(position) is not int and is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         absolute, key, files = self._absolute(position), 0, self._record_files
-        if self._maker.draws_at_random:
+        if self._epoch is not None:
             key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
-        return self._maker.sample(files.read(absolute), key, files.place, absolute)
+        return self._maker.sample(files.read(absolute), key, partial(files.place, absolute))
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """Return the samples at several positions, in that order; DataLoader calls this to make a
@@ -237,11 +229,6 @@ class TFRecordDataset(Dataset[Any]):
         if not defines_last(self, "__getitems__"):
             return [self[position] for position in positions]
         return check_left(self._transform_samples(self._load_samples(positions)), self)
-
-    @property
-    def _error_logs(self) -> list[ErrorLog]:
-        """What notes the records that are left out."""
-        return [self._errors]
 
     @property
     def features(self) -> Any:
@@ -260,8 +247,7 @@ class TFRecordDataset(Dataset[Any]):
         return self._errors.report()
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from
-        several threads.
+        """`__getitems__` without the transform.
 
         An image that the transform crops first is decoded by `_transform_samples`.
         """
@@ -273,35 +259,10 @@ class TFRecordDataset(Dataset[Any]):
         except RemoteError:  # of no record: to ask for one after another would fail for each
             raise
         except TFRecordError as error:
-            absolutes, maker, files = self._absolutes(positions), self._maker, self._record_files
-            place = files.place
-            is_whole = error.position is not None or (
-                error.path is None and isinstance(error, LimitExceededError)
-            )
-            if is_whole and not self._errors.takes(error):
-                raise located_error(
-                    error, lambda row: place(int(absolutes[row]))
-                ) from error.__cause__
-            # A record cannot be read: load them one by one, since an earlier one may not fit the
-            # features.
-            keys = (
-                self._epoch.keys(positions, absolutes).tolist()
-                if self._draws_at_random
-                else [0] * len(absolutes)
-            )
-
-            def load(absolute: int, key: int) -> Any:
-                return maker.parsed(files.read(absolute), key, place, absolute)
-
-            found = [
-                maker.tried(partial(load, *pair))
-                for pair in zip(absolutes.tolist(), keys, strict=True)
-            ]
-            if isinstance(error, LimitExceededError) and all(
-                sample is not LEFT_OUT for sample in found
-            ):
-                raise  # no record is too large alone
-            return SampleList(found, lambda row: str(place(int(absolutes[row]))))
+            # If one cannot be read, an earlier one may not fit the features.
+            absolutes = self._absolutes(positions)
+            records = SingleRecords(self._record_files, absolutes)
+            return self._maker.load_singly(self._rows(records, [positions], absolutes), error)
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`_load_samples` of several batches, whose records are read and parsed together.
@@ -309,52 +270,24 @@ class TFRecordDataset(Dataset[Any]):
         Raises:
             TFRecordError: Of some record; `_load_samples` of each batch finds out which.
         """
-        maker, files = self._maker, self._record_files
         absolutes = [self._absolutes(positions) for positions in batches]
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
-        borders = [0, *accumulate(map(len, batches))]
-        records, keys = files.read_batch(absolute), None
-        if maker.draws_at_random:
-            keys = np.concatenate(
-                [*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)]
-            )
+        rows = self._rows(self._record_files.read_batch(absolute), batches, absolute)
+        return self._maker.load(rows, [0, *accumulate(map(len, batches))])
 
-        rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
-        if maker.has_user_transform:
-            # Threads decode these ahead; otherwise the thread that transforms would decode them one
-            # by one.
-            in_turn = threading.current_thread() is threading.main_thread()
-            cropped = maker.uncropped(rows, borders, in_turn=in_turn)
-            if cropped is not None:
-                return [*cropped]
-        try:
-            return [*maker.batches(rows, borders)]
-        except LimitExceededError:
-            if not maker.has_user_transform:
-                raise
-            # columns would need memory on top of the samples
-            return [*map(maker.without_columns, rows.parts(borders))]
-
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Apply the transform to each of the samples from `_load_samples`."""
-        return transform_samples(self._maker.transform, samples, self._errors)
-
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a user's transform, which may do anything, such as draw from the global
-        random state.
-        """
-        return self._maker.has_user_transform
-
-    @property
-    def _draws_at_random(self) -> bool:
-        """Whether samples depend on the epoch: a feature has a random crop."""
-        return self._maker.draws_at_random
-
-    @property
-    def _needs_salt(self) -> bool:
-        """Whether random draws need a salt, since no epoch was chosen."""
-        return self._draws_at_random and not self._epoch.is_known
+    def _rows(
+        self,
+        records: PackedRecords | SingleRecords,
+        batches: Sequence[Sequence[int]],
+        absolute: _Integers,
+    ) -> RecordRows:
+        """The records of several batches with their keys and places."""
+        keys = None
+        if self._epoch is not None:
+            parts = np.split(absolute, [*accumulate(map(len, batches))][:-1])
+            salts = (salted(self, positions) for positions in batches)
+            keys = np.concatenate([*map(self._epoch.keys, salts, parts)])
+        return RecordRows(records, keys, lambda row: self._record_files.place(int(absolute[row])))
 
     def raw(self, position: int) -> bytes:
         """Return the payload of the record at a position as bytes, unparsed."""
@@ -404,7 +337,9 @@ class TFRecordDataset(Dataset[Any]):
         epoch, which takes precedence. Until you choose an epoch, all others get new draws each
         time, seeded by torch's default generator.
         """
-        self._epoch.choose(epoch)
+        at_least(0, "epoch", epoch)
+        if self._epoch is not None:
+            self._epoch.choose(epoch)
 
     def _part(self, positions: Sequence[int]) -> TFRecordDataset:
         part = object.__new__(type(self))
@@ -459,5 +394,5 @@ class TFRecordDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         features = shown_features(self.features)
-        transform = shown_transform("transform", self._maker.transform)
+        transform = shown_transform("transform", self._transform)
         return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"

@@ -1,15 +1,21 @@
-"""Nested datasets, read as fast as the innermost ones allow."""
+"""Map-style datasets that are read in two stages, and nested ones, read as fast as the innermost
+ones allow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from torch_tfrecord.columns.one_value import Text
+from torch_tfrecord.columns.whole_values import Json, Proto
 from torch_tfrecord.error_log import RAISES, ErrorLog
-from torch_tfrecord.loading.column_batch import ColumnTransform
-from torch_tfrecord.loading.sample_maker import check_left, transform_samples
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.loading.sample_maker import NotCroppedError, UncroppedBatch, is_users
+from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import (
     LeafBatch,
     defines_last,
@@ -18,10 +24,69 @@ from torch_tfrecord.order.leaves import (
     leaves,
     needs_salt,
     read_leaf,
+    stores,
 )
-from torch_tfrecord.samples import transform_one
+from torch_tfrecord.order.position_batch import DrawEpoch
+from torch_tfrecord.processors import num_processors
+from torch_tfrecord.samples import transform_each, transform_one, without_left_out
 
-__all__ = ["NestedDataset", "loads_ahead"]
+__all__ = [
+    "NestedDataset",
+    "StagedDataset",
+    "check_left",
+    "loads_ahead",
+    "sample_bytes",
+    "transform_samples",
+    "usual_num_threads",
+]
+
+
+class StagedDataset(Dataset[Any]):
+    """A map-style dataset of ours: threads may load its samples, but may not run its transform.
+
+    Attributes:
+        _transform: Called with each sample; None for no transform.
+        _errors: What to do about a record that fails.
+        _epoch: The epoch that was chosen for random draws; None if nothing is drawn.
+    """
+
+    _transform: Callable[[Any], Any] | None = None
+    _errors: ErrorLog = RAISES
+    _epoch: DrawEpoch | None = None
+
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples at several positions, without the transform: reads, verifies, parses and
+        decodes. Safe from several threads.
+        """
+        raise NotImplementedError
+
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
+        """`_load_samples` of several batches; where it raises, they are loaded one by one."""
+        return [self._load_samples(positions) for positions in batches]
+
+    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """Apply the transform to each of the samples from `_load_samples`."""
+        return transform_samples(self._transform, samples, self._errors)
+
+    @property
+    def _has_user_transform(self) -> bool:
+        """Whether there is a user's transform, which must run in the thread that iterates."""
+        return is_users(self._transform)
+
+    @property
+    def _error_logs(self) -> list[ErrorLog]:
+        """What notes the records that are left out."""
+        return [self._errors]
+
+    @property
+    def _draws_at_random(self) -> bool:
+        """Whether samples depend on the epoch."""
+        return self._epoch is not None
+
+    @property
+    def _needs_salt(self) -> bool:
+        """Whether random draws need a salt, since no epoch was chosen."""
+        return self._epoch is not None and not self._epoch.is_known
 
 
 def loads_ahead(dataset: object) -> bool:
@@ -32,7 +97,48 @@ def loads_ahead(dataset: object) -> bool:
     """
     if isinstance(dataset, NestedDataset):
         return all(map(loads_ahead, leaves(dataset.dataset)))
-    return hasattr(dataset, "_load_samples") and defines_last(dataset, "_load_samples")
+    return isinstance(dataset, StagedDataset) and defines_last(dataset, "_load_samples")
+
+
+def transform_samples(
+    transform: Callable[[Any], Any] | None, samples: Sequence[Any], errors: ErrorLog = RAISES
+) -> Sequence[Any]:
+    """Apply the transform to each of a batch's samples, or to their columns."""
+    if transform is None:
+        return samples
+    if isinstance(samples, UncroppedBatch):
+        try:
+            return samples.transform(transform, errors)
+        except NotCroppedError:
+            samples = samples.whole
+    if (
+        isinstance(transform, ColumnTransform)
+        and isinstance(samples, ColumnBatch)
+        and samples.is_columns
+    ):
+        return samples.map(transform.columns)
+    return transform_each(transform, samples, errors)
+
+
+def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
+    """A dataset's batch without the samples that were left out.
+
+    Raises:
+        TFRecordError: None is left, and the loader cannot pass over an empty batch.
+    """
+    logs: Sequence[ErrorLog] = getattr(dataset, "_error_logs", ())
+    if not any(errors.skips for errors in logs):
+        return samples
+    kept = without_left_out(samples)
+    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
+        for errors in logs:
+            errors.tell(once=True)
+        if not len(kept):
+            raise TFRecordError(
+                f"all {len(samples)} records of a batch were left out, and a DataLoader has no empty batch: expected "
+                "make_dataloader, which passes over it, a larger batch, or a TFRecordIterableDataset"
+            )
+    return kept
 
 
 class _Loaded(NamedTuple):
@@ -44,7 +150,7 @@ class _Loaded(NamedTuple):
     num_samples: int
 
 
-class NestedDataset(Dataset[Any]):
+class NestedDataset(StagedDataset):
     """Read a dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, nested) through the
     innermost ones.
 
@@ -102,16 +208,21 @@ class NestedDataset(Dataset[Any]):
     @property
     def _has_user_transform(self) -> bool:
         """Whether there is a user's transform, here or in an innermost dataset."""
-        if self._transform is not None and not isinstance(self._transform, ColumnTransform):
-            return True
-        return any(leaf._has_user_transform for leaf in leaves(self.dataset))
+        return super()._has_user_transform or any(
+            leaf._has_user_transform for leaf in leaves(self.dataset)
+        )
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
         """Apply the transforms, the innermost dataset's and then this one's, to what
         `_load_samples` returned.
         """
+        parts = [
+            (batch, batch.leaf._transform_samples(samples) if loads_ahead(batch.leaf) else samples)
+            for batch, samples in loaded.parts
+        ]
+        joined = parts[0][1] if len(parts) == 1 else join_samples(parts, loaded.num_samples)
         errors = next(iter(self._error_logs), RAISES)
-        return transform_samples(self._transform, _joined(loaded), errors)
+        return transform_samples(self._transform, joined, errors)
 
     @property
     def _needs_salt(self) -> bool:
@@ -129,11 +240,49 @@ def _load(batch: LeafBatch) -> Sequence[Any]:
     return read_leaf(batch.leaf, batch.positions)
 
 
-def _joined(loaded: _Loaded) -> Sequence[Any]:
-    parts = [
-        (batch, batch.leaf._transform_samples(samples) if loads_ahead(batch.leaf) else samples)
-        for batch, samples in loaded.parts
-    ]
-    if len(parts) == 1:
-        return parts[0][1]
-    return join_samples(parts, loaded.num_samples)
+# Threads that read ahead.
+
+# With more threads than this they wait for the GIL, except with large images.
+_MOST_THREADS = 8
+# Samples of more bytes than this are worth a second thread even if they are Python objects.
+_SMALL_SAMPLE = 1 << 12
+
+
+def usual_num_threads(dataset: object = None) -> int:
+    """The default number of threads that read ahead: one per processor that this process may use,
+    up to 8.
+
+    Batches of numbers and of images are made without the GIL, so that threads share the work. It is
+    one where they would only take turns: small samples that are mostly Python objects (bytes, str),
+    compressed files, and anything without the compiled core. For remote files it is 8: the threads
+    mostly wait.
+    """
+    files = stores(dataset)
+    if any(store.first_compressed for store in files) or not has_native():
+        return 1
+    if any(store.is_remote for store in files):
+        return _MOST_THREADS
+    if dataset is not None and all(map(_holds_lock, leaves(dataset))):
+        return 1
+    return min(num_processors(), _MOST_THREADS)
+
+
+def _holds_lock(leaf: Any) -> bool:
+    """Whether samples are small, and most of their values Python objects."""
+    features = getattr(leaf, "features", None)
+    if not 0 < sample_bytes(leaf) <= _SMALL_SAMPLE:
+        return False
+    specs = list(features.values()) if isinstance(features, Mapping) else [features]
+    objects = [spec for spec in specs if spec is None or _makes_objects(spec)]
+    return 2 * len(objects) > len(specs)
+
+
+def _makes_objects(spec: Any) -> bool:
+    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
+
+
+def sample_bytes(dataset: object) -> float:
+    """About how many bytes of the files a sample has; 0 if that is unknown."""
+    found = [(leaf, store) for leaf in leaves(dataset) for store in stores(leaf)]
+    num_samples = sum(max(len(leaf), store.extent[1]) for leaf, store in found)
+    return sum(store.extent[2] for _, store in found) / max(num_samples, 1)

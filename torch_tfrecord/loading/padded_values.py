@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +18,18 @@ from torch_tfrecord.columns.dtypes import dtype_name
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import keep_type, numbers
+from torch_tfrecord.loading.sample import is_jagged, is_plain
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
-    "ColumnRows",
     "Padded",
-    "column_rows",
-    "pad_column",
+    "Rows",
+    "Wish",
+    "find_rows",
+    "flatten",
     "pad_numbers",
+    "pad_rows_of",
     "pad_strings",
-    "scalars",
 ]
 
 Padded: TypeAlias = tuple[Any, Any]
@@ -40,8 +41,17 @@ _Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: 
 _POINTER_BYTES = 8  # of one entry in a Python list
 
 
-@dataclass(frozen=True, eq=False)
-class ColumnRows:
+class Wish(NamedTuple):
+    """What is asked of one feature, or of a nest of them: the arguments of `PaddedCollate` for it,
+    and its name in errors, such as ``['x'][0]``.
+    """
+
+    name: str
+    padded_shapes: Any
+    padding_values: Any
+
+
+class Rows(NamedTuple):
     """A column that is padded as a whole: dense values [B, ...], or values and the offsets of the
     rows.
     """
@@ -58,58 +68,36 @@ class ColumnRows:
         return np.hstack([lengths, np.tile(inner, (len(lengths), 1))]) if len(inner) else lengths
 
 
-def column_rows(column: Any) -> ColumnRows | None:
+def find_rows(column: torch.Tensor) -> Rows | None:
     """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a
     gradient.
     """
     with as_plain_tensors():
-        if not _is_plain(column):
-            return None
-        if column.layout == torch.strided and not column.is_nested:
-            return ColumnRows(column, None)
-        parts = jagged_parts(column) if column.layout == torch.jagged else None
-        if parts is None:
+        if is_plain(column):
+            return Rows(column, None)
+        parts = jagged_parts(column) if is_jagged(column) and not column.requires_grad else None
+        if parts is None or not is_plain(parts[0]):
             return None
         values, offsets = parts[0], parts[1].contiguous()
         ends = offsets.numpy()
-        return (
-            ColumnRows(values, offsets)
-            if ends[0] == 0 and ends[-1] == len(values) and _is_plain(values)
-            else None
-        )
+        return Rows(values, offsets) if ends[0] == 0 and ends[-1] == len(values) else None
 
 
-def _is_plain(values: torch.Tensor) -> bool:
-    return values.device.type == "cpu" and not (
-        values.requires_grad or values.is_conj() or values.is_neg()
-    )
-
-
-def pad_column(column: ColumnRows, shapes: object, padding: object, name: str) -> Padded:
+def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
-    sizes, plain = column.sizes(), column.values.as_subclass(torch.Tensor)
-    size, fill = _prepare(sizes, shapes, padding, plain.dtype, name)
-    if column.offsets is None:
-        return keep_type(_pad_inner(plain, size, fill), column.values), _lengths_of(sizes)
-    return _fill_rows(plain, column.offsets, size, fill), _lengths_of(sizes)
+    sizes, plain = rows.sizes(), rows.values.as_subclass(torch.Tensor)
+    size, fill = _prepare(sizes, wish, plain.dtype)
+    inner = size if rows.offsets is None else size[1:]
+    if plain.shape[1:] != inner:
+        values = plain
+        plain = values.new_full((len(values), *inner), fill)
+        plain[tuple(map(slice, values.shape))] = values
+    if rows.offsets is None:
+        return keep_type(plain, rows.values), _lengths_of(sizes)
+    return pad_rows(plain, rows.offsets, size[0], plain.new_full((), fill)), _lengths_of(sizes)
 
 
-def _fill_rows(
-    values: torch.Tensor, offsets: torch.Tensor, size: _Shape, fill: Any
-) -> torch.Tensor:
-    return pad_rows(_pad_inner(values, size[1:], fill), offsets, size[0], values.new_full((), fill))
-
-
-def _pad_inner(values: torch.Tensor, inner: _Shape, fill: Any) -> torch.Tensor:
-    """Values [N, ...] padded to [N, *inner], which is not smaller in any dimension."""
-    if values.shape[1:] == inner:
-        return values
-    padded = values.new_full((len(values), *inner), fill)
-    padded[tuple(map(slice, values.shape))] = values
-    return padded
-
-
-def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -> Padded:
+def pad_numbers(values: list[Any], wish: Wish) -> Padded:
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
@@ -118,20 +106,21 @@ def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -
         ValueError: Samples have different numbers of dimensions, or one is larger than the size to
             pad to.
     """
-    tensors = _tensors(values, name)
-    _check_alike(tensors, name)
-    sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], name)
+    tensors = _tensors(values, wish.name)
+    _check_alike(tensors, wish.name)
+    sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
     plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
-    size, fill = _prepare(sizes, shapes, padding, plain[0].dtype, name)
-    if tuple(sizes.min(axis=0)) == size:
-        batch = default_collate(plain)
-    elif (sizes[:, 1:] == sizes[0, 1:]).all() and all(map(_is_plain, plain)):
-        batch = _fill_rows(torch.cat(plain), offsets_of(sizes[:, 0].tolist()), size, fill)
+    if (sizes == sizes[0]).all():
+        batch, lengths = pad_rows_of(Rows(default_collate(plain), None), wish)
+    elif (sizes[:, 1:] == sizes[0, 1:]).all() and all(map(is_plain, plain)):
+        rows = Rows(torch.cat(plain), offsets_of(sizes[:, 0].tolist()))
+        batch, lengths = pad_rows_of(rows, wish)
     else:
-        batch = plain[0].new_full((len(plain), *size), fill)
-        for number, tensor in enumerate(plain):
+        size, fill = _prepare(sizes, wish, plain[0].dtype)
+        batch, lengths = plain[0].new_full((len(plain), *size), fill), _lengths_of(sizes)
+        for number, tensor in enumerate(plain):  # views by index may be changed in place
             batch[number][tuple(map(slice, tensor.shape))] = tensor
-    return keep_type(batch, tensors[0]), _lengths_of(sizes)
+    return keep_type(batch, tensors[0]), lengths
 
 
 def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
@@ -179,13 +168,11 @@ def _check_alike(tensors: list[Any], name: str) -> None:
             )
 
 
-def _prepare(
-    sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype, name: str
-) -> tuple[_Shape, Any]:
+def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Any]:
     """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
-    size = _padded_size(sizes, shapes, name)
-    fill = _exact_number(padding, dtype, name) if size else 0
-    _reserve_padded(sizes, size, dtype.itemsize, name)
+    size = _padded_size(sizes, wish)
+    fill = _exact_number(wish.padding_values, dtype, wish.name) if size else 0
+    _reserve_padded(sizes, size, dtype.itemsize, wish.name)
     return size, fill
 
 
@@ -211,9 +198,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
     return held
 
 
-def pad_strings(
-    values: list[Any], kind: type[bytes] | type[str], shape: object, padding: object, name: str
-) -> Padded:
+def pad_strings(values: list[Any], kind: type[bytes] | type[str], wish: Wish) -> Padded:
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the
     first.
 
@@ -221,15 +206,15 @@ def pad_strings(
         TypeError: A value or the padding value has another type.
         ValueError: As for `pad_numbers`, or lists within a sample have unequal lengths.
     """
+    name, padding = wish.name, wish.padding_values
     sizes = _sizes_of(_string_sizes(values, kind, name), name)
-    size = _padded_size(sizes, shape, name)
-    if padding is not None and not isinstance(padding, kind) and size and any(scalars(values)):
+    size = _padded_size(sizes, wish)
+    if padding is not None and not isinstance(padding, kind) and size and any(flatten(values)):
         raise TypeError(
             f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
         )
-    fill = kind() if padding is None else padding
     _reserve_padded(sizes, size, _POINTER_BYTES, name)
-    return _pad_lists(values, size, fill), _lengths_of(sizes)
+    return _pad_lists(values, size, kind() if padding is None else padding), _lengths_of(sizes)
 
 
 def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
@@ -242,7 +227,7 @@ def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -
         return [(len(value),) for value in values]
     if types == {kind}:  # or strings
         return [()] * len(values)
-    for scalar in scalars(values):
+    for scalar in flatten(values):
         if not isinstance(scalar, kind):
             raise TypeError(
                 f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
@@ -277,16 +262,16 @@ def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
     return [_pad_lists(row, size[1:], fill) for row in rows]
 
 
-def scalars(value: object) -> Iterator[Any]:
+def flatten(value: object) -> Iterator[Any]:
     """The values in nested lists, in row-major order.
 
     Example:
-        >>> list(scalars([[b"a"], [], [b"b"]]))
+        >>> list(flatten([[b"a"], [], [b"b"]]))
         [b'a', b'b']
     """
     if isinstance(value, list):
         for item in value:
-            yield from scalars(item)
+            yield from flatten(item)
     else:
         yield value
 
@@ -303,27 +288,10 @@ def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
     return np.array(shapes, np.int64).reshape(len(shapes), rank)
 
 
-def _padded_size(sizes: _Sizes, shape: object, name: str) -> _Shape:
-    """The size of one sample in the batch; shape is the entry of padded_shapes."""
-    wanted = _wanted(shape, sizes.shape[1], name)
-    largest: list[int] = sizes.max(axis=0).tolist()
-    padded = tuple(
-        most if size is None else size for size, most in zip(wanted, largest, strict=True)
-    )
-    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
-        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
-        raise ValueError(
-            f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
-            f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
-        )
-    return padded
-
-
-def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
-    """An entry of padded_shapes as a shape, with None for the maximum in the batch."""
-    if shape is None:
-        return (None,) * rank
-    entries = (shape,) if isinstance(shape, int) else shape
+def _padded_size(sizes: _Sizes, wish: Wish) -> _Shape:
+    """The size of one sample in the batch."""
+    shape, rank, name = wish.padded_shapes, sizes.shape[1], wish.name
+    entries = [None] * rank if shape is None else [shape] if isinstance(shape, int) else shape
     if isinstance(entries, Mapping) or any(
         isinstance(entry, (Mapping, list, tuple)) for entry in entries
     ):
@@ -336,7 +304,17 @@ def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
             f"{name or 'samples'}: The padded shape {wanted!r} is not compatible with the shape {(None,) * rank!r} of "
             "the corresponding input component"
         )
-    return wanted
+    largest: list[int] = sizes.max(axis=0).tolist()
+    padded = tuple(
+        most if size is None else size for size, most in zip(wanted, largest, strict=True)
+    )
+    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
+        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
+        raise ValueError(
+            f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
+            f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
+        )
+    return padded
 
 
 def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:

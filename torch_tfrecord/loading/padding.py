@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,16 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import take_columns
-from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.padded_values import (
-    ColumnRows,
     Padded,
-    column_rows,
-    pad_column,
+    Wish,
+    find_rows,
+    flatten,
     pad_numbers,
+    pad_rows_of,
     pad_strings,
-    scalars,
 )
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.samples import place_of
 
 __all__ = ["PaddedCollate"]
@@ -78,25 +78,25 @@ class PaddedCollate:
 
     def __post_init__(self) -> None:
         """Check the arguments as far as possible without samples."""
-        _check_shapes(self.padded_shapes)
-        _check_paddings(self.padding_values)
+        for size in _each(self.padded_shapes):
+            _check_size(size)
+        for padding in _each(self.padding_values):
+            _check_padding(padding)
         check_max_batch_bytes(self.max_batch_bytes)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of at least one sample."""
         if not samples:
             raise ValueError("a batch needs at least one sample, got none")
-        # 0 stands for every dtype's default, also for bytes and str.
-        everywhere = (
-            None
-            if type(self.padding_values) is int and not self.padding_values
-            else self.padding_values
-        )
+        padding = self.padding_values
+        if type(padding) is int and not padding:
+            padding = None  # 0 stands for every dtype's default, also for bytes and str
         columns = take_columns(samples)
         try:
             with BatchBudget(self.max_batch_bytes):
-                columns = list(samples) if columns is None else _fillable(columns, len(samples))
-                batch, lengths = _pad(columns, self.padded_shapes, everywhere, "")
+                columns = list(samples) if columns is None else columns
+                wish = Wish("", self.padded_shapes, padding)
+                batch, lengths = _pad(columns, wish, len(samples))
         except LimitExceededError as error:
             place = None if error.position is None else place_of(samples, error.position)
             text = f"{error.args[0]}{'' if error.position is None else f'; its largest is sample {error.position}'}"
@@ -104,148 +104,132 @@ class PaddedCollate:
         return (batch, lengths) if self.return_lengths else batch
 
 
-def _fillable(columns: Any, num_samples: int) -> Any:
-    """The columns as `pad_column` takes them, or as a list of values where it cannot."""
-    if isinstance(columns, dict):
-        return {key: _fillable(column, num_samples) for key, column in columns.items()}
-    if isinstance(columns, tuple):
-        return tuple(_fillable(column, num_samples) for column in columns)
-    if isinstance(columns, list):
-        return columns
-    column = column_rows(columns) if isinstance(columns, torch.Tensor) else None
-    return list(ColumnBatch(columns, num_samples)) if column is None else column
+# The arguments.
 
 
-def _check_shapes(shapes: object) -> None:
-    if isinstance(shapes, Mapping):
-        shapes = list(shapes.values())
-    if isinstance(shapes, (list, tuple)):
-        for item in shapes:
-            _check_shapes(item)
-    elif shapes is not None and (isinstance(shapes, bool) or not isinstance(shapes, int)):
+def _each(tree: object) -> Iterator[Any]:
+    """The innermost parts of nested mappings, lists and tuples."""
+    if isinstance(tree, (Mapping, list, tuple)):
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _each(item)
+    else:
+        yield tree
+
+
+def _check_size(size: object) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise TypeError(
-            f"padded_shapes must hold ints, None and -1, in tuples and mappings, got {type(shapes).__name__}"
+            f"padded_shapes must hold ints, None and -1, in tuples and mappings, got {type(size).__name__}"
         )
-    elif shapes is not None and shapes < -1:
+    if size is not None and size < -1:
         raise ValueError(
-            f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {shapes}"
+            f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {size}"
         )
 
 
-def _check_paddings(paddings: object) -> None:
-    if isinstance(paddings, (Mapping, list, tuple)):
-        for item in paddings.values() if isinstance(paddings, Mapping) else paddings:
-            _check_paddings(item)
-    elif isinstance(paddings, (torch.Tensor, np.ndarray)):
-        if paddings.ndim:
-            raise ValueError(f"a padding value must be a scalar, got shape {list(paddings.shape)}")
-    elif paddings is not None and not isinstance(
-        paddings, (bool, int, float, complex, bytes, str, np.generic)
-    ):
+def _check_padding(padding: object) -> None:
+    if isinstance(padding, (torch.Tensor, np.ndarray)):
+        if padding.ndim:
+            raise ValueError(f"a padding value must be a scalar, got shape {list(padding.shape)}")
+    elif not isinstance(padding, (bool, int, float, complex, bytes, str, np.generic, type(None))):
         raise TypeError(
-            f"a padding value must be a number, bytes, str or None, got {type(paddings).__name__}"
+            f"a padding value must be a number, bytes, str or None, got {type(padding).__name__}"
         )
 
 
-def _pad(column: Any, shapes: object, paddings: object, name: str) -> Padded:
-    """Pad a mapping or tuple of columns, or one column: `ColumnRows`, or a list of its values."""
+def _split(wish: Wish, argument: str, parts: Mapping[Any, object], kind: type) -> dict[Any, Any]:
+    """The entry of an argument for each part of a nest of columns."""
+    given = getattr(wish, argument)
+    nests = isinstance(given, (Mapping, list, tuple))
+    if not nests and (given is None or argument == "padding_values"):
+        return dict.fromkeys(parts, given)
+    if kind is not dict:
+        if not isinstance(given, (list, tuple)) or len(given) != len(parts):
+            raise ValueError(
+                f"{argument}{wish.name}: expected {len(parts)} parts, nested like the samples, got {given!r}"
+            )
+        return dict(enumerate(given))
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"{argument}{wish.name}: expected a mapping of {_names(parts)}, nested like the samples"
+        )
+    if not given.keys() <= parts.keys():
+        raise ValueError(
+            f"{argument}{wish.name}: expected some of the samples' keys {_names(parts)}, "
+            f"got {_names(given.keys() - parts.keys())}"
+        )
+    return {key: given.get(key) for key in parts}
+
+
+def _names(keys: Any) -> list[str]:
+    return sorted(map(str, keys))
+
+
+# The samples.
+
+
+def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
+    """Pad a mapping or tuple of columns, one column, or a list of its values."""
+    parts: Mapping[Any, Any]
+    kind: Any
     if isinstance(column, dict):
-        return _pad_mapping(column, shapes, paddings, name)
-    if isinstance(column, tuple):
-        batch, lengths = _pad_parts(column, shapes, paddings, name)
-        return tuple(batch), tuple(lengths)
-    if isinstance(column, ColumnRows):
-        return pad_column(column, shapes, paddings, name)
-    return _pad_values(column, shapes, paddings, name)
+        parts, kind = column, dict
+    elif isinstance(column, tuple):
+        parts, kind = dict(enumerate(column)), tuple
+    else:
+        if not isinstance(column, list):
+            rows = find_rows(column) if isinstance(column, torch.Tensor) else None
+            if rows is not None:
+                return pad_rows_of(rows, wish)
+            column = list(take_apart(column, num_samples))
+        first = column[0]
+        scalar = next(flatten(column), b"")  # lists that are all empty count as strings
+        if isinstance(first, WHOLE_KINDS):  # before mappings, which some of these are
+            return column, None
+        if isinstance(first, Mapping):
+            parts, kind = _split_mappings(column, wish), dict
+        elif isinstance(first, tuple) or (
+            isinstance(first, list)
+            and not isinstance(
+                scalar, (bool, int, float, complex, bytes, str, np.generic, type(None))
+            )
+        ):
+            parts, kind = _split_sequences(column, wish), type(first)
+        elif scalar is None:
+            return column, None
+        elif isinstance(scalar, (bytes, str)):
+            return pad_strings(column, type(scalar), wish)
+        else:
+            return pad_numbers(column, wish)
+    shapes, paddings = (
+        _split(wish, argument, parts, kind) for argument in ("padded_shapes", "padding_values")
+    )
+    padded = {
+        key: _pad(part, Wish(f"{wish.name}[{key!r}]", shapes[key], paddings[key]), num_samples)
+        for key, part in parts.items()
+    }
+    batch, lengths = ({key: pair[number] for key, pair in padded.items()} for number in (0, 1))
+    if kind is dict:
+        return batch, lengths
+    make = kind._make if hasattr(kind, "_make") else kind  # a named tuple's
+    return make(batch.values()), (list if kind is list else tuple)(lengths.values())
 
 
-def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
-    first = values[0]
-    if isinstance(first, WHOLE_KINDS):
-        return values, None
-    if isinstance(first, Mapping):
-        return _pad_mapping(_columns_of_mappings(values, name), shapes, paddings, name)
-    if isinstance(first, tuple):
-        return _pad_sequences(values, shapes, paddings, name)
-    scalar = next(scalars(values), b"")  # lists that are all empty count as strings
-    if scalar is None:
-        return values, None
-    if isinstance(scalar, (bytes, str)):
-        return pad_strings(values, type(scalar), shapes, paddings, name)
-    if isinstance(first, list) and not isinstance(scalar, (bool, int, float, complex, np.generic)):
-        return _pad_sequences(values, shapes, paddings, name)
-    return pad_numbers(values, shapes, paddings, name)
-
-
-def _columns_of_mappings(values: list[Any], name: str) -> dict[Any, list[Any]]:
+def _split_mappings(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
     keys = set(values[0])
     for number, value in enumerate(values):
         if not isinstance(value, Mapping) or set(value) != keys:
             raise ValueError(
-                f"{name or 'samples'}: expected the keys {_names(keys)} in each, got others in sample {number}"
+                f"{wish.name or 'samples'}: expected the keys {_names(keys)} in each, got others in sample {number}"
             )
     return {key: [value[key] for value in values] for key in values[0]}
 
 
-def _pad_mapping(columns: dict[Any, Any], shapes: object, paddings: object, name: str) -> Padded:
-    keys = set(columns)
-    for argument, given in (("padded_shapes", shapes), ("padding_values", paddings)):
-        if isinstance(given, Mapping) and not set(given) <= keys:
-            unknown = _names(set(given) - keys)
-            raise ValueError(
-                f"{argument}{name}: expected some of the samples' keys {_names(keys)}, got {unknown}"
-            )
-        if isinstance(given, (list, tuple)) or (
-            argument == "padded_shapes" and isinstance(given, int)
-        ):
-            raise ValueError(
-                f"{argument}{name}: expected a mapping of {_names(keys)}, nested like the samples"
-            )
-    parts = {}
-    for key, column in columns.items():
-        shape = shapes.get(key) if isinstance(shapes, Mapping) else None
-        padding = paddings.get(key) if isinstance(paddings, Mapping) else paddings
-        parts[key] = _pad(column, shape, padding, f"{name}[{key!r}]")
-    return {key: part[0] for key, part in parts.items()}, {
-        key: part[1] for key, part in parts.items()
-    }
-
-
-def _names(keys: set[Any]) -> list[str]:
-    return sorted(map(str, keys))
-
-
-def _pad_sequences(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
-    first = values[0]
+def _split_sequences(values: list[Any], wish: Wish) -> dict[Any, list[Any]]:
+    count = len(values[0])
     for number, value in enumerate(values):
-        if not isinstance(value, (list, tuple)) or len(value) != len(first):
+        if not isinstance(value, (list, tuple)) or len(value) != count:
             raise ValueError(
-                f"{name or 'samples'}: expected {len(first)} parts in each, got others in sample {number}"
+                f"{wish.name or 'samples'}: expected {count} parts in each, got others in sample {number}"
             )
-    batch, lengths = _pad_parts([*map(list, zip(*values, strict=True))], shapes, paddings, name)
-    if isinstance(first, tuple):
-        return type(first)(*batch) if hasattr(first, "_fields") else tuple(batch), tuple(lengths)
-    return batch, lengths
-
-
-def _pad_parts(
-    columns: Sequence[Any], shapes: object, paddings: object, name: str
-) -> tuple[list[Any], list[Any]]:
-    count = len(columns)
-    shapes = _parts("padded_shapes", [None] * count if shapes is None else shapes, count, name)
-    several = isinstance(paddings, (list, tuple, Mapping))
-    paddings = _parts("padding_values", paddings if several else [paddings] * count, count, name)
-    numbered = enumerate(zip(columns, shapes, paddings, strict=True))
-    parts = [
-        _pad(column, shape, padding, f"{name}[{number}]")
-        for number, (column, shape, padding) in numbered
-    ]
-    return [part[0] for part in parts], [part[1] for part in parts]
-
-
-def _parts(argument: str, given: object, count: int, name: str) -> Sequence[object]:
-    if not isinstance(given, (list, tuple)) or len(given) != count:
-        raise ValueError(
-            f"{argument}{name}: expected {count} parts, nested like the samples, got {given!r}"
-        )
-    return given
+    return {number: [value[number] for value in values] for number in range(count)}

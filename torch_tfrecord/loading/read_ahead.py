@@ -1,4 +1,6 @@
-"""A DataLoader that reads ahead with threads instead of worker processes."""
+"""A DataLoader that reads ahead with threads instead of worker processes, and the one that
+`make_dataloader` returns, which also knows which batches the training has received.
+"""
 
 from __future__ import annotations
 
@@ -9,99 +11,50 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, RandomSampler
 
 from torch_tfrecord.arguments import at_least, integer
-from torch_tfrecord.columns.one_value import Text
-from torch_tfrecord.columns.whole_values import Json, Proto
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.error_log import ErrorLog
+from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
+from torch_tfrecord.loading.nested_dataset import (
+    NestedDataset,
+    StagedDataset,
+    check_left,
+    loads_ahead,
+    sample_bytes,
+    usual_num_threads,
+)
 from torch_tfrecord.loading.padding import PaddedCollate
-from torch_tfrecord.loading.sample_maker import check_left
-from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
+from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.random_stream import RandomStream
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.order.ranks import resolve_rank
+from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
 from torch_tfrecord.samples import LEFT_OUT
-from torch_tfrecord.torch_internals import is_profiling, pin
+from torch_tfrecord.torch_internals import is_profiling, pin, show_order, workers_of
 
-__all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
+__all__ = ["ReadAheadLoader", "RecordLoader"]
 
 
-# With more threads than this they wait for the GIL, except with large images.
-_MOST_THREADS = 8
-# Samples of more bytes than this are worth a second thread even if they are Python objects.
-_SMALL_SAMPLE = 1 << 12
 # A task loads as many batches as have about so many bytes in the files, up to that number.
 _TASK_BYTES = 1 << 20
 _MOST_BATCHES = 4
 
 
-def usual_num_threads(dataset: object = None) -> int:
-    """The default number of threads that read ahead: one per processor that this process may use,
-    up to 8.
+# For the exit code of a worker whose connection has closed.
+_WAIT_SECONDS = 5.0
 
-    Batches of numbers and of images are made without the GIL, so that threads share the work. It is
-    one where they would only take turns: small samples that are mostly Python objects (bytes, str),
-    compressed files, and anything without the compiled core. For remote files it is 8: the threads
-    mostly wait.
-    """
-    files = stores(dataset)
-    if any(store.first_compressed for store in files) or not has_native():
-        return 1
-    if any(store.is_remote for store in files):
-        return _MOST_THREADS
-    if dataset is not None and all(map(_holds_lock, leaves(dataset))):
-        return 1
-    return min(num_processors(), _MOST_THREADS)
-
-
-def _holds_lock(leaf: Any) -> bool:
-    """Whether samples are small, and most of their values Python objects."""
-    features = getattr(leaf, "features", None)
-    if not 0 < _sample_bytes(leaf) <= _SMALL_SAMPLE:
-        return False
-    specs = list(features.values()) if isinstance(features, Mapping) else [features]
-    objects = [spec for spec in specs if spec is None or _makes_objects(spec)]
-    return 2 * len(objects) > len(specs)
-
-
-def _makes_objects(spec: Any) -> bool:
-    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
-
-
-def _sample_bytes(dataset: object) -> float:
-    """About how many bytes of the files a sample has; 0 if that is unknown."""
-    found = [(leaf, store) for leaf in leaves(dataset) for store in stores(leaf)]
-    num_samples = sum(max(len(leaf), store.extent[1]) for leaf, store in found)
-    return sum(store.extent[2] for _, store in found) / max(num_samples, 1)
-
-
+_Collate: TypeAlias = Callable[[Any], Any]
 # What was loaded, or else the error.
 _Outcome: TypeAlias = "tuple[Any, Exception | None]"
-
-
-class LoadsAhead(Protocol):
-    """A map-style dataset of ours: threads may load its samples, but may not run its transform."""
-
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a transform, which must run in the thread that iterates."""
-
-    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """The samples at several positions, without the transform."""
-
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`_load_samples` of several batches at once; if it raises, they are loaded one by one."""
-
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Apply the transform to each."""
 
 
 class ReadAheadLoader(DataLoader[Any]):
@@ -146,7 +99,7 @@ class ReadAheadLoader(DataLoader[Any]):
                 self.num_threads = 1
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
-        each = 0 if self.num_workers else _sample_bytes(read)
+        each = 0 if self.num_workers else sample_bytes(read)
         self._samples_at_once = _TASK_BYTES / each if each else 0
 
     def __repr__(self) -> str:
@@ -195,7 +148,7 @@ class _ReadAheadIterator(Iterator[Any]):
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
-        self._dataset = cast("LoadsAhead", loader.dataset)
+        self._dataset = cast("StagedDataset", loader.dataset)
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -254,13 +207,9 @@ class _ReadAheadIterator(Iterator[Any]):
         if error is not None:
             raise error
         if self._ahead is None:
-            samples: Any = check_left(self._transformed(loaded), self._dataset)
-            loaded = self._loader.collate_fn(samples) if len(samples) else LEFT_OUT
+            with helped_by(self._pool):
+                loaded = _finish(self._dataset, loaded, self._loader.collate_fn)
         return pin(loaded) if self._pins else loaded
-
-    def _transformed(self, loaded: Any) -> Any:
-        with helped_by(self._pool):
-            return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
         """Start the threads, also those of a process that was forked meanwhile."""
@@ -327,29 +276,201 @@ def _can_pin() -> bool:
 
 
 def _load(
-    dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
+    dataset: StagedDataset, batches: Sequence[Sequence[int]], collate_fn: _Collate | None
 ) -> list[_Outcome]:
     """The batches of a task. Where one fails, each is loaded alone, to find out which."""
+
+    def finish(samples: Sequence[Any]) -> _Outcome:
+        return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
+
     if len(batches) > 1:
         with suppress(Exception):
-            found = dataset._load_batches(batches)
-            return [(_finish(dataset, samples, collate_fn), None) for samples in found]
-    return [_load_one(dataset, positions, collate_fn) for positions in batches]
+            return [*map(finish, dataset._load_batches(batches))]
+    found: list[_Outcome] = []
+    for positions in batches:
+        try:
+            found.append(finish(dataset._load_samples(positions)))
+        except Exception as error:
+            found.append((None, error))
+    return found
 
 
-def _load_one(
-    dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None
-) -> _Outcome:
-    try:
-        return _finish(dataset, dataset._load_samples(positions), collate_fn), None
-    except Exception as error:
-        return None, error
+def _finish(dataset: StagedDataset, samples: Sequence[Any], collate_fn: _Collate) -> Any:
+    """The batch of loaded samples."""
+    return _collate_left(collate_fn, check_left(dataset._transform_samples(samples), dataset))
 
 
-def _finish(
-    dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None
-) -> Any:
-    if collate_fn is None:
-        return samples
-    samples = check_left(dataset._transform_samples(samples), dataset)
+def _collate_left(collate_fn: _Collate, samples: Sequence[Any]) -> Any:
     return collate_fn(samples) if len(samples) else LEFT_OUT
+
+
+# A loader with a state.
+
+
+class RecordLoader(ReadAheadLoader):
+    """A DataLoader over a map-style dataset whose state counts the batches that you have received
+    from it.
+
+    Batches that threads or workers have prefetched are not counted. The state is
+    `RecordBatchSampler`'s: you can load it with another number of workers and threads, another
+    world size and batch size.
+
+    Args:
+        dataset: The dataset.
+        batch_sampler: The order.
+        num_threads: See `ReadAheadLoader`.
+        **dataloader_kwargs: For `DataLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_sampler: RecordBatchSampler,
+        num_threads: int | None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
+        self._order: RecordBatchSampler = batch_sampler.sampler.batches
+        self._errors: list[ErrorLog] = [
+            log for leaf in leaves(dataset) for log in getattr(leaf, "_error_logs", ())
+        ]
+        if any(log.skips for log in self._errors):
+            for log in self._errors:
+                log.is_attended = True
+            if num_threads == 0 or dataloader_kwargs.get("num_workers"):
+                dataloader_kwargs["collate_fn"] = partial(
+                    _collate_left, dataloader_kwargs.get("collate_fn", collate)
+                )
+        super().__init__(
+            dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs
+        )
+        show_order(self, self._order.sampler, drop_last=self._order.drop_last)
+
+    def __iter__(self) -> Any:
+        running = self._order._running
+        if running is not None and running.is_waiting:
+            running.put_back()
+        return _ReceivedBatches(self)
+
+    def _begin(self) -> tuple[Any, Iteration[PositionBatch]]:
+        """DataLoader's iterator for the next iteration, and its order."""
+        iterator = super().__iter__()
+        batches = self._order._last_iteration
+        batches.begin()  # even if workers have not begun: from here on `len` is that of the next iteration
+        batches.num_received = 0
+        return iterator, batches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the next iteration begins, or resumes after `load_state_dict`."""
+        return self._order.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, in which the next iteration begins; by default the one after
+        the last.
+
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch. An iterator from which no batch was taken counts as the next iteration, too.
+        (``loader.sampler.set_epoch``, which trainers call, counts iterations instead: the same if
+        `num_epochs` is 1.)
+        """
+        self._order.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the batches that you have received: a few JSON numbers and
+        strings.
+
+        It is the same on every rank after the same number of batches: save one rank's state, load
+            it on all ranks.
+
+        Raises:
+            ValueError: Batches come out of order (`in_order=False`), so a number cannot say which
+                were received; or you received them from the loader that ``accelerator.prepare``
+                made of this one: pass their number to ``loader.batch_sampler.state_dict``.
+        """
+        if self.num_workers and not getattr(self, "in_order", True):
+            raise ValueError("state_dict needs batches in order, got a loader with in_order=False")
+        running = self._order._running
+        return self._order.state_dict(
+            None if running is None or running.is_over else running.num_received
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume from a state: the next iteration yields the rest of the interrupted one.
+
+        Raises:
+            ValueError: The state has another version or order; the message gives both values.
+        """
+        self._order.load_state_dict(state_dict)
+
+
+class _ReceivedBatches(Iterator[Any]):
+    """DataLoader's iterator with a count of the batches; everything else is passed on to it.
+
+    Trainers choose the epoch only after they have made the iterator: until its first batch it may
+    begin again.
+    """
+
+    def __init__(self, loader: RecordLoader) -> None:
+        self._loader = loader
+        self._iterator, self._batches = loader._begin()
+
+    def __next__(self) -> Any:
+        if self._batches.is_replaced:
+            self._iterator = None  # so that its workers end before those of the new one start
+            self._iterator, self._batches = self._loader._begin()
+        while (batch := self._received()) is LEFT_OUT:
+            if (
+                resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size
+                > 1
+            ):
+                raise TFRecordError(
+                    "all records of a batch were left out, and all ranks need the same number of batches: expected a "
+                    "larger batch_size, or fewer records that fail"
+                )
+        return batch
+
+    def _received(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._batches.is_over = True
+            for log in self._loader._errors:
+                log.tell()
+            raise
+        except (ConnectionError, EOFError) as error:
+            lost = _ended_workers(workers_of(self._iterator))
+            if not lost:
+                raise
+            raise RuntimeError(f"a batch was lost: {', '.join(lost)}") from error
+        self._batches.num_received = (self._batches.num_received or 0) + 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator":  # not set yet
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+
+def _ended_workers(workers: Sequence[Any]) -> list[str]:
+    """The workers that have ended, and why: torch does not check for one that is killed while it
+    sends a batch.
+    """
+    ended = wait([worker.sentinel for worker in workers], _WAIT_SECONDS) if workers else []
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join(_WAIT_SECONDS)  # it has ended, but its exit code may not be available yet
+    return [
+        f"DataLoader worker (pid {worker.pid}) "
+        + (
+            f"was killed by signal {-worker.exitcode}"
+            if worker.exitcode < 0
+            else f"ended with {worker.exitcode}"
+        )
+        for worker in workers
+        if worker.exitcode
+    ]

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
-__all__ = ["ArrayRecordFiles", "RecordFiles"]
+__all__ = ["ArrayRecordFiles", "RecordFiles", "SingleRecords"]
 
 
 _MOST_OPEN = 256
@@ -268,3 +269,21 @@ class ArrayRecordFiles(RecordFiles):
 
 def _even_borders(index: ArrayRecordIndex) -> npt.NDArray[np.int64]:
     return np.arange(len(index) + 1, dtype=np.int64) * index.file_size // max(len(index), 1)
+
+
+class SingleRecords(Sequence[bytes]):
+    """Records that are read one by one, each when it is asked for.
+
+    Args:
+        files: Read them.
+        positions: Their positions over all files.
+    """
+
+    def __init__(self, files: RecordFiles, positions: npt.NDArray[np.int64]) -> None:
+        self._files, self._positions = files, positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._files.read(int(self._positions[number]))

@@ -5,19 +5,20 @@ resumable.
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
-
-import numpy as np
 
 from torch_tfrecord.loading.stream_pieces import (
     MOST_RECORDS,
     Piece,
     RecordGroup,
     StreamRecord,
+    cut_groups,
+    is_full,
     picked_pieces,
     read_groups,
     read_records,
@@ -30,10 +31,10 @@ __all__ = ["RecordStream"]
 
 # How many records are parsed together: the first sample does not wait long, and later parts take
 # half the time or less; powers of two, so that batches of as many rarely come from two parts.
-# A limit in bytes bounds the memory of what is parsed.
 _PART_SIZES = (16, 16, 32, 64, 128, 256, 512)
 _MOST_TOGETHER = 1024
-_MOST_BYTES = 1 << 20
+# A part of more bytes than this ends with the next power of two of records: it bounds the memory.
+_MOST_BYTES = 4 << 20
 
 
 class RecordStream:
@@ -98,14 +99,7 @@ class RecordStream:
             missing = self.num_taken - self._num_behind
             self._num_behind += sum(1 for _ in islice(self._behind_records, missing))
             return self._behind.place()
-        if self.is_plain and self.part is not None and self.num_taken:
-            file, number = (
-                self.part.files[self.num_taken - 1],
-                self.part.numbers[self.num_taken - 1],
-            )
-            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
-            piece = next(each for each in pieces if self._pieces[each].has(file, number))
-            self._next_piece, self._slot_places = piece + 1, [(piece, int(number) + 1)]
+        self._pass_taken()
         return {
             "next_piece": self._next_piece,
             "slot": self._slot,
@@ -114,6 +108,14 @@ class RecordStream:
             "slots": [slot and list(slot) for slot in self._slot_places],
             "waiting": [[file, number] for _, file, _, number in self._buffer],
         }
+
+    def _pass_taken(self) -> None:
+        """Put the place of a plain stream, which reads ahead of it, behind the records taken."""
+        if self.is_plain and self.part is not None and self.num_taken:
+            file, _, number = self.part.place(self.num_taken - 1)
+            pieces = range(max(self._next_piece - 1, 0), len(self._pieces))
+            piece = next(each for each in pieces if self._pieces[each].has(file, number))
+            self._next_piece, self._slot_places = piece + 1, [(piece, number + 1)]
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
         """ValueError unless this is a valid place in a stream of these pieces."""
@@ -185,24 +187,11 @@ class RecordStream:
             )
         return [found[file, number] for file, number in waiting]
 
-    # In groups.
-
-    def groups(self) -> Iterator[RecordGroup]:
-        """All records of a stream without mixing."""
-        place = self._slot_places[0]
-        if place is not None:
-            yield from self._groups(*place)
-        for number in range(self._next_piece, len(self._pieces)):
-            yield from self._groups(number, self._pieces[number].first)
-
-    def _groups(self, number: int, first: int) -> Iterator[RecordGroup]:
-        return read_groups(self._read, self._pieces[number]._replace(first=first))
-
     # One by one.
 
     def records(self) -> Iterator[StreamRecord]:
         """All records."""
-        return self._mixed(self._interleaved()) if self._buffer_size else self._interleaved()
+        return self._mix(self._interleaved()) if self._buffer_size else self._interleaved()
 
     def _open(self, number: int, first: int) -> Iterator[StreamRecord]:
         return self._records_of(self._pieces[number]._replace(first=first))
@@ -230,7 +219,7 @@ class RecordStream:
                     num_open -= 1
             self._turn, self._slot = 0, (number + 1) % len(slots)
 
-    def _mixed(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
+    def _mix(self, records: Iterable[StreamRecord]) -> Iterator[StreamRecord]:
         buffer, size, below = self._buffer, self._buffer_size, self._random.below
         for record in records:
             if len(buffer) < size:
@@ -246,43 +235,58 @@ class RecordStream:
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
-    # In parts, whose samples are yielded one by one.
+    # In parts.
 
-    def parts(self) -> Iterator[RecordGroup]:
-        """All records, several at a time; the consumer counts in `num_taken`, which decides
-        `place`.
+    def parts(self, size: int | None = None) -> Iterator[RecordGroup]:
+        """All records, so many at a time: those before an error come before it is raised.
+
+        The consumer counts in `num_taken`, which decides `place`.
+
+        Args:
+            size: Records in a part, which the consumer takes at once; None for few at first, then
+                more, as far as they are small.
         """
-        for part in self._plain_parts() if self.is_plain else self._mixed_parts():
+        growing = chain(_PART_SIZES, repeat(_MOST_TOGETHER))
+        sizes = growing if size is None else repeat(size)
+        most_bytes = _MOST_BYTES if size is None else math.inf
+        if self.is_plain:
+            found = cut_groups(self._groups(), sizes, most_bytes)
+        else:
+            found = self._mixed_parts(sizes, most_bytes, follows=size is None)
+        for part in found:
+            self._pass_taken()
             self.part, self.num_taken = part, 0
             yield part
 
-    def _plain_parts(self) -> Iterator[RecordGroup]:
-        sizes = iter(_PART_SIZES)
-        for group in self.groups():
-            while len(group.numbers):
-                ends = np.cumsum(group.records.lengths[: next(sizes, _MOST_TOGETHER)])
-                end = max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right")))
-                yield group.part(slice(end))
-                group = group.part(slice(end, None))
+    def _groups(self) -> Iterator[RecordGroup]:
+        """All records of a plain stream, as they were read."""
+        rest = range(self._next_piece, len(self._pieces))
+        begun = [place for place in self._slot_places if place is not None]
+        for number, first in [*begun, *((each, self._pieces[each].first) for each in rest)]:
+            yield from read_groups(self._read, self._pieces[number]._replace(first=first))
 
-    def _mixed_parts(self) -> Iterator[RecordGroup]:
-        sizes = iter(_PART_SIZES)
+    def _mixed_parts(
+        self, sizes: Iterator[int], most_bytes: float, *, follows: bool
+    ) -> Iterator[RecordGroup]:
         read: dict[int, list[StreamRecord]] = {}  # for a part, by file
-        records: Iterator[StreamRecord] = _noted(self._interleaved(), read)
+        records = self._interleaved()
+        if follows:
+            records = _note(records, read)
         if self._buffer_size:
-            records = self._mixed(records)
+            records = self._mix(records)
         failure: Exception | None = None
         while failure is None:
-            read.clear()
-            self._behind, self._num_behind = self._copy(read), 0
-            self._behind_records = self._behind.records()
+            if follows:
+                read.clear()
+                self._behind, self._num_behind = self._copy(read), 0
+                self._behind_records = self._behind.records()
             part: list[StreamRecord] = []
-            num_bytes = 0
+            num_bytes, size = 0, next(sizes)
             try:
-                for record in islice(records, next(sizes, _MOST_TOGETHER)):
+                for record in records:
                     part.append(record)
                     num_bytes += len(record[0])
-                    if num_bytes > _MOST_BYTES:
+                    if is_full(len(part), num_bytes, size, most_bytes):
                         break
             except Exception as error:  # raised after the records before it
                 failure = error
@@ -313,7 +317,7 @@ def _read_before(
             yield record
 
 
-def _noted(
+def _note(
     records: Iterable[StreamRecord], read: dict[int, list[StreamRecord]]
 ) -> Iterator[StreamRecord]:
     for record in records:

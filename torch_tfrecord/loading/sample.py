@@ -6,11 +6,30 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
-__all__ = ["FILLED", "UNSEEN", "Sample", "make_samples"]
+import numpy.typing as npt
+import torch
 
+from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
+from torch_tfrecord.columns.stacking import as_kind_of, rows_of
+from torch_tfrecord.torch_internals import jagged_parts
+
+__all__ = [
+    "FILLED",
+    "UNSEEN",
+    "Sample",
+    "SampleBlock",
+    "as_array",
+    "is_jagged",
+    "is_plain",
+    "take_apart",
+]
+
+# By name, or a tuple of such mappings and columns, nested like one sample.
+Columns: TypeAlias = Any
 
 UNSEEN = object()
 """Marks in a sample's dict a value that was not accessed yet; before the first access, its only key.
@@ -19,24 +38,6 @@ A plain object, which the garbage collector does not track.
 """
 FILLED = -(1 << 62)
 """The row of a sample whose values were all accessed, or that is not a row of a block."""
-
-
-class RowBlock(Protocol):
-    """Columns whose rows are samples."""
-
-    @property
-    def lock(self) -> Any:
-        """Held during the first access to a sample."""
-
-    @property
-    def template(self) -> dict[Any, object]:
-        """The columns' names."""
-
-    def value(self, name: Any, row: int) -> Any:
-        """One value."""
-
-    def row(self, row: int) -> dict[Any, Any]:
-        """All values of one row."""
 
 
 def _after(prepare: Callable[[Any], None], method: Callable[..., Any]) -> Any:
@@ -68,7 +69,7 @@ class Sample(dict[Any, Any]):
     # The row is ~row once the names are filled in. There is no block if it was changed, or not made
     # from one.
     __slots__ = ("_block", "_row")
-    _block: RowBlock | None
+    _block: SampleBlock | None
     _row: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -186,13 +187,159 @@ class Sample(dict[Any, Any]):
         super().clear()
 
 
-def make_samples(block: RowBlock, rows: Iterable[int]) -> list[Sample]:
-    """The samples of some rows of a block."""
-    samples = []
-    new, set_item = dict.__new__, dict.__setitem__
-    for row in rows:
-        sample = new(Sample)
-        set_item(sample, UNSEEN, UNSEEN)
-        sample._block, sample._row = block, row
-        samples.append(sample)
-    return samples
+class SampleBlock:
+    """The columns of several samples, by name. A sample's values are made on first access, and
+    kept.
+
+    Tensors of samples are views of their column, so an in-place change of one changes the column,
+    but no batch.
+
+    Args:
+        columns: As for `ColumnBatch`; only those by name have samples.
+        num_rows: Number of samples.
+
+    Attributes:
+        again: Parses the columns once more, into new memory; if it is known, a batch may `take` the
+            columns.
+        lock: Held during the first access to a sample or column.
+        template: The columns' names, with what stands for a value that was not accessed.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_is_read",
+        "_num_taken",
+        "_rows",
+        "_values",
+        "again",
+        "lock",
+        "num_rows",
+        "template",
+    )
+
+    def __init__(self, columns: Columns, num_rows: int) -> None:
+        self._columns, self.num_rows = columns, num_rows
+        self.again: Callable[[], Columns] | None = None
+        self.lock = threading.RLock()
+        names = columns if isinstance(columns, dict) else ()
+        self.template: dict[Any, object] = dict.fromkeys(names, UNSEEN)
+        self._is_read, self._num_taken = False, 0
+        self._values: dict[Any, Sequence[Any]] = {}
+        self._rows: list[tuple[Any, ...]] | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns; parsed again if a batch took them."""
+        with self.lock:
+            if self._num_taken:
+                self._columns, self._num_taken = self.again(), 0  # type: ignore[misc]
+            self._is_read = True
+            return self._columns
+
+    def read(self, first: int) -> Columns:
+        """The columns, to copy rows from the first of these on."""
+        with self.lock:
+            is_here = self._columns is not None and first >= self._num_taken
+            return self._columns if is_here else self.columns
+
+    def take(self, begin: int, end: int) -> Columns | None:
+        """The columns of some rows, for one batch only; None if it must copy, as another batch or
+        sample may share the memory.
+        """
+        with self.lock:
+            if self.again is None or self._is_read or begin < self._num_taken:
+                return None
+            found = self._columns
+            if end - begin < self.num_rows:
+                found = {name: _cut(column, begin, end) for name, column in found.items()}
+                if any(column is None for column in found.values()):
+                    return None
+            # Rows are taken in ascending order, so that one number tells which ones.
+            self._num_taken = end
+            if end == self.num_rows:
+                self._columns = None
+            return found
+
+    def samples(self, rows: Iterable[int] | None = None) -> list[Sample]:
+        """New samples of some rows, or of all."""
+        samples = []
+        new, set_item = dict.__new__, dict.__setitem__
+        for row in range(self.num_rows) if rows is None else rows:
+            sample = new(Sample)
+            set_item(sample, UNSEEN, UNSEEN)
+            sample._block, sample._row = self, row
+            samples.append(sample)
+        return samples
+
+    def value(self, name: Any, row: int) -> Any:
+        """One value."""
+        return self._split(name)[row]
+
+    def _split(self, name: Any) -> Sequence[Any]:
+        """The values of a column."""
+        values = self._values.get(name)
+        if values is None:  # if two threads make the values, the first one's are kept
+            values = self._values.setdefault(name, take_apart(self.columns[name], self.num_rows))
+        return values
+
+    def row(self, row: int) -> dict[Any, Any]:
+        """All values of one row."""
+        if self._rows is None:
+            self._rows = list(zip(*map(self._split, self.template), strict=True))
+        return dict(zip(self.template, self._rows[row], strict=True)) if self.template else {}
+
+
+def take_apart(columns: Columns, num_rows: int) -> Sequence[Any]:
+    """The value of each row; for columns by name, or a tuple of columns, the samples."""
+    if isinstance(columns, dict):
+        return SampleBlock(columns, num_rows).samples()
+    if isinstance(columns, tuple):
+        return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
+    if isinstance(columns, (list, torch.Tensor, RaggedTensor, SparseList)):
+        rows: Sequence[Any] = rows_of(columns)
+        return rows
+    return [columns[number] for number in range(num_rows)]
+
+
+def is_plain(column: object) -> bool:
+    """Whether a column is a tensor whose bytes in this process's memory are its values."""
+    return (
+        isinstance(column, torch.Tensor)
+        and column.layout == torch.strided
+        and column.device.type == "cpu"
+        and not (column.is_nested or column.requires_grad or column.is_conj() or column.is_neg())
+    )
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A plain column's memory; as integers if NumPy does not have its dtype."""
+    plain = tensor.as_subclass(torch.Tensor)
+    try:
+        return plain.numpy()
+    except TypeError:
+        return plain.view(_INTEGERS[plain.itemsize]).numpy()
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _cut(column: Any, begin: int, end: int) -> Any | None:
+    """Some rows of a column, not copied; None if that cannot be done."""
+    if isinstance(column, list):
+        return column[begin:end]
+    if is_plain(column):
+        # Not a slice of the tensor, which would share its version counter: a change of one batch in
+        # place would break backward for all others.
+        part = torch.from_numpy(as_array(column)[begin:end]).view(column.dtype)
+        return as_kind_of(part, column)
+    parts = jagged_parts(column) if is_jagged(column) else None
+    if parts is None or not is_plain(parts[0]):
+        return None
+    offsets = parts[1].numpy()[begin : end + 1]
+    values: Any = _cut(parts[0], int(offsets[0]), int(offsets[-1]))
+    return jagged_tensor(values, torch.from_numpy(offsets - offsets[0]))
+
+
+def is_jagged(column: object) -> bool:
+    """Whether a column is a jagged tensor."""
+    return isinstance(column, torch.Tensor) and column.layout == torch.jagged

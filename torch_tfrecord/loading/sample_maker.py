@@ -4,20 +4,31 @@ in errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial, reduce
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.batch_memory import BatchBudget
+from torch_tfrecord.columns.image import Image
+from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.error_log import RAISES, ErrorLog
-from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
-from torch_tfrecord.loading.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
+from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
+from torch_tfrecord.images.regions import StoredImage
+from torch_tfrecord.loading.column_batch import (
+    BatchParser,
+    ChainedTransforms,
+    ColumnBatch,
+    ColumnTransform,
+)
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (
@@ -27,77 +38,76 @@ from torch_tfrecord.samples import (
     SampleList,
     transform_each,
     transform_one,
-    without_left_out,
 )
 
 __all__ = [
+    "NotCroppedError",
     "RecordRows",
     "SampleMaker",
     "SampleParser",
-    "check_left",
-    "located_error",
-    "transform_samples",
+    "UncroppedBatch",
+    "is_users",
 ]
 
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
+_Transform: TypeAlias = Callable[[Any], Any]
 
 
 class SampleParser(Protocol):
-    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer.
-
-    One with ``needs_places = True`` also takes the function from a row to its place, as its last
-    argument.
-    """
+    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer."""
 
     needs_keys: bool
     max_batch_bytes: int
 
     @property
-    def features(self) -> Any:
+    def features(self) -> object:
         """What it reads, for `repr`."""
 
-    def single(self, record: bytes, key: int = 0, /) -> Any:
+    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace], /) -> Any:
         """One sample."""
 
     def batches(
-        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]
+        self,
+        records: PackedRecords,
+        keys: _Keys | None,
+        borders: Sequence[int],
+        place: Callable[[int], RecordPlace],
+        /,
     ) -> Sequence[Sequence[Any]]:
         """Several batches: all their records in a row, and the borders between batches."""
 
 
 class RecordRows(NamedTuple):
     """The records of a batch: their bytes, their keys for random draws, and a function from row to
-    place.
+    place. Records that cannot be read together are a sequence that reads each when it is asked.
     """
 
-    records: PackedRecords
+    records: PackedRecords | Sequence[bytes]
     keys: _Keys | None
     place: Callable[[int], RecordPlace]
 
-    def row(self, row: int) -> tuple[bytes, int, Callable[[int], RecordPlace], int]:
+    def row(self, row: int) -> tuple[bytes, int, Callable[[], RecordPlace]]:
         """One record, as the arguments of `SampleMaker.sample`."""
-        return (
-            bytes(self.records[row]),
-            0 if self.keys is None else int(self.keys[row]),
-            self.place,
-            row,
-        )
+        key = 0 if self.keys is None else int(self.keys[row])
+        return bytes(self.records[row]), key, partial(self.place, row)
 
     @property
     def places(self) -> Places:
         """The records' places as text, for errors."""
         return lambda row: str(self.place(row))
 
-    def part(self, begin: int, end: int) -> RecordRows:
-        """Some of them, not copied."""
-        if end - begin == len(self.records):
-            return self
-        keys = None if self.keys is None else self.keys[begin:end]
-        return RecordRows(self.records[begin:end], keys, lambda row: self.place(begin + row))
-
     def parts(self, borders: Sequence[int]) -> list[RecordRows]:
-        """The records of several batches, by the borders between them."""
-        return [self.part(begin, end) for begin, end in pairwise(borders)]
+        """The records of several batches, by the borders between them; not copied."""
+        if len(borders) == 2:
+            return [self]
+        return [
+            RecordRows(
+                self.records[begin:end],
+                None if self.keys is None else self.keys[begin:end],
+                lambda row, begin=begin: self.place(begin + row),  # type: ignore[misc]
+            )
+            for begin, end in pairwise(borders)
+        ]
 
 
 class SampleMaker:
@@ -117,17 +127,13 @@ class SampleMaker:
     def __init__(
         self,
         parser: SampleParser | None,
-        transform: Callable[[Any], Any] | None,
+        transform: _Transform | None,
         errors: ErrorLog = RAISES,
     ) -> None:
-        self.parser, self.errors = parser, errors
-        self.transform = transform
+        self.parser, self.transform, self.errors = parser, transform, errors
         self.crops = CropReader(parser)
-        self._needs_places = getattr(parser, "needs_places", False)
         self.draws_at_random = parser is not None and parser.needs_keys
-        self.has_user_transform = transform is not None and not isinstance(
-            transform, ColumnTransform
-        )
+        self.has_user_transform = is_users(transform)
 
     @property
     def features(self) -> Any:
@@ -135,148 +141,346 @@ class SampleMaker:
         return None if self.parser is None else self.parser.features
 
     def sample(
-        self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int
+        self,
+        record: bytes,
+        key: int,
+        where: Callable[[], RecordPlace],
+        errors: ErrorLog = RAISES,
     ) -> Any:
-        """The sample of one record, which is at ``place(number)``."""
+        """The sample of one record; `where` tells its place."""
         register_in_worker()
         transform = self.transform
+        if transform is None:
+            return self.parse(record, key, where)
         if self.crops.takes(transform):
             with suppress(NotCroppedError):
-                return self.crops.sample(transform, record, place, number)
-        sample = self.parsed(record, key, place, number)
-        if transform is None:
-            return sample
-        return transform_one(transform, number, sample, lambda number: str(place(number)))
+                return self.crops.sample(transform, record, where, errors)
+        sample = self.parse(record, key, where)
+        return transform_one(transform, 0, sample, lambda _: str(where()), errors)
 
-    def parsed(
-        self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int
-    ) -> Any:
+    def parse(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Any:
         """`sample` without the transform."""
         if self.parser is None:
             return record
         try:
-            places: Any = (lambda _: place(number),) if self._needs_places else ()
-            return self.parser.single(record, key, *places)
+            return self.parser.single(record, key, where)
         except TFRecordError as error:
-            error.locate(**place(number)._asdict())
+            error.locate(**where()._asdict())
             raise
 
-    def batches(self, rows: RecordRows, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
-        """The samples of several batches, not transformed; an error carries the number of its
-        record.
-        """
-        if self.parser is None:
-            payloads = rows.records.tolist()
-            found: Sequence[Any] = [payloads[begin:end] for begin, end in pairwise(borders)]
-        else:
-            places: Any = (rows.place,) if self._needs_places else ()
-            found = self.parser.batches(rows.records, rows.keys, borders, *places)
-        return [*map(self._located, found, rows.parts(borders))]
+    def load(self, rows: RecordRows, borders: Sequence[int]) -> list[Sequence[Any]]:
+        """The samples of several batches, to be transformed by `transform_samples`: decoded, except
+        for an image that the transform crops first.
 
-    def _located(self, samples: Sequence[Any], rows: RecordRows) -> Sequence[Any]:
+        Raises:
+            TFRecordError: Of some record, which it names by its row or not at all; `load_singly`
+                finds out.
+        """
+        if self.has_user_transform:
+            # Threads decode ahead what the thread that transforms would decode one by one.
+            in_turn = threading.current_thread() is threading.main_thread()
+            cropped = self.crops.batches(self, rows, borders, in_turn=in_turn)
+            if cropped is not None:
+                return cropped
+        try:
+            return self.parse_batches(rows, borders)
+        except LimitExceededError:
+            if not self.has_user_transform:
+                raise
+            # Columns would need memory on top of the samples.
+            found: list[Sequence[Any]] = []
+            for part in rows.parts(borders):
+                with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
+                    found.append(self.one_by_one(part))
+            return found
+
+    def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Sequence[Any]]:
+        """The decoded samples of several batches, as columns if possible."""
+        records = cast("PackedRecords", rows.records)
+        found: Sequence[Any]
+        if self.parser is None:
+            payloads = records.tolist()
+            found = [payloads[begin:end] for begin, end in pairwise(borders)]
+        else:
+            found = self.parser.batches(records, rows.keys, borders, rows.place)
+        return [*map(self._locate, found, rows.parts(borders))]
+
+    def _locate(self, samples: Sequence[Any], rows: RecordRows) -> Sequence[Any]:
         if not isinstance(samples, ColumnBatch):
             return SampleList(samples, rows.places)
-        return samples.located(rows.places, lambda: self.batch(rows).columns)
 
-    def batch(self, rows: RecordRows) -> Any:
-        """The samples of a batch, not transformed; an error carries the number of its record."""
-        return self.batches(rows, (0, len(rows.records)))[0]
+        def parse_again() -> Any:
+            (batch,) = cast("list[ColumnBatch]", self.parse_batches(rows, (0, len(rows.records))))
+            return batch.columns
 
-    def uncropped(
-        self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
-    ) -> list[UncroppedBatch] | None:
-        """The batches with the image still encoded; None if it is not cropped first: see
-        `CropReader.batches`.
+        return samples.located(rows.places, parse_again)
+
+    def load_singly(self, rows: RecordRows, error: TFRecordError) -> SampleList:
+        """The samples of a batch for which `load` failed; it raises the error of the first bad
+        record, or leaves the bad ones out.
         """
-        batches = self.crops.batches(
-            self.transform, rows.records, borders, rows.place, in_turn=in_turn
-        )
-        if batches is None:
-            return None
-        pairs = zip(batches, rows.parts(borders), strict=True)
-        again = self.crops.columns
-        return [
-            batch.located(
-                part.places,
-                partial(again, part.records, part.place),
-                partial(self.one_by_one, part),
-            )
-            for batch, part in pairs
-        ]
-
-    def each(self, rows: RecordRows) -> Iterator[Any]:
-        """The samples of a batch, not transformed, each parsed alone; LEFT_OUT for one that
-        fails.
-        """
-        return (
-            self.tried(partial(self.parsed, *rows.row(row))) for row in range(len(rows.records))
-        )
-
-    def tried(self, make: Callable[[], Any]) -> Any:
-        """What a function returns; LEFT_OUT if it fails, and records that fail are left out."""
-        try:
-            return make()
-        except TFRecordError as error:
-            if not self.errors.takes(error):
-                raise
-            self.errors.add(type(error).__name__, str(error))
-            return LEFT_OUT
+        is_too_large = isinstance(error, LimitExceededError)
+        is_known = error.position is not None or (error.path is None and is_too_large)
+        if is_known and not self.errors.takes(error):
+            if error.path is None and error.position is not None:
+                error.path, error.offset, error.position = rows.place(error.position)
+            raise error
+        found = self.one_by_one(rows)
+        if is_too_large and LEFT_OUT not in found:
+            raise error  # no record is too large alone
+        return found
 
     def one_by_one(self, rows: RecordRows) -> SampleList:
-        """`each`, as a batch."""
+        """The samples of a batch, not transformed, each parsed alone."""
         return SampleList(self.each(rows), rows.places)
 
-    def without_columns(self, rows: RecordRows) -> SampleList:
-        """`one_by_one`, for a batch whose columns would need too much memory on top of the
-        samples.
+    def each(self, rows: RecordRows, *, transform: bool = False) -> Iterator[Any]:
+        """The samples of a batch, each made alone when it is asked for; LEFT_OUT for one that
+        fails.
         """
-        with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
-            return self.one_by_one(rows)
+        for row in range(len(rows.records)):
+            try:
+                given = rows.row(row)
+                made = self.sample(*given, self.errors) if transform else self.parse(*given)
+            except TFRecordError as error:
+                if not self.errors.takes(error):
+                    raise
+                self.errors.add(type(error).__name__, str(error))
+                made = LEFT_OUT
+            yield made
 
 
-def transform_samples(
-    transform: Callable[[Any], Any] | None, samples: Sequence[Any], errors: ErrorLog = RAISES
-) -> Sequence[Any]:
-    """Apply the transform to each of a batch's samples, or to their columns."""
-    if transform is None:
-        return samples
-    if isinstance(samples, UncroppedBatch):
-        try:
-            return samples.transformed(transform, errors)
-        except NotCroppedError:
-            samples = samples.whole
-    if (
-        isinstance(transform, ColumnTransform)
-        and isinstance(samples, ColumnBatch)
-        and samples.is_columns
-    ):
-        return samples.map(transform.columns)
-    return transform_each(transform, samples, errors)
+# The transform.
 
 
-def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
-    """A dataset's batch without the samples that were left out.
-
-    Raises:
-        TFRecordError: None is left, and the loader cannot pass over an empty batch.
+def is_users(transform: _Transform | None) -> bool:
+    """Whether a transform is the user's, which may do anything, such as draw from the global random
+    state.
     """
-    logs: Sequence[ErrorLog] = getattr(dataset, "_error_logs", ())
-    if not any(errors.skips for errors in logs):
-        return samples
-    kept = without_left_out(samples)
-    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
-        for errors in logs:
-            errors.tell(once=True)
-        if not len(kept):
-            raise TFRecordError(
-                f"all {len(samples)} records of a batch were left out, and a DataLoader has no empty batch: expected "
-                "make_dataloader, which passes over it, a larger batch, or a TFRecordIterableDataset"
-            )
-    return kept
+    return transform is not None and not isinstance(transform, ColumnTransform)
 
 
-def located_error(error: TFRecordError, place: Callable[[int], RecordPlace]) -> TFRecordError:
-    """A batch's error with the file and place of the record that it names by number."""
-    if error.path is None and error.position is not None:
-        error.path, error.offset, error.position = place(error.position)
-    return error
+# A transform that begins with a crop: the image stays encoded until the crop is drawn, and only
+# what remains of it is decoded.
+
+
+class NotCroppedError(Exception):
+    """Something is wrong with an image or a transform: decode the image first, for the usual
+    error.
+    """
+
+
+class CropReader:
+    """Reads records for a transform that begins with a crop, if the features have exactly one
+    Image.
+
+    Args:
+        parser: The parser for records that are not cropped first.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    @cached_property
+    def _image(self) -> tuple[str, Image] | None:
+        """The only Image and its name, if it can be cropped."""
+        # Without draws of other features, as `_encoded` gets no keys.
+        can_be_read = type(self._parser) is BatchParser and not self._parser.needs_keys
+        features = self._parser.features if can_be_read else None
+        if not isinstance(features, Mapping):
+            return None
+        images = [item for item in features.items() if isinstance(item[1], Image)]
+        spec = images[0][1] if len(images) == 1 else None
+        is_usual = (
+            type(spec) is Image
+            and spec.mode in CHANNELS
+            and spec.crop is None
+            and spec.normalize is None
+            and spec.several is None
+            and not any(isinstance(size, str) for size in spec.shape or ())
+        )
+        return images[0] if is_usual else None
+
+    @cached_property
+    def _encoded(self) -> SampleMaker:
+        """Reads the image's bytes instead of the image."""
+        name, spec = self._image  # type: ignore[misc]
+        stored = FixedLenFeature((), bytes, spec.default_value, key=spec.key)
+        features = {**self._parser.features, name: stored}
+        return SampleMaker(
+            BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes), None
+        )
+
+    def takes(self, transform: _Transform | None) -> bool:
+        """Whether a transform begins with a crop of the features' image."""
+        # Asked each time, since the user may change the transform.
+        return (
+            transform is not None
+            and self._image is not None
+            and _take_apart(transform)[0] is not None
+        )
+
+    def batches(
+        self, maker: SampleMaker, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
+    ) -> list[Sequence[Any]] | None:
+        """Several batches whose image is still encoded.
+
+        Args:
+            maker: Makes the decoded samples where that fails.
+            rows, borders: As for `SampleMaker.load`.
+            in_turn: Also accept a crop that is followed by transforms that may draw at random: the
+                samples are then decoded and transformed one after another by one thread.
+
+        Returns:
+            None if images must be decoded first, because of the transform or the features, or
+            because something is wrong with a record.
+        """
+        transform = maker.transform
+        if not self.takes(transform) or not (in_turn or _is_known(*_find_crop(transform))):
+            return None
+        name, spec = self._image  # type: ignore[misc]
+        try:
+            batches: list[Any] = self._encoded.parse_batches(rows, borders)
+        except TFRecordError:
+            return None
+        wholes = [partial(maker.one_by_one, part) for part in rows.parts(borders)]
+        return [
+            UncroppedBatch(batch.map(self._open_all), name, CHANNELS[spec.mode], whole)
+            for batch, whole in zip(batches, wholes, strict=True)
+        ]
+
+    def sample(
+        self,
+        transform: _Transform,
+        record: bytes,
+        where: Callable[[], RecordPlace],
+        errors: ErrorLog,
+    ) -> Any:
+        """Apply a transform that `takes` accepts to the sample of a record.
+
+        Raises:
+            NotCroppedError: The image must be decoded first; nothing was drawn yet.
+        """
+        name, _ = self._image  # type: ignore[misc]
+        try:
+            sample = self._encoded.parse(record, 0, where)
+            sample[name] = self._open(sample[name])
+        except TFRecordError as error:
+            raise NotCroppedError from error
+        with _draws_undone():
+            apply = partial(_apply, *_find_crop(transform), name)
+            return transform_one(apply, 0, sample, lambda _: str(where()), errors)
+
+    def _open_all(self, columns: dict[str, Any]) -> dict[str, Any]:
+        name, _ = self._image  # type: ignore[misc]
+        return {**columns, name: [*map(self._open, columns[name])]}
+
+    def _open(self, data: bytes) -> StoredImage:
+        _, spec = self._image  # type: ignore[misc]
+        return StoredImage(
+            data,
+            spec.mode,
+            shape=spec.shape or (),
+            apply_orientation=spec.apply_orientation,
+            max_pixels=DEFAULT_MAX_PIXELS if spec.max_pixels is None else spec.max_pixels,
+        )
+
+
+class UncroppedBatch(Sequence[Any]):
+    """Samples before their transform, with an image that is still encoded. On access, the image is
+    decoded.
+
+    Args:
+        batch: The columns, with StoredImages.
+        name: Name of the image feature.
+        channels: Channels of the decoded image.
+        read: Reads the samples with decoded images.
+    """
+
+    def __init__(
+        self, batch: ColumnBatch, name: str, channels: int, read: Callable[[], Sequence[Any]]
+    ) -> None:
+        self._batch, self._name, self._channels, self._read = batch, name, channels, read
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.whole[number]
+
+    @cached_property
+    def whole(self) -> Sequence[Any]:
+        """The samples with their images decoded."""
+        return self._read()
+
+    def transform(self, transform: _Transform, errors: ErrorLog) -> Sequence[Any]:
+        """Apply the transform to each sample, with the same draws, values and errors as for decoded
+        images.
+
+        Raises:
+            NotCroppedError: The images must be decoded first; nothing was drawn yet.
+        """
+        with _draws_undone():
+            crop, others = _find_crop(transform)
+            if _is_known(crop, others):
+                return self._crop_at_once(crop, others)
+            return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
+
+    def _crop_at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
+        state = torch.get_rng_state()
+
+        def crop_all(columns: dict[str, Any]) -> dict[str, Any]:
+            return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
+
+        def crop_again(columns: dict[str, Any]) -> dict[str, Any]:
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(state)
+                return crop_all(columns)
+
+        try:
+            batch = self._batch.map(crop_all, crop_again)
+        except Exception as error:
+            raise NotCroppedError from error
+        return reduce(lambda found, transform: found.map(transform.columns), others, batch)
+
+
+def _apply(crop: LeadingCrop, others: Sequence[_Transform], name: str, sample: Any) -> Any:
+    """Crop and transform one sample."""
+    try:
+        image = crop.image(sample[name])
+    except TFRecordError as error:
+        raise NotCroppedError from error
+    steps: list[_Transform] = [*crop.rest, *others]
+    return reduce(lambda value, step: step(value), steps, {**sample, name: image})
+
+
+@contextmanager
+def _draws_undone() -> Iterator[None]:
+    """Restore torch's random state if images must be decoded first, since the transform then draws
+    again.
+    """
+    state = torch.get_rng_state()
+    try:
+        yield
+    except NotCroppedError:
+        torch.set_rng_state(state)
+        raise
+
+
+def _take_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
+    """The crop that a transform begins with, if any, and our own transforms after the user's."""
+    if isinstance(transform, ChainedTransforms):
+        crop, others = _take_apart(transform.first)
+        return crop, [*others, transform.second]
+    return find_leading_crop(transform), []
+
+
+def _find_crop(transform: object) -> tuple[LeadingCrop, Sequence[Any]]:
+    crop, others = _take_apart(transform)
+    if crop is None:  # the transform was changed since
+        raise NotCroppedError
+    return crop, others
+
+
+def _is_known(crop: LeadingCrop, others: Sequence[object]) -> bool:
+    return crop.is_all and all(isinstance(transform, ColumnTransform) for transform in others)

@@ -5,14 +5,13 @@ records, in groups with the file and offset of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
-from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.order.shares import file_shares
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
@@ -23,15 +22,17 @@ __all__ = [
     "Piece",
     "RecordGroup",
     "StreamRecord",
+    "cut_groups",
     "deal_out",
-    "grouped",
+    "is_full",
     "picked_pieces",
     "read_groups",
     "read_records",
-    "regroup",
 ]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_Count = TypeVar("_Count", int, _Integers)
 
 MOST_RECORDS = 1 << 40
 """Limit on the records of one file: their numbers are below it, in the states of streams, too."""
@@ -151,9 +152,8 @@ class RecordGroup(NamedTuple):
 
     def part(self, rows: slice) -> RecordGroup:
         """Some of the records, not copied."""
-        return RecordGroup(
-            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
-        )
+        places = (column[rows] for column in self[1:])
+        return RecordGroup(self.records[rows], *places)
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Number of the file, offset and number in the file of a record."""
@@ -181,69 +181,51 @@ class RecordGroup(NamedTuple):
             parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
             starts.append(records.starts + (end - low))
             end += high - low
-        lengths = [group.records.lengths for group in groups]
+        lengths = np.concatenate([group.records.lengths for group in groups])
         joined = np.concatenate(parts, out=scratch_bytes(end))
-        packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
-        return cls(
-            packed,
-            *(
-                np.concatenate(column)
-                for column in zip(*(group[1:] for group in groups), strict=True)
-            ),
-        )
+        packed = PackedRecords(joined, np.concatenate(starts), lengths)
+        places = zip(*(group[1:] for group in groups), strict=True)
+        return cls(packed, *map(np.concatenate, places))
 
 
-def grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
-    """Groups of up to `size` records; the records before an error are yielded before it is
-    raised.
-    """
-    while True:
-        taken: list[StreamRecord] = []
-        try:
-            taken.extend(islice(records, size))
-        except TFRecordError:
-            if taken:
-                yield RecordGroup.of(taken)
-            raise
-        if not taken:
-            return
-        yield RecordGroup.of(taken)
-
-
-def regroup(
-    groups: Iterator[RecordGroup],
-    size: int,
-    *,
-    drop_last: bool,
-    before_error: Callable[[RecordGroup], object],
+def cut_groups(
+    groups: Iterable[RecordGroup], sizes: Iterator[int], most_bytes: float
 ) -> Iterator[RecordGroup]:
-    """The same records in groups of `size`; the last may have fewer, or is dropped with
-    `drop_last`.
-
-    Args:
-        groups: In order; empty ones are skipped.
-        size: At least 1.
-        drop_last: Drop a last group that is not full.
-        before_error: If `groups` raises a TFRecordError, called with the records of the group that
-            was not full yet.
+    """The same records in parts of some sizes; the last may have fewer, and so may those of large
+    records (see `is_full`). The records before an error are yielded before it is raised.
     """
     waiting: list[RecordGroup] = []
-    missing = size
+    count, num_bytes, size = 0, 0, next(sizes)
+    failure: Exception | None = None
     try:
         for group in groups:
-            while len(group.numbers) >= missing:
-                yield RecordGroup.join([*waiting, group.part(slice(missing))])
-                group = group.part(slice(missing, None))
-                waiting, missing = [], size
-            if len(group.numbers):
-                waiting.append(group)
-                missing -= len(group.numbers)
-    except TFRecordError:
-        if waiting:
-            before_error(RecordGroup.join(waiting))
-        raise
-    if waiting and not drop_last:
+            while len(group.numbers):
+                ends = num_bytes + np.cumsum(group.records.lengths[: size - count])
+                counts = np.arange(count + 1, count + 1 + len(ends))
+                stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
+                taken = int(stops[0]) + 1 if len(stops) else len(ends)
+                waiting.append(group.part(slice(taken)))
+                group = group.part(slice(taken, None))
+                count, num_bytes = count + taken, int(ends[taken - 1])
+                if len(stops):
+                    yield RecordGroup.join(waiting)
+                    waiting, count, num_bytes, size = [], 0, 0, next(sizes)
+    except Exception as error:
+        failure = error
+    if waiting:
         yield RecordGroup.join(waiting)
+    if failure is not None:
+        raise failure
+
+
+def is_full(count: _Count, num_bytes: _Count, size: int, most_bytes: float) -> _Count:
+    """Whether a part is whole: it has `size` records, or enough bytes and a power of two of
+    records, so that batches of as many rarely come from two parts, or far too many bytes.
+    """
+    is_aligned = (count & (count - 1)) == 0
+    is_large = (num_bytes > most_bytes) & (is_aligned | (num_bytes > 4 * most_bytes))
+    found: _Count = (count == size) | is_large
+    return found
 
 
 # Not methods: a stream that refers to itself would keep files open after it is dropped.
@@ -284,8 +266,7 @@ def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterat
     for a few records.
     """
     for group in read_groups(read, piece):
-        columns = (group.records, group.files, group.offsets, group.numbers)
-        yield from zip(*(column.tolist() for column in columns), strict=True)
+        yield from zip(*(column.tolist() for column in group), strict=True)
 
 
 def _rows(piece: Piece, block: Block) -> Any:

@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
-from torch_tfrecord.loading.sample import Sample
+from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.torch_internals import jagged_parts, sparse_parts
@@ -44,7 +44,7 @@ def for_transport(batch: Any) -> Any:
 
     The form is a subclass of dict, tuple or list, and arrives as a plain one.
     """
-    form = _FORMS.get(type(batch))
+    form: Callable[[Any], Any] | None = _FORMS.get(type(batch))
     if form is None or get_worker_info() is None:
         return batch
     register_in_worker()
@@ -58,33 +58,39 @@ def register_in_worker() -> None:
     Other pickling, and copying, see plain objects.
     """
     if get_worker_info() is not None and _SentDict not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
-        for kind in (_SentDict, _SentTuple, _SentList):
-            ForkingPickler.register(kind, _reduce)
+        for form in _FORMS.values():
+            ForkingPickler.register(form, _reduce)
         ForkingPickler.register(Sample, _reduce_sample)
         for image in _IMAGE_KINDS:  # torch fails to send those of uint16, uint32 and uint64
             ForkingPickler.register(image, _reduce_image)
 
 
-class _SentDict(dict[Any, Any]):
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return dict, (dict(self),)
+class _Sent:
+    """A dict, tuple or list that is sent as one message; to all else it is a plain one."""
+
+    __slots__ = ()
+    kind: type[Any]
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[object]]:
+        return self.kind, (self.kind(self),)
+
+
+class _SentDict(_Sent, dict[Any, Any]):
+    kind = dict
 
     def __copy__(self) -> _SentDict:
         return _SentDict(self)
 
 
-class _SentTuple(tuple[Any, ...]):
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return tuple, (list(self),)
+class _SentTuple(_Sent, tuple[Any, ...]):
+    kind = tuple
 
 
-class _SentList(list[Any]):
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return list, (tuple(self),)
+class _SentList(_Sent, list[Any]):
+    kind = list
 
 
-_FORMS: dict[type, Callable[[Any], Any]] = {dict: _SentDict, tuple: _SentTuple, list: _SentList}
-_PLAIN: dict[type, Callable[[Any], Any]] = {_SentDict: dict, _SentTuple: tuple, _SentList: list}
+_FORMS: dict[type, type[_Sent]] = {form.kind: form for form in (_SentDict, _SentTuple, _SentList)}
 
 
 # A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a
@@ -95,8 +101,8 @@ _Node: TypeAlias = tuple[Any, ...]
 _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
-def _reduce(batch: Any) -> tuple[Any, ...]:
-    plain = _PLAIN[type(batch)](batch)
+def _reduce(batch: _Sent) -> tuple[Any, ...]:
+    plain = batch.kind(batch)
     packer = _Packer(worker_memory())
     node = packer.node(plain)
     return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
@@ -142,46 +148,30 @@ class _Packer:
         return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
 
     def _list(self, values: list[Any], kinds: set[type]) -> _Node:
-        if kinds == {bytes}:
-            return self._bytes(values)
+        if kinds == {bytes} and sum(map(len, values)) >= _MANY_BYTES:
+            joined = torch.frombuffer(bytearray().join(values), dtype=torch.uint8)
+            lengths = torch.tensor([*map(len, values)])
+            return _make_bytes, self._place(joined), self._place(lengths)
         if any(issubclass(kind, (torch.Tensor, RaggedTensor)) for kind in kinds):
             return list, self.node(tuple(values))
         return False, values
 
-    def _bytes(self, values: list[bytes]) -> _Node:
-        joined = bytearray().join(values)
-        if len(joined) < _MANY_BYTES:
-            return False, values
-        lengths = torch.tensor([*map(len, values)])
-        return (
-            _make_bytes,
-            self._place(torch.frombuffer(joined, dtype=torch.uint8)),
-            self._place(lengths),
-        )
-
-    def _tensor(self, tensor: Any) -> _Node:
+    def _tensor(self, tensor: torch.Tensor) -> _Node:
+        kind = type(tensor)
+        if is_plain(tensor) and (kind is torch.Tensor or kind in _IMAGE_KINDS):
+            if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
+                return False, tensor
+            place = self._place(tensor.as_subclass(torch.Tensor))
+            return place if kind is torch.Tensor else (kind, place)
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor
-        if tensor.layout == torch.jagged:
-            parts = jagged_parts(tensor)
-            return (False, tensor) if parts is None else (jagged_tensor, *map(self.node, parts))
         if tensor.layout == torch.sparse_coo:
             make = partial(
                 make_sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced()
             )
             return (make, *map(self.node, sparse_parts(tensor)))
-        if (
-            tensor.layout != torch.strided
-            or tensor.is_nested
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            return False, tensor
-        if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
-            return False, tensor
-        if type(tensor) in _IMAGE_KINDS:
-            return type(tensor), self._place(tensor.as_subclass(torch.Tensor))
-        return self._place(tensor) if type(tensor) is torch.Tensor else (False, tensor)
+        parts = jagged_parts(tensor) if is_jagged(tensor) else None
+        return (False, tensor) if parts is None else (jagged_tensor, *map(self.node, parts))
 
     def _place(self, tensor: torch.Tensor) -> _Node:
         self._tensors.append(tensor)

@@ -5,13 +5,13 @@ see it.
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch.distributed
 from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord.arguments import integer
-from torch_tfrecord.order.prepared import prepared_loader
+from torch_tfrecord.order.trainers import prepared_loader
 
 __all__ = [
     "Rank",
@@ -19,7 +19,6 @@ __all__ = [
     "check_rank",
     "consumer",
     "in_process_group",
-    "keeps_its_order",
     "resolve_rank",
 ]
 
@@ -132,27 +131,3 @@ class RankSampler(DistributedSampler[int]):
     def total_size(self) -> int:  # type: ignore[override]
         """Samples that all ranks together get in the next iteration."""
         return len(self) * self.num_replicas
-
-
-_T = TypeVar("_T", bound=type)
-
-
-def keeps_its_order(batch_sampler: _T) -> _T:
-    """Make Lightning keep our batch sampler when it puts its own sampler into a DataLoader.
-
-    Lightning then makes the batch sampler again, from arguments that it saves under these names,
-    with its own sampler among them. Ours decides in its method `_for_sampler` what to return for
-    it.
-    """
-
-    def arguments(batches: Any) -> dict[str, Any]:
-        return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
-
-    for name, value in {
-        "args": (),
-        "arg_names": (),
-        "default_kwargs": {},
-        "kwargs": property(arguments),
-    }.items():
-        setattr(batch_sampler, f"__pl_saved_{name}", value)
-    return batch_sampler

@@ -1,35 +1,331 @@
-"""The order of records for one rank, as a sampler for DataLoader."""
+"""The order of records, or of batches of them, for one rank: samplers for DataLoader, which resume."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any
+from itertools import count
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy.typing as npt
+from torch.utils.data import Sampler, SequentialSampler
 
-from torch_tfrecord.arguments import Shuffle, at_least, true_or_false
+from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
-from torch_tfrecord.order.position_batch import EpochPosition
-from torch_tfrecord.order.prepared import (
+from torch_tfrecord.order.leaves import draws_at_random
+from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
+from torch_tfrecord.order.ranks import RankSampler, check_rank, resolve_rank
+from torch_tfrecord.order.shares import Place, Plan
+from torch_tfrecord.order.trainers import (
     Prepared,
     check_loaded_epoch,
     check_num_received,
+    is_automatic,
+    keeps_its_order,
     other_epoch,
     prepared_loader,
 )
-from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank
-from torch_tfrecord.order.shares import RankShare, rank_size
 
-__all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
+__all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "Iteration", "RecordBatchSampler", "RecordSampler"]
 
 BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it takes to read these
 WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
-_FIRST_POSITIONS = 64  # computed at once at the beginning; then twice as many each time, up to
-_CHUNK_POSITIONS = 4096
+_Unit_co = TypeVar("_Unit_co", bound="int | PositionBatch", covariant=True)
 
 
-class RecordSampler(RankSampler):
+class _EpochSampler(Generic[_Unit_co]):
+    """What both samplers do: they yield units, positions or batches of these, iteration by
+    iteration, and resume from a place.
+
+    Args:
+        epochs: The order of each epoch.
+        batch_size: Positions in a unit.
+        num_epochs: Epochs in an iteration; None if it never ends.
+        rank, world_size: As given by the user.
+        drop_last: Drop what the ranks cannot share evenly, and a short unit.
+        tells_epoch: The dataset draws at random: each position must know its epoch where a batch
+            does not.
+    """
+
+    # What the next iteration begins with once one has begun: the epochs after it, or the same.
+    _continues: ClassVar[bool]
+    _unit: ClassVar[Literal["samples", "batches"]]
+    # The numbers of a `Place` that a state holds.
+    _numbers: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        epochs: Epochs,
+        batch_size: int,
+        num_epochs: int | None,
+        rank: int | None,
+        world_size: int | None,
+        drop_last: bool,
+        tells_epoch: bool,
+    ) -> None:
+        check_rank(rank, world_size)
+        self._epochs, self._num_epochs = epochs, num_epochs
+        self.batch_size = batch_size
+        self._rank, self._world_size = rank, world_size
+        self.drop_last = true_or_false("drop_last", drop_last)
+        self._tells_epoch = tells_epoch
+        self._restart()
+
+    def _restart(self) -> None:
+        self._next = Place(0, 0, 0)
+        self._running: Iteration[_Unit_co] | None = None
+        # First epoch of a loaded iteration, until it begins or a trainer gives its number.
+        self._loaded_epoch: int | None = None
+        self._count_from = 0  # first epoch of the trainer's iteration 0
+
+    def __len__(self) -> int:
+        """Return this rank's number of samples, or batches, in the next iteration: after
+        `load_state_dict`, in the rest of the interrupted one.
+
+        Raises:
+            TypeError: The iteration never ends.
+        """
+        return self._plan(self._next).num_batches(self._finite_epochs())
+
+    def __iter__(self) -> Iteration[_Unit_co]:
+        return Iteration(self)
+
+    def _finite_epochs(self) -> int:
+        if self._num_epochs is None:
+            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
+        return self._num_epochs
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the next iteration begins, or resumes after `load_state_dict`."""
+        return self._coming.epoch
+
+    @property
+    def _epochs_an_iteration(self) -> int:
+        return 1 if self._num_epochs is None else self._num_epochs
+
+    @property
+    def _coming(self) -> Place:
+        """The place where the next iteration begins; an existing one counts as next if nothing was
+        received of it.
+        """
+        running = self._running
+        return running.place if running is not None and running.is_waiting else self._next
+
+    def _place_after(self, place: Place) -> Place:
+        """Where the iteration after one that began at a place begins."""
+        epoch = place.first_epoch + self._epochs_an_iteration * self._continues
+        return Place(epoch, epoch, 0)
+
+    def _begin_with(self, epoch: int) -> None:
+        self._replace_waiting()
+        self._next, self._running, self._loaded_epoch = Place(epoch, epoch, 0), None, None
+
+    def _replace_waiting(self) -> None:
+        if self._running is not None and self._running.is_waiting:
+            self._running.replace()
+
+    def state_dict(self, num_received: int | None = None) -> dict[str, object]:
+        """Return the state of the latest iteration: a few JSON numbers and strings.
+
+        Args:
+            num_received: Samples (of a batch sampler: batches) of that iteration that your training
+                loop has received on this rank. None counts those that the sampler has yielded.
+
+        Raises:
+            ValueError: `num_received` is more than the sampler has yielded, or is None with a
+                loader that Accelerate prepared.
+        """
+        running = self._running
+        if running is not None:
+            check_num_received(running.prepared, num_received, self._unit)
+        if running is None and num_received:
+            raise ValueError(
+                f"num_received must be 0 before an iteration has begun, got {num_received}"
+            )
+        is_next = self._continues and running is not None and running.has_ended
+        if running is None or (is_next and num_received is None):
+            return self._state(self._next)
+        return running.state_dict(num_received)
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Resume from a state: the next iteration yields the rest of the interrupted one.
+
+        Raises:
+            ValueError: The state has another version or order (number of records, seed, shuffle,
+                weights, ...); the message gives both values.
+        """
+        place = self._loaded(state_dict)
+        self._replace_waiting()
+        self._next, self._running, self._loaded_epoch = place, None, place.first_epoch
+
+    def _loaded(self, state: Mapping[str, object]) -> Place:
+        limits = Place(None, None, self._epochs.num_records)._asdict()  # type: ignore[arg-type]
+        check_state(state, self._identity(), {name: limits[name] for name in self._numbers})
+        epoch, consumed = (int(str(state[name])) for name in ("epoch", "consumed"))
+        first = int(str(state.get("first_epoch", epoch)))
+        if first > epoch:
+            raise ValueError(f"first_epoch={first} is after epoch={epoch} in the state")
+        return Place(first, epoch, consumed)
+
+    def _state(self, place: Place) -> dict[str, object]:
+        # The last round may have repeated the beginning.
+        numbers = place._replace(consumed=min(place.consumed, self._epochs.num_records))._asdict()
+        found = {name: numbers[name] for name in self._numbers}
+        return {"version": STATE_VERSION, **found, **self._identity()}
+
+    def _identity(self) -> dict[str, object]:
+        return {**self._epochs.identity(), "drop_last": self.drop_last}
+
+    def _check_prepared(self, prepared: Prepared) -> None:
+        """ValueError if Accelerate would lose records after a short batch between two epochs."""
+        if prepared.num_processes == 1 or self._num_epochs == 1 or self.drop_last:
+            return
+        if self._epochs.num_records % self.batch_size:
+            raise ValueError(
+                f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full to be the last, and loses "
+                "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
+            )
+
+    def _place_for(self, prepared: Prepared, place: Place) -> Place:
+        """The place where an iteration through Accelerate begins; if Accelerate counts epochs, at
+        its epoch.
+        """
+        self._check_prepared(prepared)
+        if prepared.epoch is None:
+            return place
+        first = self._count_from + prepared.epoch * self._epochs_an_iteration
+        if place.first_epoch == first:
+            return place
+        if self._loaded_epoch == place.first_epoch:
+            raise other_epoch(
+                place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch
+            )
+        return Place(first, first, 0)
+
+    def _plan(self, place: Place) -> Plan:
+        rank = resolve_rank(self._rank, self._world_size)
+        return Plan(place, self._epochs, rank, self.batch_size, self.drop_last)
+
+    def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[_Unit_co]:
+        """What an epoch of an iteration yields."""
+        raise NotImplementedError
+
+
+class Iteration(Iterator[_Unit_co]):
+    """One iteration of a sampler. It begins with its first unit, since loaders make iterators that
+    they never use.
+    """
+
+    def __init__(self, sampler: _EpochSampler[_Unit_co]) -> None:
+        self._sampler = sampler
+        self._go_to(None)
+
+    def _go_to(self, begin: Place | None) -> None:
+        self._begin_at = begin  # None until it begins: then the sampler's place at that time
+        self._num_yielded = 0
+        self.has_ended = False  # everything was yielded
+        self.num_received: int | None = None  # set by a loader that counts
+        self.is_over = False  # everything was received
+        self.is_replaced = False  # by one that begins elsewhere, before anything was received
+        self._plan: Plan | None = None
+        self.prepared: Prepared | None = None  # Accelerate's loader, which splits the batches
+        self._units: Iterator[_Unit_co] = iter(())
+
+    @property
+    def place(self) -> Place:
+        """The place where it begins."""
+        return self._begin_at or self._sampler._next
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may still begin elsewhere: nothing was received, or, if nobody counts that,
+        yielded.
+        """
+        return (
+            self._plan is None
+            if self.num_received is None
+            else not self.num_received and not self.is_over
+        )
+
+    def __len__(self) -> int:
+        """Units of the whole iteration; TypeError if it never ends."""
+        num_epochs = self._sampler._finite_epochs()
+        return (self._plan or self._sampler._plan(self.place)).num_batches(num_epochs)
+
+    def __next__(self) -> _Unit_co:
+        if self._plan is None:
+            self.begin()
+        for unit in self._units:
+            self._num_yielded += 1
+            return unit
+        self.has_ended = True
+        raise StopIteration
+
+    def begin(self) -> None:
+        """Begin this iteration: the sampler's next one is then the one after it."""
+        sampler = self._sampler
+        if self._plan is None:
+            self.prepared, place = prepared_loader(), self.place
+            self._begin_at = (
+                place if self.prepared is None else sampler._place_for(self.prepared, place)
+            )
+            self._plan = sampler._plan(self._begin_at)
+            self._units = self._each_unit(self._plan)
+        sampler._running, sampler._next = self, sampler._place_after(self.place)
+        if not sampler._continues:
+            sampler._loaded_epoch = None  # the loaded state is used only once
+
+    def put_back(self) -> None:
+        """Make this iteration the sampler's next one again, since no batch of it was received."""
+        self._sampler._running, self._sampler._next = None, self.place
+
+    def replace(self) -> None:
+        """Begin at the sampler's new place: this iteration, or if it has yielded batches, its
+        replacement.
+        """
+        self._begin_at, self.is_replaced = None, self._plan is not None
+
+    def _each_unit(self, plan: Plan) -> Iterator[_Unit_co]:
+        begin, num_epochs = plan.begin, self._sampler._num_epochs
+        epochs: Iterator[int] = count(begin.epoch)
+        if num_epochs is not None:
+            epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
+        if not plan.batches_an_epoch:
+            # else it would look for a batch forever
+            epochs = iter(range(begin.epoch, begin.epoch + 1))
+        for epoch in epochs:
+            yield from self._sampler._units(plan, epoch, self.prepared)
+
+    def state_dict(self, num_received: int | None = None) -> dict[str, object]:
+        """The state of this iteration."""
+        received = (
+            self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
+        )
+        if self.prepared is not None and num_received is not None:
+            is_part = self.prepared.splits_batches and self._sampler._unit == "batches"
+            each = 1 if is_part else self.prepared.num_processes
+            received = min(received * each, self._num_yielded)  # Accelerate filled up the rest
+        if received > self._num_yielded:
+            raise ValueError(
+                f"num_received={received}, but the sampler has yielded only {self._num_yielded} {self._sampler._unit}"
+            )
+        if self._plan is None:
+            return self._sampler._state(self.place)
+        return self._sampler._state(self._plan.place_after(received))
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Resume from another iteration's state; StatefulDataLoader calls this."""
+        sampler = self._sampler
+        self._go_to(sampler._loaded(state_dict))
+        # Only this iteration resumes: the next one begins after it, even if this one is at its end
+        # and never used.
+        sampler._loaded_epoch = self.place.first_epoch if sampler._continues else None
+        sampler._next, sampler._running = sampler._place_after(self.place), self
+
+
+class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
     """Sampler for one rank, whose order is a pure function of (seed, epoch), for any number of
     workers.
 
@@ -86,6 +382,8 @@ class RecordSampler(RankSampler):
         [0, 1, 2, 3, 4]
     """
 
+    _continues, _unit, _numbers = False, "samples", ("epoch", "consumed")
+
     def __init__(
         self,
         dataset: Sized,
@@ -99,8 +397,7 @@ class RecordSampler(RankSampler):
         block_bytes: int = BLOCK_BYTES,
         window_blocks: int = WINDOW_BLOCKS,
     ) -> None:
-        check_rank(rank, world_size)
-        self._epochs = Epochs(
+        epochs = Epochs(
             dataset,
             shuffle=shuffle,
             seed=seed,
@@ -108,170 +405,209 @@ class RecordSampler(RankSampler):
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
-        self._rank, self._world_size = rank, world_size
-        self._drop_last = true_or_false("drop_last", drop_last)
         # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin
         # elsewhere in its datasets, but only those with crops.
-        self._tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
-        self._epoch = 0
-        self._start = 0  # places taken before the next iteration; for one iteration only
-        self._is_loaded = False  # whether a state was loaded and not yet used
-        self._running: _Positions | None = None
-
-    def __len__(self) -> int:
-        """Return this rank's number of samples in the next iteration: after `load_state_dict`, in
-        the epoch's rest.
-        """
-        left = self._epochs.num_records - self._start
-        return rank_size(left, self._here().world_size, drop_last=self._drop_last)
-
-    def __iter__(self) -> Iterator[int]:
-        return _Positions(self)
-
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        """The epoch of the next iteration."""
-        return self._epoch
+        tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
+        super().__init__(epochs, 1, 1, rank, world_size, drop_last, tells_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration; until you call it again, every iteration
         has the same order.
 
         If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
-            that epoch. An
-        iterator that has not yielded a position yet counts as the next iteration, too: trainers
-        make it before they call this.
+        that epoch. An iterator that has not yielded a position yet counts as the next iteration,
+        too: trainers make it before they call this.
         """
-        if at_least(0, "epoch", epoch) != self._epoch:
-            if self._is_loaded:
-                check_loaded_epoch(self._epoch, epoch)
-            if self._running is not None:
-                self._running.follow()
-            self._epoch, self._start, self._running, self._is_loaded = int(epoch), 0, None, False
+        if at_least(0, "epoch", epoch) != self.epoch:
+            if self._loaded_epoch is not None:
+                check_loaded_epoch(self.epoch, epoch)
+            self._begin_with(int(epoch))
 
-    def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """Return the state of the latest iteration: a few JSON numbers and strings.
-
-        Args:
-            num_received: Samples of that iteration that your training loop has received on this
-                rank. None counts those that the sampler has yielded.
-
-        Raises:
-            ValueError: `num_received` is more than the sampler has yielded, or is None with a
-                loader that Accelerate prepared.
-        """
-        if self._running is not None:
-            check_num_received(self._running.prepared, num_received, "samples")
-            return self._running.state_dict(num_received)
-        if num_received:
-            raise ValueError(
-                f"num_received must be 0 before an iteration has begun, got {num_received}"
-            )
-        return self._state(self._epoch, self._start)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state: the next iteration yields the rest of its epoch, later ones whole
-        epochs.
-
-        Raises:
-            ValueError: The state has another version or order (number of records, seed, shuffle,
-                weights, ...); the message gives both values.
-        """
-        self._check(state_dict)
-        self._epoch, self._start, self._running = state_dict["epoch"], state_dict["consumed"], None
-        self._is_loaded = True
-
-    def _state(self, epoch: int, consumed: int) -> dict[str, Any]:
-        # the last round may have repeated the beginning
-        consumed = min(consumed, self._epochs.num_records)
-        return {"version": STATE_VERSION, "epoch": epoch, "consumed": consumed, **self._identity()}
-
-    def _identity(self) -> dict[str, Any]:
-        return {**self._epochs.identity(), "drop_last": self._drop_last}
-
-    def _check(self, state: Mapping[str, Any]) -> None:
-        check_state(state, self._identity(), {"epoch": None, "consumed": self._epochs.num_records})
+    def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
+        for positions in plan.positions(epoch):
+            if self._tells_epoch:
+                positions = [EpochPosition(position, epoch) for position in positions]
+            yield from positions
 
 
-class _Positions(Iterator[int]):
-    """One iteration of a sampler. It begins with its first position, since loaders make iterators
-    they never use.
+@keeps_its_order
+class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
+    """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to
+    epoch.
+
+    An iteration has `num_epochs` epochs, and the next iteration continues with the epochs after
+    them. Each epoch ends with its own batch, which may be short. Every rank gets the same number of
+    batches, of the same sizes.
+
+    Each batch is a list of positions with an attribute `epoch`, which random draws of features
+    depend on.
+
+    The state is like `RecordSampler`'s, and you can load it with another world size, batch size and
+    worker count: the epoch, how many places of its order all ranks have taken, and the first epoch
+    of the iteration. Since workers prefetch, tell `state_dict` how many batches you received, or
+    use `make_dataloader`, whose loader counts them.
+
+    Args:
+        dataset: The dataset to sample from: anything with a length.
+        batch_size: Positions in a batch, per rank.
+        num_epochs: Epochs in one iteration. 0 gives no batch; with None the iteration never ends,
+            and the next one begins one epoch later than it began.
+        drop_last: Drop the positions that would give ranks different numbers, and an epoch's last
+            batch if it is not full.
+        shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for
+            `RecordSampler`.
+
+    Attributes:
+        batch_size, drop_last: As given.
+        sampler: This rank's positions one by one, as a DistributedSampler: trainers call its
+            `set_epoch`, which counts iterations.
+
+    Raises:
+        TypeError: You passed a sampler instead of the dataset.
+        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a
+            `TFRecordDataset`, or a `Subset` or `ConcatDataset` of these.
+
+    Example:
+        >>> list(RecordBatchSampler(range(5), 2, num_epochs=2))
+        [[2, 3], [0, 1], [4], [0, 1], [2, 3], [4]]
     """
 
-    def __init__(self, sampler: RecordSampler) -> None:
-        self._sampler = sampler
-        self._go_to(None)
+    _continues, _unit, _numbers = True, "batches", ("first_epoch", "epoch", "consumed")
 
-    def _go_to(self, place: tuple[int, int] | None) -> None:
-        self._place = (
-            place  # epoch and start; None until it begins: then the sampler's place at that time
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        *,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        num_epochs: int | None = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        weights: npt.ArrayLike | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        window_blocks: int = WINDOW_BLOCKS,
+    ) -> None:
+        if integer("batch_size", batch_size) < 1:
+            raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
+        epochs = Epochs(
+            dataset,
+            shuffle=shuffle,
+            seed=seed,
+            weights=weights,
+            block_bytes=block_bytes,
+            window_blocks=window_blocks,
         )
-        self._epoch = self._sampler._epoch if place is None else place[0]
-        self._num_yielded = 0
-        self._share: RankShare | None = None
-        self._rank = Rank(0, 1)
-        self.prepared: Prepared | None = None
-        self._chunk: list[int] = []
-        self._place_in_chunk = 0
+        num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
+        tells_epoch = draws_at_random(dataset)
+        super().__init__(
+            epochs, int(batch_size), num_epochs, rank, world_size, drop_last, tells_epoch
+        )
 
-    def __next__(self) -> int:
-        if self._share is None:
-            self._begin()
-        if self._place_in_chunk == len(self._chunk):
-            self._next_chunk()
-        position = self._chunk[self._place_in_chunk]
-        self._place_in_chunk += 1
-        self._num_yielded += 1
-        return EpochPosition(position, self._epoch) if self._sampler._tells_epoch else position
+    def _restart(self) -> None:
+        super()._restart()
+        self.sampler = _BatchedPositions(self)
 
-    def _begin(self) -> None:
-        sampler = self._sampler
-        self.prepared = prepared_loader()
-        self._place = self._place or (sampler._epoch, sampler._start)
-        if self.prepared is not None and self.prepared.epoch not in (None, self._place[0]):
-            if sampler._is_loaded:
-                raise other_epoch(sampler._epoch, self.prepared.epoch)
-            self._place = (self.prepared.epoch, 0)
-        self._epoch, start = self._place
-        self._rank, order = sampler._here(), sampler._epochs.order(self._epoch)
-        self._share = RankShare(order, *self._rank, start=start, drop_last=sampler._drop_last)
-        sampler._running = self
-        sampler._start, sampler._is_loaded = 0, False  # the loaded state is used only once
+    def __iter__(self) -> Iteration[PositionBatch]:
+        self._last_iteration = Iteration(self)
+        return self._last_iteration
 
-    def follow(self) -> None:
-        """Begin at the sampler's place, not at that of a loaded state; does nothing once it has
-        begun.
+    def _num_positions(self) -> int:
+        """Positions in the batches of the next iteration; TypeError if it never ends."""
+        return self._plan(self._next).num_positions(self._finite_epochs())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, in which the next iteration begins.
+
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch.
         """
-        if self._share is None:
-            self._place = None
+        if prepared_loader() is not None:
+            return  # Accelerate calls the set_epoch of our `sampler`, too
+        if at_least(0, "epoch", epoch) != self._coming.epoch:
+            self._begin_with(int(epoch))
 
-    def _next_chunk(self) -> None:
-        if self._share is None or self._num_yielded == len(self._share):
-            raise StopIteration
-        size = min(max(self._num_yielded, _FIRST_POSITIONS), _CHUNK_POSITIONS)
-        self._chunk = self._share.numbers(self._num_yielded, self._num_yielded + size)
-        self._place_in_chunk = 0
+    def _set_iteration(self, number: int) -> None:
+        """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k *
+        num_epochs``.
 
-    def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """The state of this iteration."""
-        received = (
-            self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
-        )
-        if self.prepared is not None and num_received is not None:
-            # Accelerate filled up the rest
-            received = min(received * self.prepared.num_processes, self._num_yielded)
-        if received > self._num_yielded:
-            raise ValueError(
-                f"num_received={received}, but the sampler has yielded only {self._num_yielded} samples"
-            )
-        epoch, start = self._place or (self._sampler._epoch, self._sampler._start)
-        return self._sampler._state(epoch, start + received * self._rank.world_size)
+        If it is the iteration of a loaded state, nothing changes. If the first number after
+        `load_state_dict` is smaller, it is taken to mean the loaded iteration, and the trainer
+        counts on from there.
+        """
+        if is_automatic():
+            return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
+        epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
+        loaded, self._loaded_epoch = self._loaded_epoch, None
+        if loaded is not None and prepared_loader() is None:
+            self._count_from = max(loaded - epochs, 0)
+        epoch = self._count_from + epochs
+        # workers may already be reading the loaded one
+        if epoch not in (loaded, self._coming.first_epoch):
+            self._begin_with(epoch)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from another iteration's state; StatefulDataLoader calls this."""
-        sampler = self._sampler
-        sampler._check(state_dict)
-        self._go_to((state_dict["epoch"], state_dict["consumed"]))
-        # Only this iteration resumes: the next one yields a whole epoch, even if this one is at its
-        # end.
-        sampler._epoch, sampler._start, sampler._running = state_dict["epoch"], 0, self
+    def _for_sampler(self, sampler: object, drop_last: bool | None) -> RecordBatchSampler:
+        """The sampler for Lightning to use instead of its own: this one, which splits over the
+        ranks itself.
+
+        With `overfit_batches` Lightning passes a SequentialSampler, for the same batches in every
+        epoch. `drop_last` is None except for predictions, which need all records.
+        """
+        in_order = isinstance(sampler, SequentialSampler) and drop_last is None
+        if not in_order and drop_last in (None, self.drop_last):
+            return self
+        other = copy.copy(self)
+        other._restart()
+        if in_order:
+            other._epochs = self._epochs.in_order()
+        else:
+            other.drop_last = bool(drop_last)
+        return other
+
+    def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[PositionBatch]:
+        size = self.batch_size
+        for positions in plan.positions(epoch):
+            for begin in range(0, len(positions), size):
+                batch = positions[begin : begin + size]
+                if prepared is not None and self._tells_epoch:
+                    # Accelerate fills up the last batches with single positions.
+                    batch = [EpochPosition(position, epoch) for position in batch]
+                yield PositionBatch(batch, epoch)
+
+
+class _BatchedPositions(RankSampler):
+    """The positions of a batch sampler one by one, to be the `sampler` of the loader.
+
+    Args:
+        batches: The batch sampler.
+    """
+
+    def __init__(self, batches: RecordBatchSampler) -> None:
+        self.batches = batches
+
+    @property
+    def _rank(self) -> int | None:  # type: ignore[override]
+        return self.batches._rank
+
+    @property
+    def _world_size(self) -> int | None:  # type: ignore[override]
+        return self.batches._world_size
+
+    def __len__(self) -> int:
+        return self.batches._num_positions()
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the trainer's epoch, from 0, that begins: iteration number `epoch` of the batch
+        sampler.
+
+        After `load_state_dict`, the next iteration resumes from the state, whether you pass its
+        number (as Lightning's Trainer does) or a smaller one, from which the trainer then counts on
+        (as Fabric does). Calls that a loader of Accelerate makes by itself, always from 0, do
+        nothing; your calls of that loader's `set_epoch` arrive here, too.
+        """
+        self.batches._set_iteration(epoch)

@@ -9,12 +9,12 @@ import numpy as np
 
 from torch_tfrecord.order.epochs import Epochs
 from torch_tfrecord.order.orders import Order
-from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import Rank
 
 __all__ = ["FileShare", "Place", "Plan", "RankShare", "file_shares", "rank_size"]
 
-_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; fewer at the beginning
+# Computed at once, in whole batches: at the beginning, and later.
+_FIRST_POSITIONS, _CHUNK_POSITIONS = 64, 4096
 
 
 def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
@@ -121,20 +121,20 @@ class Plan:
         epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
         return first + (epochs_left - 1) * whole if epochs_left > 0 else 0
 
-    def epoch_batches(self, epoch: int) -> Iterator[PositionBatch]:
-        """The batches of one epoch, or the rest of the epoch in which the iteration begins."""
+    def positions(self, epoch: int) -> Iterator[list[int]]:
+        """The positions of an epoch's batches, or of the rest of the epoch in which the iteration
+        begins: some whole batches at a time, few at first.
+        """
         first = epoch == self.begin.epoch
         start = self.begin.consumed if first else 0
         share = RankShare(
             self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last
         )
         num_batches = self.batches_left if first else self.batches_an_epoch
-        size, begin, at_once = self._batch_size, 0, 1
+        size, begin, at_once = self._batch_size, 0, max(_FIRST_POSITIONS // self._batch_size, 1)
         while begin < num_batches:
             end = min(begin + at_once, num_batches)
-            positions = share.numbers(begin * size, end * size)
-            for row in range(0, (end - begin) * size, size):
-                yield PositionBatch(positions[row : row + size], epoch)
+            yield share.numbers(begin * size, end * size)
             begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:

@@ -112,7 +112,10 @@ def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> No
     """Raise CorruptRecordError unless a payload matches the checksum in its footer (4 bytes)."""
     error = checksum_error(crc32c(payload), footer, len(payload))
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, and so the payload: until a collection
 
 
 def find_headers(buffer: bytes) -> list[int]:

@@ -89,7 +89,7 @@ def _walk(buffer: bytes, verify: bool) -> Walk:
             lengths.append(length)
             at = end + FOOTER_BYTES
     except CorruptRecordError as error:
-        problem = error
+        problem = error.with_traceback(None)  # which would keep the buffer
     return Walk(
         np.array(starts, dtype=np.int64),
         np.array(lengths, dtype=np.int64),

@@ -180,7 +180,10 @@ class RecordScanner:
                     problem, bytes(chunk[found.used : found.used + _GUESS_BYTES])
                 )
                 if self._skipped is None:
-                    raise problem
+                    try:
+                        raise problem
+                    finally:  # the traceback holds this frame, and so the bytes
+                        del problem, found, chunk
                 if not self._skip(problem, self._skipped):
                     return
                 wanted = step = min(_FIRST_STEP_BYTES, self._usual)

@@ -323,7 +323,9 @@ class TFDSParser:
         """Pickle the arguments; unpickling builds the readers again."""
         return partial(TFDSParser, **self._arguments), ()
 
-    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> object:
+    def single(
+        self, serialized: bytes | bytearray | memoryview, key: int = 0, where: object = None
+    ) -> object:
         """Parse one record into a sample.
 
         Raises:
@@ -333,7 +335,7 @@ class TFDSParser:
         return self._nest(self._parser.single(serialized))
 
     def batches(
-        self, records: PackedRecords, keys: object, borders: Sequence[int]
+        self, records: PackedRecords, keys: object, borders: Sequence[int], place: object = None
     ) -> list[ColumnBatch]:
         """Parse several batches at once into columns, nested like a sample: all their records, and
         their borders.

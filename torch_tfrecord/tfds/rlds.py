@@ -17,11 +17,12 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ColumnBatch
-from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.nested_dataset import StagedDataset
+from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
-from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.samples import Places, SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_columns import each_leaf
@@ -205,7 +206,7 @@ class RLDSEpisodes(EpisodeDataset):
 _MOST_HELD_BYTES = 256 << 20
 
 
-class RLDSDataset(EpisodeDataset):
+class RLDSDataset(EpisodeDataset, StagedDataset):
     """A dataset of steps, each with a window of past observations and a horizon of future actions.
 
     Each position is one step; episodes follow in file order. A sample reads and decodes only the
@@ -319,9 +320,10 @@ class RLDSDataset(EpisodeDataset):
             cache_bytes=cache_bytes,
             storage_options=storage_options,
         )
-        self._step_transform = step_transform
+        self._transform = step_transform
         self._samples = StepSamples(self._windows, store.info.name)
         self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
+        self._epoch = None if self._goals is None else self._goals.epoch
         firsts = np.full(len(store), self._windows.step(0), np.int64)
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
@@ -351,9 +353,9 @@ class RLDSDataset(EpisodeDataset):
         # A batch of one would take twice the time.
         numbers, steps, goals = self._find(salted(self, [position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
-        if self._step_transform is None:
+        if self._transform is None:
             return sample
-        return transform_one(self._step_transform, 0, sample, self._places([position]))
+        return transform_one(self._transform, 0, sample, self._places([position]))
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[object]:
         """Return the samples at several positions, in that order; DataLoader calls this for each
@@ -383,22 +385,6 @@ class RLDSDataset(EpisodeDataset):
                 samples = [*map(self._at, numbers, steps, goals or repeat(None))]
                 return SampleList(samples, self._places(positions))
 
-    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[object]]:
-        """`_load_samples` for several batches."""
-        return [self._load_samples(positions) for positions in batches]
-
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a step_transform, which may have side effects, such as draws from the
-        global RNG.
-        """
-        return self._step_transform is not None
-
-    def _transform_samples(self, samples: Sequence[object]) -> Sequence[object]:
-        """Apply the step_transform to each sample from `_load_samples`."""
-        transform = self._step_transform
-        return samples if transform is None else transform_each(transform, samples)
-
     def locate(self, position: int) -> tuple[int, int]:
         """Return (episode number, step number) of a position."""
         numbers, steps = self._ranges.find(np.array([self._absolute(position)]))
@@ -412,18 +398,8 @@ class RLDSDataset(EpisodeDataset):
         time, seeded by torch's default generator.
         """
         at_least(0, "epoch", epoch)
-        if self._goals is not None:
-            self._goals.epoch.choose(epoch)
-
-    @property
-    def _draws_at_random(self) -> bool:
-        """Whether samples depend on the epoch: there are goals."""
-        return self._goals is not None
-
-    @property
-    def _needs_salt(self) -> bool:
-        """Whether the draws of goals need a salt, since no epoch was chosen."""
-        return self._goals is not None and not self._goals.epoch.is_known
+        if self._epoch is not None:
+            self._epoch.choose(epoch)
 
     def _places(self, positions: Sequence[int]) -> Places:
         def place(number: int) -> str:
@@ -465,7 +441,7 @@ class RLDSDataset(EpisodeDataset):
 
     def __repr__(self) -> str:
         transforms = {
-            "step_transform": self._step_transform,
+            "step_transform": self._transform,
             "episode_transform": self._store.episode_transform,
         }
         what = f"{len(self)} positions in {len(self.num_steps)} episodes"

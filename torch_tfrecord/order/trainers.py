@@ -1,5 +1,5 @@
-"""Loaders that Hugging Face Accelerate prepared: they split batches over its processes, so we must
-not.
+"""What trainers do to our loaders: Accelerate splits the batches of those that it prepared over its
+processes, so we must not; Lightning makes batch samplers again.
 """
 
 from __future__ import annotations
@@ -7,13 +7,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "Prepared",
     "check_loaded_epoch",
     "check_num_received",
     "is_automatic",
+    "keeps_its_order",
     "other_epoch",
     "prepared_loader",
 ]
@@ -143,3 +144,27 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _is_accelerates(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == _MODULE
+
+
+_T = TypeVar("_T", bound=type)
+
+
+def keeps_its_order(batch_sampler: _T) -> _T:
+    """Make Lightning keep our batch sampler when it puts its own sampler into a DataLoader.
+
+    Lightning then makes the batch sampler again, from arguments that it saves under these names,
+    with its own sampler among them. Ours decides in its method `_for_sampler` what to return for
+    it.
+    """
+
+    def arguments(batches: Any) -> dict[str, Any]:
+        return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
+
+    for name, value in {
+        "args": (),
+        "arg_names": (),
+        "default_kwargs": {},
+        "kwargs": property(arguments),
+    }.items():
+        setattr(batch_sampler, f"__pl_saved_{name}", value)
+    return batch_sampler
