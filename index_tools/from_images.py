@@ -21,6 +21,7 @@ import torch
 from index_tools._terminal import (
     Verb,
     add_jobs,
+    align,
     byte_size,
     error_text,
     escape,
@@ -192,16 +193,11 @@ class _Conversion:
         self.kept.update([image.kept] if image.kept else [])
         self.labels[image.file.label] += 1
 
-    def table(self) -> Iterator[str]:
-        """The lines of a table: one per source format, and the total; all columns but the first
-        have numbers, to the right.
-        """
+    def table(self) -> list[str]:
+        """The lines of a table: one per source format, and the total."""
         formats = [*sorted(self.formats.items()), ("total", sum(self.formats.values(), Counter()))]
-        rows: list[tuple[str, ...]] = [("format", *_COLUMNS)]
-        rows += [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
-        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-        for name, *cells in rows:
-            yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
+        rows = [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
+        return align([("format", *_COLUMNS), *rows], "<" + ">" * len(_COLUMNS))
 
 
 def _run(
