@@ -155,6 +155,7 @@ def _escape_character(character: str) -> str:
 def error_text(error: BaseException) -> str:
     """One line that says what is wrong; for an OSError, the file and then the reason."""
     text = str(error)
+    # str(error) begins with the number of the error
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if isinstance(error.filename, str | bytes | os.PathLike):  # not the number of an open file

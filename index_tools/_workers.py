@@ -1,9 +1,10 @@
-"""Processes that do the same to many things: a task for each of many files, with a progress bar, and
-whatever else pickles.
+"""Processes that do the same to many things: a task for each of many files, with a progress bar,
+and whatever else pickles.
 
-Processes come from a fork server: a fork of this process would copy its threads' locks, and a spawned
-worker would import torch again. They ignore interrupts, which the terminal sends to all processes,
-and end at once when the parent gives up or dies: what they have not completed has no name.
+Processes come from a fork server: a fork of this process would copy its threads' locks, and a
+spawned worker would import torch again. They ignore interrupts, which the terminal sends to all
+processes, and end at once when the parent gives up or dies: what they have not completed has no
+name.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def work_in_processes(
         Exception: The first error of the task.
     """
     context = multiprocessing.get_context("forkserver")
+    # so that the workers share what it imports
     context.set_forkserver_preload([module])
     progress, first = context.Value("q", 0), bar.n
     # The processes wait at a pipe for the end of this one, or until it gives up.
@@ -100,6 +102,7 @@ def work_in_processes(
             f"a worker process died, perhaps because memory ran out; {advice}"
         ) from error
     except BaseException:
+        # ends the workers, for which shutting the pool down would wait
         alive.close()
         raise
     finally:
@@ -142,6 +145,7 @@ def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
 def _end_with(waiting: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         waiting.recv_bytes()
+    # not sys.exit, which would only end this thread
     os._exit(1)
 
 
@@ -193,6 +197,7 @@ def work_on_files(
             sizes += 0 if is_remote(path) else os.stat(path).st_size
     if num_jobs is None:
         num_jobs = num_processors() if sizes >= _MIN_PARALLEL_BYTES else 1
+    # a process works on whole files
     num_jobs = min(num_jobs, len(paths))
     work = functools.partial(_work_on_file, task)
     with ProgressBar(total=sizes or None, desc=description, unit="B", unit_scale=True) as bar:
@@ -217,6 +222,7 @@ class _TrackedFile(FileSource):
 
     def report(self, reached: int) -> None:
         with self._lock:
+            # a file may be read twice, and its parts in any order
             if reached > self._reached:
                 self._advance(reached - self._reached)
                 self._reached = reached

@@ -290,6 +290,7 @@ def map_in_threads(
     try:
         for item in items:
             waiting.append(pool.submit(task, item))
+            # as many wait as are being worked on: the writer is faster than the decoders
             if len(waiting) == 2 * num_threads:
                 yield waiting.popleft().result()
         while waiting:
@@ -313,6 +314,7 @@ def find_images(folder: str) -> ImageFolder:
     """
     visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
     classes = sorted((path.name for path in visible if path.is_dir()), key=os.fsencode)
+    # the file of class names has one on each line
     broken = [name for name in classes if "\n" in name or "\r" in name]
     if broken:
         raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
@@ -338,6 +340,7 @@ def _walk(folder: str) -> Iterator[str]:
         place = status.st_dev, status.st_ino
         for found in (folders, names):
             found[:] = sorted((name for name in found if name[0] != "."), key=os.fsencode)
+        # a link to a folder that was there already, perhaps above
         if place in seen:
             folders.clear()
         else:
@@ -364,6 +367,7 @@ def load_image(
         OSError: The file cannot be read, or is a pipe or device.
     """
     source = open_file(file.path)
+    # a film in the folder may have gigabytes
     head = source.read(_HEAD_BYTES, 0)
     format = image_format(head)
     if format is None:
@@ -458,6 +462,7 @@ def _write_shards(
     Raises:
         OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
     """
+    # folders are made only if there is something to put there
     first = next(images, None)
     if first is None:
         return []
@@ -483,6 +488,7 @@ def _create_folders(folder: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # innermost first
         for path in missing:
             with contextlib.suppress(OSError):  # not empty: something else was put there
                 path.rmdir()

@@ -118,6 +118,7 @@ class _Movie:
     def __init__(self, feature: LeRobotFeature, fps: int, encoder: VideoEncoder) -> None:
         self._av = check_installed("av")
         self._feature, self._encoder = feature, encoder
+        # in memory, as a file appears complete or not at all
         self._buffer = io.BytesIO()
         self._container = self._av.open(self._buffer, "w", format="mp4")
         self._stream = self._container.add_stream(encoder.codec, fps, options=encoder.options)
@@ -146,6 +147,7 @@ class _Movie:
             self._container.mux(self._stream.encode(frame))
         except self._av.error.FFmpegError as error:
             height, width, _ = self._feature.shape
+            # H.264 needs even sides, for example
             raise ValueError(
                 f"{self._feature.name}: {self._encoder.codec} cannot encode frames of {height} x "
                 f"{width} pixels; use another codec, or images='image'"
@@ -299,6 +301,7 @@ class EpisodeGroups:
             contents[self.path(f"videos/{name}", number, "mp4")] = movie.finish()
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         episodes = check_installed("pyarrow").table(columns)
+        # last: it says that the group is complete
         contents[self.path("meta/episodes", number)] = _parquet(episodes)
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -313,6 +316,7 @@ class EpisodeGroups:
         tasks = [instruction(episode, step) for step in range(length)]
         row: dict[str, object] = {
             "episode_index": place,
+            # LeRobot lists each task once
             "tasks": [*dict.fromkeys(tasks)],
             "length": length,
             "dataset_from_index": begin,
@@ -322,6 +326,7 @@ class EpisodeGroups:
         }
         for name, movie in movies.items():
             first, last = movie.num_frames, movie.num_frames + length
+            # of the movie, where the group's earlier episodes come before
             times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
             row |= _below(f"videos/{name}", {**file, **times})
         steps = np.arange(length)

@@ -151,6 +151,7 @@ def describe_record(record: bytes) -> tuple[str, list[str]]:
     try:
         context, feature_lists = decode_record(record)
     except ParseError:
+        # TFRecord files may contain anything
         return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
     if not feature_lists:
         return f"Example, {pluralize(len(context), 'feature')}", align(
@@ -173,6 +174,7 @@ def describe_bytes(value: bytes) -> str:
             size = f"{width}x{height}"
         return f"{image} {size}, {format_size(len(value))}"
     with suppress(ParseError):
+        # an image or a serialized tensor is rarely UTF-8, text nearly always is no tensor
         text = read_text(value)
         shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
         return (
@@ -255,10 +257,12 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]
     if position < 0:
         total = sum(len(offsets) for path in files for offsets, _ in _places(path))
     wanted = position + total
+    # files before the position are passed over by their records' number alone
     for path in files if wanted >= 0 else ():
         stream = None
         for offsets, lengths in _places(path):
             for number in range(max(wanted - base, 0), len(offsets)):
+                # opened once a record of it is wanted
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 payload = reader.read(stream, offsets[number], lengths[number])
                 yield SpreadRecord(path, base + number, offsets[number], payload)
