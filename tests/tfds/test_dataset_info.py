@@ -1,6 +1,6 @@
 """tfds.info: dataset_info.json and features.json of every generation, and what is damaged.
 
-Covers tfds/features, tfds/features_json, tfds/files.
+Covers tfds/features, tfds/features_json, tfds/splits.
 """
 
 import json
@@ -13,7 +13,7 @@ from tfds_values import DATA, directory
 from torch_tfrecord import ParseError, tfds
 from torch_tfrecord.tfds import features as f
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
-from torch_tfrecord.tfds.files import shard_borders, shard_count, shard_paths
+from torch_tfrecord.tfds.splits import shard_borders, shard_count, shard_paths
 
 CORE = "tensorflow_datasets.core.features."
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import ParseError, TFRecordWriter, build_index, decode_example, encode_example
+from torch_tfrecord import (
+    ParseError,
+    TFRecordWriter,
+    build_index,
+    decode_example,
+    encode_example,
+    tfds,
+)
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.files.storage import open_file
@@ -151,3 +158,27 @@ def test_integers_cut_in_the_middle(path, numbers):
 def test_bytes_cut_in_the_middle(path):
     with pytest.raises(ParseError, match="Could not parse example input"):
         indexed(path, _entry(_entry(KEY + b"\x12\x05\x0a\x03\x0a\x05a")))
+
+
+def test_long_texts_of_steps(tmp_path):
+    """Lists of values as large as pictures, which a record holds apart from the short ones."""
+    f = tfds.features
+    features = {
+        "steps": f.Dataset(
+            {"language_instruction": f.Text(), "blob": f.Scalar("string"), "at": f.Scalar("int64")}
+        )
+    }
+    steps = [
+        {"language_instruction": f"step {at} " * 30, "blob": bytes([at]) * 200, "at": at}
+        for at in range(150)
+    ]
+    tfds.write(tmp_path / "1.0.0", {"train": [{"steps": steps}]}, features, name="long")
+    ds = tfds.RLDSDataset(tmp_path / "1.0.0")
+    for at in (0, 149):
+        assert ds[at]["language_instruction"] == ds[at]["task"]["language_instruction"]
+        assert ds[at]["language_instruction"] == f"step {at} " * 30
+        assert (ds[at]["blob"], ds[at]["at"].item()) == (bytes([at]) * 200, at)
+    batch = ds[[2, 1]]
+    assert batch["language_instruction"] == [f"step {at} " * 30 for at in (2, 1)]
+    whole = tfds.RLDSEpisodes(tmp_path / "1.0.0")[0]["steps"]
+    assert whole["language_instruction"] == [step["language_instruction"] for step in steps]

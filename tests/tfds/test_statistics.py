@@ -13,7 +13,6 @@ from rlds_episodes import LENGTHS, action, state, write_episodes
 from sidecars import changed, flipped_in_place, flips
 
 from torch_tfrecord import ParseError, tfds
-from torch_tfrecord.files.access import Access
 from torch_tfrecord.tfds import RLDSEpisodes, dataset_statistics, statistics
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
@@ -217,9 +216,11 @@ def test_every_flipped_bit_is_refused(drawn, monkeypatch):
     content = place.read_bytes()
     rows = statistics._Rows(statistics.EpisodeStore(drawn, "train"), {}, None)
     key = place.name.split("_")[-1].split(".")[0]
-    assert statistics._find_result([str(place)], key, rows, Access()) == dataset_statistics(drawn)
+    assert statistics._by_name(
+        statistics._find_kept([str(place)], key, rows)
+    ) == dataset_statistics(drawn)
     for _ in flipped_in_place(place, range(8 * len(content))):
-        assert statistics._find_result([str(place)], key, rows, Access()) is None
+        assert statistics._find_kept([str(place)], key, rows) is None
 
 
 @pytest.mark.slow

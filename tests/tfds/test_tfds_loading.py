@@ -1,6 +1,6 @@
 """tfds.load against what TFDS itself read from the same files (data/tfds, made by its oracle.py).
 
-Covers tfds/files, tfds/leaves, tfds/loading, tfds/parser.
+Covers tfds/leaves, tfds/loading, tfds/parser.
 """
 
 import json

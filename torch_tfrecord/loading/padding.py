@@ -184,10 +184,10 @@ def _pad(column: Any, wish: Wish, num_samples: int) -> Padded:
             column = list(take_apart(column, num_samples))
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings
+        if isinstance(first, WHOLE_KINDS):  # before mappings, which some of these are
+            return column, None
         if isinstance(first, Mapping):
             parts, kind = _split_mappings(column, wish), dict
-        elif isinstance(first, WHOLE_KINDS):
-            return column, None
         elif isinstance(first, tuple) or (
             isinstance(first, list)
             and not isinstance(

@@ -6,33 +6,33 @@ import errno
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, TypeVar
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import local_path
-from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tfds.features_json import as_root, features_from_json
-from torch_tfrecord.tfds.files import (
-    DEFAULT_TEMPLATE,
-    FEATURES_FILE,
-    INFO_FILE,
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.storage import is_remote, local_path
+from torch_tfrecord.files.transfers import listing
+from torch_tfrecord.shown import shown_list, without_secrets
+from torch_tfrecord.tfds.features_json import (
     JsonFields,
-    label_file,
-    list_folder,
+    as_root,
+    features_from_json,
     read_json,
     read_text,
-    shard_paths,
-    version_folder,
 )
+from torch_tfrecord.tfds.splits import DEFAULT_TEMPLATE, shard_paths
 
 __all__ = [
+    "FEATURES_FILE",
+    "INFO_FILE",
     "SPLIT_NAME",
+    "VERSION",
     "DatasetInfo",
     "SplitInfo",
     "SupervisedKeys",
@@ -40,13 +40,18 @@ __all__ = [
     "flat_keys",
     "info",
     "info_of",
+    "label_file",
 ]
 
+INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
+VERSION = re.compile(r"\d+\.\d+\.\d+")
+# What TFDS takes in a split string; a name becomes a part of file names.
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
 _MAX_DEPTH = 64  # of nested supervised keys
 
+_Tree = TypeVar("_Tree", bound=f.FeatureConnector)
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
 """Feature names, or nested tuples and dicts of them."""
 
@@ -109,7 +114,7 @@ class DatasetInfo:
     supervised_keys: tuple[SupervisedKeys, ...] | None
     citation: str = ""
     license: str = ""
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
     file_format: str = "tfrecord"
 
@@ -132,6 +137,7 @@ class DatasetInfo:
         """Whether the first shard of a split is there in this format, given the names in the
         directory.
         """
+        # The first shard of each split: some formats may have been prepared for some splits only.
         firsts = [path for split in self.splits for path in self.files(split)[:1]]
         return any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts)
 
@@ -157,7 +163,7 @@ class DatasetInfo:
 
 
 def info(
-    directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
 ) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
@@ -190,16 +196,17 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     """`info`, with the features of a directory that has no features.json, or the specs that are
     read instead.
     """
-    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
+    folder = _version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
     formats = _formats(fields)
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
-    there = frozenset(list_folder(folder, access))
+    there = frozenset(_list_folder(folder, access))
     features = _tree(folder, there, access, given)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
+    # Without checking that the shards exist: a split that nobody reads may be missing.
     found = DatasetInfo(
         directory=folder,
         name=name,
@@ -215,6 +222,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
         access=access,
         file_format=formats[0],
     )
+    # A dataset may be there in several formats; which of them tell only the files.
     if len(formats) == 1:
         return found
     return next(
@@ -243,7 +251,7 @@ def _formats(fields: JsonFields) -> list[str]:
 
 def info_of(
     directory: str | os.PathLike[str] | DatasetInfo,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
     given: object = None,
 ) -> DatasetInfo:
     """What `info` says of a directory, or said of it; options given now count.
@@ -273,12 +281,14 @@ def are_specs(features: object) -> TypeGuard[RecordFeatures]:
 def _tree(
     folder: str, there: Collection[str], access: Access, given: object
 ) -> f.FeaturesDict | f.Sequence:
+    # Feature specs say all there is to read, so that features.json may be of unknown classes.
     if are_specs(given):
         return f.FeaturesDict({})
     path = posixpath.join(folder, FEATURES_FILE)
     if FEATURES_FILE in there:
         return features_from_json(read_json(path, access), path)
     try:
+        # Only where there is no file: what TFDS wrote counts more than what a user remembers.
         return as_root(given)
     except TypeError:  # None, or names
         text = f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict"
@@ -289,20 +299,23 @@ def _split(fields: JsonFields) -> SplitInfo:
     name = fields.text("name")
     if not SPLIT_NAME.fullmatch(name):
         raise fields.error("name", "a split's name", name)
-    lengths = fields.integers("shardLengths")
-    num_shards = len(lengths) or fields.integer("numShards")
+    lengths = fields.counts("shardLengths")
+    # Old files have the number of shards alone.
+    num_shards = len(lengths) or fields.count("numShards")
+    # Names are made for all shards, so that a damaged number must not take all memory.
     if num_shards > _MOST_SHARDS:
         field = "shardLengths" if lengths else "numShards"
         raise fields.error(field, f"at most {_MOST_SHARDS} shards", num_shards)
     known = bool(lengths) or not num_shards
     template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
     return SplitInfo(
-        name, lengths if known else None, fields.integer("numBytes"), template, num_shards
+        name, lengths if known else None, fields.count("numBytes"), template, num_shards
     )
 
 
 def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
     keys = fields.inner("supervisedKeys")
+    # The oldest form: two names.
     if keys.get("tuple") is None:
         return None if keys.get("input") is None else (keys.text("input"), keys.text("output"))
     found = _keys(keys.values, fields)
@@ -314,6 +327,7 @@ def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
 def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
     """Parse one of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
     if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
+        # The second is the proto's own name.
         name = value.get("featureKey", value.get("feature_key"))
         if isinstance(name, str):
             return name
@@ -344,9 +358,10 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
 
 
 def _with_names(
-    feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
-) -> Any:
+    feature: _Tree, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
+) -> _Tree:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
+    # Their texts have no class names, and rebuilding them would lose their languages.
     if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
         return feature
     if isinstance(feature, f.FeaturesDict):
@@ -365,6 +380,7 @@ def _with_names(
     ):
         return feature
     path = posixpath.join(folder, file)
+    # Not `splitlines`, which also splits at characters that a name may hold.
     lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
@@ -372,3 +388,82 @@ def _with_names(
         raise ParseError(
             f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path
         ) from error
+
+
+# The folder.
+
+
+def _version_folder(folder: str, access: Access) -> str:
+    """Return the folder itself, or the highest version below it.
+
+    Raises:
+        FileNotFoundError: There is neither, or no such folder.
+        ValueError: TFDS has not finished the folder, or there are several configs.
+    """
+    # TFDS renames the folder when it is complete.
+    if posixpath.basename(folder).startswith("incomplete."):
+        raise ValueError(
+            f"{without_secrets(folder)}: TFDS has not finished this directory ('incomplete.'); prepare it again"
+        )
+    try:
+        entries = _list_folder(folder, access)
+    except FileNotFoundError:
+        text = "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist, not its name"
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(folder)) from None
+    if INFO_FILE in entries:
+        return folder
+    versions = [name for name in entries if VERSION.fullmatch(name)]
+    if versions:
+        # By number: 1.10.0 is above 1.9.0.
+        return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
+    unfinished = sorted(name for name in entries if name.startswith("incomplete."))
+    # A config is a folder of versions, whatever its name.
+    configs = [
+        name
+        for name in entries
+        if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
+    ]
+    default = _default_config(folder, access) if ".config" in entries else None
+    if default in configs:
+        return _version_folder(posixpath.join(folder, str(default)), access)
+    if len(configs) == 1:
+        return _version_folder(posixpath.join(folder, configs[0]), access)
+    if configs:
+        raise ValueError(
+            f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}"
+        )
+    hint = f"; {unfinished[0]} was never finished" if unfinished else ""
+    place = without_secrets(posixpath.join(folder, INFO_FILE))
+    raise FileNotFoundError(
+        errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", place
+    )
+
+
+def _has_version(folder: str, name: str, access: Access) -> bool:
+    try:
+        # Files may lie beside the configs.
+        return any(map(VERSION.fullmatch, _list_folder(posixpath.join(folder, name), access)))
+    except NotADirectoryError:
+        return False
+
+
+def _default_config(folder: str, access: Access) -> str | None:
+    path = posixpath.join(folder, ".config", "metadata.json")
+    try:
+        return JsonFields(read_json(path, access), path, "").text("default_config_name") or None
+    except FileNotFoundError:
+        return None
+
+
+def _list_folder(folder: str, access: Access) -> list[str]:
+    """List the names in a folder, sorted."""
+    if not is_remote(folder):
+        return sorted(opened(os.listdir, folder))
+    return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
+
+
+def label_file(names: Iterable[str]) -> str:
+    """The file of class names for a label feature, given the feature names from the root of the
+    tree.
+    """
+    return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"

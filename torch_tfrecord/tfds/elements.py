@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,9 @@ __all__ = [
     "sound_element",
 ]
 
+_Numbers: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"
+_Pixels: TypeAlias = "npt.NDArray[Any]"
+
 
 class Element:
     """How one value is decoded.
@@ -84,7 +87,18 @@ class Element:
         """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a
         list.
         """
-        raise NotImplementedError
+        if not self.count:
+            found = "string" if self.dtype is None else "number"
+            raise ParseError(
+                f"expected a shape list next to elements of unknown shape, got one list of {found}s"
+                if self.count is None
+                else f"expected elements of at least one {found}: the record does not say how many there are"
+            )
+        if len(values) % self.count:
+            raise ParseError(
+                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
+            )
+        return self.each(values, len(values) // self.count) if len(values) else self.none()
 
     def none(self) -> object:
         """Return zero elements: a tensor [0, ...], or an empty list."""
@@ -107,36 +121,19 @@ class NumberElement(Element):
 
     def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
         self.dtype, self.shape = dtype, shape
+        # Bools are stored as integers.
         self.kind = FLOAT_LIST if dtype.is_floating_point else INT64_LIST
         self.count = _num_values(shape)
         self.what = str(dtype).removeprefix("torch.")
 
-    def each(self, values: npt.NDArray[Any], num_lists: int) -> torch.Tensor:
+    def each(self, values: _Numbers, num_lists: int) -> torch.Tensor:
         """A tensor [num_lists, *shape]."""
-        return self._cast(values).reshape(
-            num_lists, *known_shape(self.shape, len(values) // num_lists)
+        # The list holds int64 of the same bits, as protobuf has no list of uint64.
+        is_unsigned = self.dtype == torch.uint64
+        tensor = (
+            torch.from_numpy(values).view(self.dtype) if is_unsigned else cast(values, self.dtype)
         )
-
-    def many(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """A tensor [n, *shape]."""
-        if self.count is None:
-            raise ParseError(
-                "expected a shape list next to elements of unknown shape, got one list of numbers"
-            )
-        if not self.count:
-            raise ParseError(
-                "expected elements of at least one number: the record does not say how many there are"
-            )
-        if len(values) % self.count:
-            raise ParseError(
-                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
-            )
-        return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
-
-    def _cast(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        if self.dtype == torch.uint64:
-            return torch.from_numpy(values).view(torch.uint64)
-        return cast(values, self.dtype)
+        return tensor.reshape(num_lists, *known_shape(self.shape, len(values) // num_lists))
 
 
 class StringElement(Element):
@@ -159,14 +156,6 @@ class StringElement(Element):
             values, (num_lists, *known_shape(self.shape, len(values) // num_lists))
         )
         return nested
-
-    def many(self, values: Sequence[bytes]) -> list[object]:
-        """A list of elements."""
-        if not self.count or len(values) % self.count:
-            raise ParseError(
-                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
-            )
-        return self.each(values, len(values) // self.count) if len(values) else []
 
 
 class BytesElement(Element):
@@ -193,12 +182,15 @@ class BytesElement(Element):
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[object]:
         """Decode the values without stacking them."""
+        # The lists are of equal length, so that one that holds more shows here.
         if len(values) != num_lists:
             raise ParseError(f"expected 1 value, got {len(values) // num_lists}")
+        # An error of the memory budget then names the record.
         return read_each(self.decode, values)
 
     def many(self, values: Sequence[bytes]) -> object:
         """Decode all values of a list."""
+        # A list of empty strings takes next to nothing in the record.
         reserve(len(values) * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
         return self.join([self.decode(value) for value in values])
 
@@ -242,6 +234,7 @@ class EncodedTensor(BytesElement):
         if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         count = _num_values(shape)
+        # zlib is inflated up to this size only, since a few bytes may stand for gigabytes.
         fixed = None if count is None else count * self.dtype.itemsize
         raw = inflate(data, "zlib", fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
@@ -251,6 +244,7 @@ class EncodedTensor(BytesElement):
                 else f"a multiple of {self.dtype.itemsize} bytes"
             )
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
+        # `inflate` reserves what it makes.
         if not self._is_zlib:
             reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
@@ -271,6 +265,7 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     fixed = math.prod(size for size in shape if size is not None)
     if unknown > 1:
         raise ParseError(f"expected the sizes of shape {shape} in the record, got none")
+    # An unknown size beside a size of 0 may be any: 0 is taken, as in NumPy.
     fits = (
         num_values % fixed == 0
         if unknown and fixed
@@ -320,20 +315,24 @@ class PictureElement(BytesElement):
     def _pixels(self, data: bytes) -> torch.Tensor:
         channels = self.shape[-1]
         if self.dtype == torch.float32:
+            # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
             return rgba.view(torch.float32).permute(2, 0, 1)
         if self.dtype == torch.uint8 and channels in PIXEL_MODES:
             return decode_image(data, PIXEL_MODES[channels])
+        # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
             # as libpng expands 8 bits to 16
             pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
         else:
+            # libpng drops the lower byte.
             pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
         return torch.from_numpy(_with_channels(pixels, channels))
 
-    def join(self, items: list[Any]) -> Any:
+    def join(self, items: list[Any]) -> object:
         """Stack images of equal size; return an empty tensor if there are none."""
+        # Stacking tv_tensors calls `__torch_function__` for each of them.
         stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
             return items
@@ -345,7 +344,7 @@ class PictureElement(BytesElement):
         return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 
-def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
+def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
     """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque
     alpha.
     """
@@ -353,7 +352,9 @@ def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArra
     if channels is None or channels == found:
         return pixels
     color = pixels[:1] if found in (1, 2) else pixels[:3]
+    # A mask or a depth has no alpha; what reads it as RGBA gets it opaque.
     opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    # TensorFlow would convert to gray with weights of its own: no feature of TFDS asks for it.
     if channels in (1, 2) and len(color) == 3:
         raise ParseError(f"expected {channels} channels, got a colour image")
     color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
@@ -369,6 +370,7 @@ def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
 
 def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     view = memoryview(data)
+    # WAV is read without a decoder, as samples lie there as they are.
     numbers = (read_wav(view) or decode_sound(view)).integers()
     channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
     if channels != wanted:

@@ -28,7 +28,9 @@ from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
 
 __all__ = ["SampleEncoder"]
 
-_Values: TypeAlias = "npt.NDArray[Any] | list[bytes]"
+_Array: TypeAlias = npt.NDArray[np.generic]
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Values: TypeAlias = "_Array | list[bytes]"
 
 
 class SampleEncoder:
@@ -45,6 +47,7 @@ class SampleEncoder:
 
     def __init__(self, features: f.FeatureConnector, *, as_numpy_layout: bool = False) -> None:
         self._features = features
+        # TFDS writes nothing for a dict of nothing.
         self._places = [leaf for leaf in list_leaves(features) if not leaf.is_empty]
         self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
@@ -67,9 +70,10 @@ class SampleEncoder:
         return encode_example(record)
 
     def _collect(
-        self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]
+        self, feature: object, value: Any, names: tuple[str, ...], values: dict[str, object]
     ) -> None:
         """Collect the value of each leaf, nested by the sequences around it."""
+        # Before the test for a dict and a sequence, which it is, too.
         if isinstance(feature, f.TranslationVariableLanguages):
             _collect_languages(value, names, values)
         elif isinstance(feature, f.FeaturesDict):
@@ -91,6 +95,7 @@ class SampleEncoder:
             raise TypeError(
                 f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}"
             )
+        # A list of dicts becomes a dict of lists, one for each leaf below.
         rows: list[dict[str, object]] = [{} for _ in value]
         for item, row in zip(value, rows, strict=True):
             self._collect(inner, item, names, row)
@@ -111,12 +116,14 @@ def _collect_languages(value: object, names: tuple[str, ...], values: dict[str, 
         raise TypeError(
             f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}"
         )
+    # The form that `load` returns; else a dict of languages, each with one text or several.
     if set(value) == {"language", "translation"}:
         pairs = list(zip(value["language"], value["translation"], strict=True))
     else:
         texts = {
             code: [text] if isinstance(text, str) else list(text) for code, text in value.items()
         }
+        # TFDS sorts them, so that equal samples are equal bytes.
         pairs = sorted((code, text) for code, several in texts.items() for text in several)
     for number, name in enumerate(("language", "translation")):
         values["/".join((*names, name))] = [pair[number] for pair in pairs]
@@ -126,6 +133,7 @@ def _check_names(expected: Mapping[str, object], value: object, names: tuple[str
     where = f"feature {'/'.join(names)!r}" if names else "the sample"
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a dict, got {_kind(value)}")
+    # An optional feature may be left out, or be None.
     missing = [
         name
         for name in expected
@@ -146,6 +154,7 @@ class _LeafEncoder:
         self._encode, dtype = _value_encoder(place, as_numpy_layout)
         self._empty = np.zeros(0, dtype)
         shape = getattr(place.feature, "shape", ())
+        # TFDS then writes each shape beside the bytes.
         self._has_shapes = (
             getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
         )
@@ -158,6 +167,7 @@ class _LeafEncoder:
             if getattr(self._place.feature, "optional", False):
                 return {}
             raise TypeError("expected a value, got None")
+        # The lengths of all rows of each level, as a ragged tensor is stored.
         row_lengths: list[list[int]] = [[] for _ in range(self._depth)]
         items = [value] if not self._depth else _flatten(value, self._place.lengths, row_lengths)
         values = self._join([self._encode(item) for item in items])
@@ -173,6 +183,7 @@ class _LeafEncoder:
         return {f"{key}/ragged_flat_values": values, **levels}
 
     def _join(self, parts: list[_Values]) -> _Values:
+        # An empty list of bytes is an array of no strings, so that its kind is written.
         if parts and isinstance(parts[0], list):
             return [item for part in parts for item in part] or self._empty
         return np.concatenate([self._empty, *parts])
@@ -194,6 +205,7 @@ def _flatten(
 def _rows(value: Any) -> Any:
     if isinstance(value, RaggedTensor) or (isinstance(value, torch.Tensor) and value.dim()):
         return rows_of(value)
+    # These have a length, but are single values here.
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
         raise TypeError(f"expected a sequence, got {_kind(value)}")
     return value
@@ -235,14 +247,14 @@ def _value_encoder(
     ) else np.int64
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def _numpy_dtype(name: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(name)
     except TypeError:
         raise ValueError(f"numpy has no dtype {name!r}") from None
 
 
-def _numbers(value: Any) -> npt.NDArray[Any]:
+def _numbers(value: object) -> _Array:
     return (
         value.as_subclass(torch.Tensor).numpy(force=True)
         if isinstance(value, torch.Tensor)
@@ -250,19 +262,21 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
     )
 
 
-def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+def _array(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     """Cast a value to the feature's dtype and shape; integers must not change."""
     found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
     if not fits(found.shape, feature.shape):
         raise ValueError(f"expected shape {feature.shape}, got {found.shape}")
+    # NumPy wraps around without a word; floats may lose digits, integers must not change.
     array = found.astype(dtype)
     if dtype.kind in "iub" and not np.array_equal(array, found):
         raise ValueError(f"a value does not fit {dtype}")
     return array
 
 
-def _list_numbers(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+def _list_numbers(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     array = _array(value, feature).ravel()
+    # The bits of the int64 that holds it.
     if array.dtype == np.uint64:
         return array.view(np.int64)
     return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
@@ -270,6 +284,7 @@ def _list_numbers(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDA
 
 def _raw(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> bytes:
     array = _array(value, feature)
+    # TFDS writes the bytes of the machine, all of which are little-endian by now.
     raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
     return zlib.compress(raw) if feature.encoding == "zlib" else raw
 
@@ -284,6 +299,7 @@ def _strings(value: Any, shape: tuple[int | None, ...]) -> list[bytes]:
 
 
 def _bytes(value: object) -> bytes:
+    # A str is text, never a path.
     if isinstance(value, os.PathLike):
         return Path(value).read_bytes()
     if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -292,6 +308,7 @@ def _bytes(value: object) -> bytes:
 
 
 def _sound(value: object) -> bytes:
+    # Samples need an encoder for each file format; TFDS stores the file.
     if isinstance(value, (torch.Tensor, np.ndarray)):
         raise TypeError(
             f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}"
@@ -315,10 +332,11 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
 
 
 def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
-    box = _numbers(value)
-    if box.size != 4:
-        raise ValueError(f"expected four numbers, got {box.size}")
-    box = box.reshape(4).astype(np.float64)
+    found = _numbers(value)
+    if found.size != 4:
+        raise ValueError(f"expected four numbers, got {found.size}")
+    box = found.reshape(4).astype(np.float64)
+    # Plain numbers are taken to be in the format of the feature already.
     if isinstance(value, tv_tensors.BoundingBoxes) and feature.bbox_format is not None:
         box = _stored_box(box, value, feature.bbox_format)
     if (feature.bbox_format or "").startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
@@ -328,8 +346,9 @@ def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
     return box.astype(np.float32)
 
 
-def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDArray[Any]:
+def _stored_box(box: _Floats, value: tv_tensors.BoundingBoxes, bbox_format: str) -> _Floats:
     """Convert a box from the tv_tensor's format to TFDS's."""
+    # All formats go through XYWH.
     if value.format.value == "CXCYWH":
         box = np.concatenate([box[:2] - box[2:] / 2, box[2:]])
     elif value.format.value == "XYXY":
@@ -345,6 +364,7 @@ def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDAr
 
 
 def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
+    # A file is stored unchanged: encoding JPEG again would lose quality.
     if isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
         return _bytes(value)
     pixels = _numbers(value)
@@ -357,6 +377,7 @@ def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: 
         raise ValueError(
             f"expected an image of (height, width, channels) {feature.shape}, got {stored}"
         )
+    # Casting would change pixels, or scale them in a way that nobody chose.
     if str(pixels.dtype) != feature.dtype:
         raise ValueError(f"expected pixels of {feature.dtype}, got {pixels.dtype}")
     if feature.dtype == "float32":
@@ -364,7 +385,7 @@ def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: 
     return encode_image(np.ascontiguousarray(pixels), feature.encoding_format or "png")
 
 
-def _as_rgba(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_rgba(pixels: _Array) -> npt.NDArray[np.uint8]:
     """View the four bytes of each float32 as one RGBA pixel."""
     if len(pixels) != 1:
         raise ValueError(f"expected one channel of float32, got {len(pixels)}")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, decode_text
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind, decode_text
 from torch_tfrecord.columns.reading import Column, LackingError, Want
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -110,6 +110,7 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     if type(values) is not torch.Tensor:  # subclasses must keep their type
         return None
     try:
+        # NumPy is faster for the few rows of a window.
         array: npt.NDArray[np.generic] = values.numpy()
     except (RuntimeError, TypeError):
         return None
@@ -129,6 +130,7 @@ class ListColumn(EpisodeColumn):
     def __init__(self, values: Sequence[Any], empty: object = b"") -> None:
         self.values = values
         self.empty = empty
+        # An instruction is one object for all steps.
         self.num_bytes = 8 * len(values) + sum(
             map(_size, {id(value): value for value in values}.values())
         )
@@ -136,11 +138,11 @@ class ListColumn(EpisodeColumn):
     def __len__(self) -> int:
         return len(self.values)
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int) -> object:
         """The value."""
         return self.values[step]
 
-    def read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[object]:
         """A list of values."""
         return [self.at(step) for step in range(first, stop)]
 
@@ -206,7 +208,7 @@ class EncodedColumn(EpisodeColumn):
     def __init__(
         self,
         values: Frames | Sequence[bytes],
-        decode: Callable[[bytes], Any] | None,
+        decode: Callable[[bytes], object] | None,
         place: FeaturePlace,
         pictures: Pictures | None = None,
     ) -> None:
@@ -246,15 +248,11 @@ class EncodedColumn(EpisodeColumn):
 def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
     """`EncodedColumn.encoded` of each column's window, concatenated."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
-    values = read_frames(frames, spans) if frames and len(frames) == len(columns) else None
-    if values is None:
-        windows = zip(columns, spans, strict=True)
-        values = [
-            value
-            for column, (first, stop, _, _) in windows
-            for value in column.encoded(first, stop)
-        ]
-    return values
+    # An `episode_transform` may have put other columns in their place.
+    if len(frames) == len(columns):
+        return read_frames(frames, spans)
+    windows = zip(columns, spans, strict=True)
+    return [value for column, (first, stop, *_) in windows for value in column.encoded(first, stop)]
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
@@ -277,6 +275,8 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
     """Key of each step feature -> list values per step; 0 if the list does not determine it."""
     return {
+        # A list that is not counted, or is of an unknown class, says nothing of the number of
+        # steps.
         leaf.path: 0
         if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature)
         else make_element(leaf).count or 0
@@ -299,6 +299,7 @@ class _Part(NamedTuple):
 
     def bounds(self, first: int, stop: int) -> _Ints:
         """Where the values of records `first` to `stop` - 1 begin and end."""
+        # Only the asked range: an episode may have a million steps.
         rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
         return rows * self.row_values
 
@@ -340,7 +341,7 @@ class LeafLists(EpisodeColumn):
     def __len__(self) -> int:
         return self._num_steps
 
-    def read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[object]:
         """The values of steps `first` to `stop` - 1, as copies."""
         try:
             return self.values(first, stop)
@@ -350,7 +351,7 @@ class LeafLists(EpisodeColumn):
             middle = (first + stop) // 2  # by halves, to raise the error of the first bad step
             return self.read(first, middle) + self.read(middle, stop)
 
-    def values(self, first: int = 0, stop: int = 1) -> list[Any]:
+    def values(self, first: int = 0, stop: int = 1) -> list[object]:
         """`read`, with errors that do not name the step."""
         columns = [
             _column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants
@@ -363,13 +364,22 @@ class LeafLists(EpisodeColumn):
 
 def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _Part]:
     """Cut the lists by step, under the keys that a record with only that step would have."""
+    # Row lengths of the steps themselves are the outermost level: a step has one level fewer.
     key, ends, total = leaf.key, None, num_steps
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
         keys = (key, f"{key}/shape", f"{key}/value")
         return {each: _shares(lists[each], total) for each in keys if each in lists}
+
+    def find(suffix: str, kind: ListKind, what: str) -> Any:
+        want = Want(key, f"{key}/{suffix}", kind, what)
+        if want.key not in lists:
+            raise want.missing(lists)
+        return lists[want.key]
+
     parts: dict[str, _Part] = {}
     for level in range(len(leaf.lengths)):
-        lengths = _found(Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes"), lists)
+        lengths = find(f"ragged_row_lengths_{level}", INT64_LIST, "sizes")
+        # Before anything is cut by them.
         if len(lengths) != total or (lengths < 0).any():
             least = f" with {lengths.min()}" if (lengths < 0).any() else ""
             raise ParseError(
@@ -377,21 +387,16 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
             )
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
+        # A sum that overflows might look right.
         below = running_sum(np.minimum(lengths, MAX_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
-    flat = Want(key, f"{key}/ragged_flat_values", leaf.element.kind, leaf.element.what)
-    if flat.key not in lists:
-        raise flat.missing(lists)
-    return {**parts, flat.key if parts else key: _shares(lists[flat.key], total, ends)}
+    flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
+    # A step of a sequence in a sequence of steps is a plain list.
+    parts[f"{key}/ragged_flat_values" if parts else key] = _shares(flat, total, ends)
+    return parts
 
 
-def _found(want: Want, lists: Mapping[str, Values]) -> Any:
-    if want.key not in lists:
-        raise want.missing(lists)
-    return lists[want.key]
-
-
-def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
+def _shares(values: Values, total: int, ends: _Ints | None = None) -> _Part:
     """Divide a list into `total` rows of equal length; for `ends` see `_Part`."""
     if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")
@@ -400,6 +405,7 @@ def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
 
 def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     if part is None:
+        # As a parser says it of a key that no record has.
         num_records = stop - first
         values = np.zeros(
             (0, 2) if want.kind == BYTES_LIST else 0,
@@ -413,6 +419,7 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     offsets = offsets - begin
     found: Any = part.values
     if want.kind != BYTES_LIST:
+        # A sample may change its tensors; the lists are cached.
         return Column(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
     spans = np.empty((len(strings), 2), np.int64)

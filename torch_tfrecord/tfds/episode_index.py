@@ -65,6 +65,7 @@ _FORMAT = SidecarFormat(
     {"num_steps": "int64", "table_ends": "int64", "table_crcs": "int64", "tables": "uint32"},
     max_header_bytes=4 << 20,
 )
+# Of a list in a table.
 _ROW_WORDS = 6
 _UNSET = 0xFFFFFFFF  # number of values of a feature whose kind is not set
 _EPISODE_BYTES = 28  # per episode, without the tables
@@ -131,6 +132,8 @@ class EpisodeIndex:
     """The bytes of each key in its entry."""
 
     def __post_init__(self) -> None:
+        # Looked for in each entry that is read; made once, as protobuf takes longer than the
+        # search.
         object.__setattr__(self, "key_fields", {key: wrap(key.encode()) for key in self.keys})
 
     def __len__(self) -> int:
@@ -149,6 +152,8 @@ class EpisodeIndex:
             IndexMismatchError: The table's checksum is wrong, its lists do not fill the payload, or
                 their number of steps differs.
         """
+        # Tables stay in the file, so that the checksum of the whole was checked when the index was
+        # opened, perhaps days ago.
         if crc32c(table) != self.table_crcs[number]:
             raise IndexMismatchError(
                 f"expected a table with checksum {int(self.table_crcs[number]):#010x} in the episode index, "
@@ -158,24 +163,27 @@ class EpisodeIndex:
         if not table:
             return None
         words = np.frombuffer(table, "<u4").astype(np.int64)
-        end = 1 + _ROW_WORDS * int(words[0])
-        rows, frames = words[1:end].reshape(-1, _ROW_WORDS), words[end:]
-        counts = np.where(rows[:, 5] != 0, rows[:, 1], 0)
+        at = 1 + _ROW_WORDS * int(words[0])
+        rows = words[1:at].reshape(-1, _ROW_WORDS)
         start = payload_bytes - int(rows[:, 3].sum())
-        is_valid = 2 <= start <= 6 and 2 * counts.sum() == len(frames)
+        is_valid = 2 <= start <= 6  # the tag and length of the map of features
         places: dict[str, ListPlace] = {}
-        for key, count, head, size, crc, is_frames in rows.tolist() if is_valid else ():
-            place = ListPlace(None if count == _UNSET else count, start, head, size, crc)
-            if is_frames:
-                sizes, crcs, frames = np.split(frames, [count, 2 * count])
-                ends = start + head + np.cumsum(sizes)
-                is_valid &= count > 0 and int(ends[-1]) == start + size
-                place = place._replace(frames=np.stack([ends - sizes, sizes, crcs], axis=1))
+        for key, count, head, size, crc, is_frames in rows.tolist():
             is_valid &= key < len(self.keys) and self.keys[key] not in places and head <= size
+            frames = None
+            if is_frames:
+                sizes, crcs = words[at : at + count], words[at + count : at + 2 * count]
+                at += 2 * count
+                ends = sizes.cumsum() + (start + head)
+                is_valid &= 0 < count == len(crcs) and int(ends[-1]) == start + size
+                frames = np.array([ends - sizes, sizes, crcs]).T if is_valid else None
             if not is_valid:
                 break
-            places[self.keys[key]] = place
+            # A feature without a kind has no list, which is not an empty one.
+            num_values = None if count == _UNSET else count
+            places[self.keys[key]] = ListPlace(num_values, start, head, size, crc, frames)
             start += size
+        is_valid &= at == len(words)
         if not is_valid:
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {payload_bytes} bytes, got others",
@@ -207,7 +215,7 @@ class EpisodeIndex:
             OSError: There are more keys than `load` accepts.
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
-        arrays: dict[str, npt.NDArray[Any]] = {
+        arrays: dict[str, npt.NDArray[np.generic]] = {
             "num_steps": self.num_steps,
             "table_ends": self.table_ends,
             "table_crcs": self.table_crcs,
@@ -261,6 +269,8 @@ def build_episode_index(
         try:
             payload = read_record(stream, records, number)
             places = _find_places(payload)
+            # Parts of a compressed or unusual record cannot be read; its steps are counted all the
+            # same.
             is_placed = places is not None and has_ranges(records)
             if places is None:
                 places = _find_places(plain_form_of(payload)) or {}
@@ -277,6 +287,7 @@ def build_episode_index(
             ) from error.__cause__
         num_steps.append(steps)
         found.append(places if is_placed else {})
+    # Each key once for the file: they are most of a short record.
     keys = tuple(sorted({key for places in found for key in places}))
     numbers = {key: number for number, key in enumerate(keys)}
     tables = [_table_of(places, numbers) for places in found]
@@ -380,6 +391,7 @@ def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequen
     """
     if not lists:
         return ()
+    # The core reads several records; this is one.
     record = PackedRecords(payload, np.zeros(1, np.int64), np.array([len(payload)], np.int64))
     [[columns]] = _plan_of(tuple(lists)).read(record, [0, 1])
     return columns
@@ -409,6 +421,7 @@ def _find_places(payload: bytes) -> dict[str, ListPlace] | None:
         entries = _find_entries(payload)
     except (IndexError, KeyError, ValueError):
         return None
+    # Counting values takes the parser of Examples: numbers are packed.
     lists = [(key, kind) for key, (kind, *_) in entries.items() if kind is not None]
     columns = dict(zip([key for key, _ in lists], parse_lists(payload, lists), strict=True))
     view, places = memoryview(payload), {}
@@ -416,6 +429,7 @@ def _find_places(payload: bytes) -> dict[str, ListPlace] | None:
         count = len(columns[key].values) if key in columns else None
         place = ListPlace(count, start, first - start, end - start, 0)
         if kind is BYTES_LIST and is_large(end - first, count or 0):
+            # Sizes with tag and length follow from the lengths of the values.
             lengths = columns[key].values[:, 1]
             sizes = lengths + 2 + _HEAD_BORDERS.searchsorted(lengths, "right")
             ends = first + np.cumsum(sizes)
@@ -445,6 +459,7 @@ def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, 
         [(kind, _, values, _)] = [*find_fields(payload, *feature)] or [(0, 0, end, end)]
         name = payload[slice(*key_span)]
         key, is_usual = name.decode(), wrap(name) in payload[start:values]
+        # Whoever wrote anything else may read it in its own way: such records are read as a whole.
         if (field, first, second) != (1, 1, 2) or key in found or not is_usual:
             raise ValueError
         found[key] = _KINDS[kind], start, values, end
@@ -471,6 +486,7 @@ def _count_steps(counts: Mapping[str, int], step_lists: Mapping[str, int]) -> in
         steps = _steps_of(counts, key, per_step)
         if steps is None:
             continue
+        # Names both, as nobody can know which of them is wrong.
         if first is not None and first[1] != steps:
             raise ParseError(
                 f"expected the same number of steps in each feature of an episode, got {first[1]} in {first[0]!r} and "
@@ -501,6 +517,7 @@ def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, st
     """What the index was built from: it must match for the index to be used."""
     number = len(records)
     if isinstance(records, RecordIndex):
+        # Other records of the same total would have other lengths.
         number = crc32c(records.lengths.astype("<i8").data)
     return {
         "file_size": str(records.file_size),
@@ -521,6 +538,7 @@ def _load(
                     f"the episode index does not match the current file and features: expected {name} "
                     f"{_short(expected)}, got {_short(metadata[name])}"
                 )
+        # A sparse file may claim gigabytes, which must not be allocated.
         table_bytes = _MOST_TABLE_BYTES * int(records.lengths.sum()) if has_ranges(records) else 0
         return _EPISODE_BYTES * len(records) + table_bytes
 
@@ -549,6 +567,7 @@ def _short(text: str) -> str:
 
 def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> _Ints:
     """The number of list values per step for each key; 0 if the list does not determine it."""
+    # A plain list comes first, as in `_steps_of`.
     own = set(keys)
     per_step = {key: per_step for key, per_step in step_lists.items() if 0 < per_step < 1 << 62}
     for key in step_lists:
@@ -564,6 +583,7 @@ def _check_tables(
     """Check the step counts of all episodes against their lists: positions depend on these counts
     alone.
     """
+    # Without a loop over episodes, of which there may be a million.
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
     total = ends[-1] if len(ends) else 0
     if ((begins > ends) | (begins < 0)).any() or total != len(tables):
@@ -573,10 +593,12 @@ def _check_tables(
         raise IndexMismatchError(
             "expected at most one step per byte in the episode index, got more"
         )
+    # Episodes with a table.
     there = np.flatnonzero(ends > begins)
     counts = tables[begins[there]].astype(np.int64)
     if (1 + _ROW_WORDS * counts > (ends - begins)[there]).any():
         raise IndexMismatchError("expected complete tables in the episode index, got others")
+    # So that adding the number of a row among all gives its place.
     firsts = begins[there] + 1 - _ROW_WORDS * (np.cumsum(counts) - counts)
     rows = np.repeat(firsts, counts) + _ROW_WORDS * np.arange(int(counts.sum()))
     keys, values = (tables[rows + number].astype(np.int64) for number in range(2))

@@ -11,7 +11,7 @@ own CRC.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.message_columns import columns_of
-from torch_tfrecord.columns.reading import Column, Want
+from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
@@ -29,7 +29,6 @@ from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.protobuf.encoding import varint
 from torch_tfrecord.protobuf.example import parse_message
-from torch_tfrecord.protobuf.guess import find_fields
 from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
@@ -40,10 +39,11 @@ from torch_tfrecord.records.array_record import (
 from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, is_large, parse_lists, wrap
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, parse_lists, wrap
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
+# Of each kind; descriptors have a limit of their own.
 _MOST_OPEN = 256
 _WORD_BYTES = 4  # of a table
 
@@ -70,26 +70,34 @@ class EpisodeReader:
         episodes: Sequence[EpisodeIndex],
         access: Access = DEFAULT_ACCESS,
     ) -> None:
-        self.files = files
-        self.records = records
-        self.episodes = episodes
+        self.files, self.records, self.episodes = files, records, episodes
         self._access = access
         self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
         self._tables: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
         """A data file, open: see `open_records`."""
-        return self._data.find(file, self._open_data)
+        return self._data.find(
+            file, lambda file: open_records(self.files[file], self.records[file], self._access)
+        )
 
-    def _open_data(self, file: int) -> Any:
-        return open_records(self.files[file], self.records[file], self._access)
+    def table(self, file: int, number: int) -> bytes:
+        """The table of an episode in the index of a file."""
+        index = self.episodes[file]
+        first, stop = index.table_range(number)
+        if index.tables is not None:
+            return index.tables[first:stop].tobytes()
+        # Read one by one: the tables of a large dataset take gigabytes.
+        source = self._tables.find(file, lambda _: open_file(index.tables_path, self._access))
+        return source.read(_WORD_BYTES * (stop - first), index.tables_offset + _WORD_BYTES * first)
 
-    def tables(self, file: int) -> ByteSource:
-        """The file of an episode index, open."""
-        return self._tables.find(file, self._open_tables)
-
-    def _open_tables(self, file: int) -> ByteSource:
-        return open_file(self.episodes[file].tables_path, self._access)
+    def read_parts(self, file: int, begins: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Parts of one data file, in a few calls."""
+        lengths = np.array(sizes, np.int64)
+        buffer, places = read_pieces(
+            self.data, np.full(len(begins), file), np.array(begins, np.int64), lengths
+        )
+        return PackedRecords(buffer, places, lengths).tolist()
 
     def record(self, file: int, number: int) -> EpisodeRecord:
         """The record of an episode, by file number and record number."""
@@ -109,9 +117,7 @@ class EpisodeRecord:
     __slots__ = ("_offset", "begin", "file", "number", "reader")
 
     def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
-        self.reader = reader
-        self.file = file
-        self.number = number
+        self.reader, self.file, self.number = reader, file, number
         self._offset = record_offset(reader.records[file], number)
         self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
 
@@ -127,6 +133,7 @@ class EpisodeRecord:
             if places is not None:
                 return self._placed(places, wants)
             lists = _parse(self._whole(), wants)
+            # Positions come from the index, so that a whole record must fit it, too.
             counts = {key: len(values) for key, values in lists.items()}
             self.reader.episodes[self.file].check_steps(self.number, counts)
             return lists
@@ -135,37 +142,36 @@ class EpisodeRecord:
 
     def places(self) -> dict[str, ListPlace] | None:
         """Where the lists are; None if the record must be read whole."""
-        index, records = self.reader.episodes[self.file], self.reader.records[self.file]
+        records = self.reader.records[self.file]
         if not has_ranges(records):
             return None
-        first, stop = index.table_range(self.number)
-        if index.tables is not None:
-            table = index.tables[first:stop].tobytes()
-        else:
-            begin = index.tables_offset + _WORD_BYTES * first
-            table = self.reader.tables(self.file).read(_WORD_BYTES * (stop - first), begin)
-        return index.places(self.number, table, int(records.lengths[self.number]))
+        table = self.reader.table(self.file, self.number)
+        num_bytes = int(records.lengths[self.number])
+        return self.reader.episodes[self.file].places(self.number, table, num_bytes)
 
     def _whole(self) -> bytes:
         return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
 
     def _placed(self, places: Mapping[str, ListPlace], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""
+        # A key that several features want is read once.
         wanted = {want.key: want for want in wants}
-        entries: list[bytes] = []
         frames: dict[str, Values] = {}
         for key, place in places.items():
             if place.frames is not None and key in wanted:
                 if wanted[key].kind is not BYTES_LIST:
                     raise wanted[key].wrong_kind(BYTES_LIST)
                 frames[key] = Frames(self, key, place.frames)
+        short = wanted.keys() - frames.keys()
+        # Of the lists that are not wanted and of frames only the heads are read, which hold the keys.
+        data = self.reader.read_parts(
+            self.file,
+            [self.begin + place.start for place in places.values()],
+            [place.num_bytes if key in short else place.head for key, place in places.items()],
+        )
         try:
-            for (key, place), data in zip(
-                places.items(), self._read_short(places, wanted), strict=True
-            ):
-                self._check_entry(key, place, data, key in wanted)
-                if key in wanted and place.frames is None:
-                    entries.append(data)
+            self._check_entries(places, wanted, data)
+            entries = (part for key, part in zip(places, data, strict=True) if key in short)
             # The entries of an Example are again those of an Example.
             lists = _parse(wrap(b"".join(entries)), wants)
             for key, values in lists.items():
@@ -178,27 +184,19 @@ class EpisodeRecord:
             raise self.blame(error) from error.__cause__
         return lists | frames
 
-    def _read_short(
-        self, places: Mapping[str, ListPlace], wanted: Mapping[str, Want]
-    ) -> list[bytes]:
-        """The entry of each wanted short list, and the head of each other one."""
-        starts = [place.start for place in places.values()]
-        sizes = [
-            place.num_bytes if key in wanted and place.frames is None else place.head
-            for key, place in places.items()
-        ]
-        files = np.full(len(places), self.file)
-        begins = np.array(starts, np.int64) + self.begin
-        return _read_parts(self.reader, files, begins, np.array(sizes, np.int64))
-
-    def _check_entry(self, key: str, place: ListPlace, data: bytes, is_wanted: bool) -> None:
-        if self.reader.episodes[self.file].key_fields[key] not in data[: place.head]:
-            raise CorruptRecordError(
-                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
-                f"index) at byte {place.start} of the payload, got another"
-            )
-        if is_wanted and crc32c(data) != place.crc:
-            raise _wrong_checksum(f"feature {key!r}", data, place.crc)
+    def _check_entries(
+        self, places: Mapping[str, ListPlace], wanted: Container[str], data: Sequence[bytes]
+    ) -> None:
+        fields = self.reader.episodes[self.file].key_fields
+        for (key, place), part in zip(places.items(), data, strict=True):
+            # Else an index that lies could exchange two features of the same form.
+            if fields[key] not in part[: place.head]:
+                raise CorruptRecordError(
+                    f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
+                    f"index) at byte {place.start} of the payload, got another"
+                )
+            if key in wanted and crc32c(part) != place.crc:
+                raise _wrong_checksum(f"feature {key!r}", part, place.crc)
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
         """The error for a part that does not match the index: the record's own CRC shows which of
@@ -228,21 +226,19 @@ def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
     try:
         columns = parse_lists(payload, [(want.key, want.kind) for want in wants])
     except ParseError:
+        # The core says that something is wrong, protobuf what it is.
         columns_of(wants, [parse_message(payload).features.feature])  # raises the exact error
         raise
-    pairs = zip(wants, columns, strict=True)
-    return {want.key: _values_of(want, column) for want, column in pairs if column.missing is None}
-
-
-def _values_of(want: Want, column: Column) -> Values:
-    if want.kind is not BYTES_LIST:
-        numbers: Values = column.values
-        return numbers
-    values: list[bytes] = column.strings(bytes)
-    if is_large(int(column.values[:, 1].sum()), len(values)):
-        return values
-    seen: dict[bytes, bytes] = {}  # an instruction repeated in every step becomes one object
-    return [*map(seen.setdefault, values, values)]
+    lists: dict[str, Values] = {}
+    for want, column in zip(wants, columns, strict=True):
+        if column.missing is None:
+            values: Any = column.values
+            if want.kind is BYTES_LIST:
+                # An instruction that is repeated in every step becomes one object.
+                seen: dict[bytes, bytes] = {}
+                values = [seen.setdefault(each, each) for each in column.strings(bytes)]
+            lists[want.key] = values
+    return lists
 
 
 class Frames:
@@ -255,17 +251,16 @@ class Frames:
 
     Attributes:
         num_bytes: Memory it holds.
-        record: The record.
         places: int64 [N, 3]: first byte of each value in the file, its size, and its CRC-32C; all
             include the tag and length before the value.
     """
 
     __slots__ = ("key", "num_bytes", "places", "record")
 
-    def __init__(self, record: EpisodeRecord, key: str, places: npt.NDArray[np.int64]) -> None:
-        self.key = key
-        self.record = record
-        self.places = places + np.array([record.begin, 0, 0], np.int64)
+    def __init__(self, record: EpisodeRecord, key: str, places: _Ints) -> None:
+        self.record, self.key = record, key
+        # From the payload to the file, once for all reads.
+        self.places = places + np.array([record.begin, 0, 0])
         self.num_bytes = self.places.nbytes
 
     def __len__(self) -> int:
@@ -279,47 +274,15 @@ class Frames:
                 key and the step.
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
-        starts, sizes, crcs = self.places[first:stop].T.tolist()
-        if not starts:
-            return []
-        file, begin = np.array([self.record.file]), starts[0]
-        whole = np.array([starts[-1] + sizes[-1] - begin])
         try:
-            buffer, [at] = read_pieces(self.record.reader.data, file, np.array([begin]), whole)
-            first_byte, parts = int(at) - begin, zip(starts, sizes, strict=True)
-            values = [
-                buffer.data[first_byte + start : first_byte + start + size] for start, size in parts
-            ]
-            for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
-                if crc32c(value) != expected:
-                    raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
-            contents = _contents(values)
-            if contents is None:
-                raise CorruptRecordError(f"feature {self.key!r}: expected values of other lengths")
+            return read_frames([self], [(first, stop, 0, 0)])
         except CorruptRecordError as error:
             raise self.record.locate(self.record.blame(error)) from error.__cause__
         except TFRecordError as error:
             raise self.record.locate(error) from error.__cause__
-        return contents
 
 
-def _contents(values: Sequence[bytes | memoryview]) -> list[bytes] | None:
-    """The values without the tag and length before them; None if one is not such a field."""
-    contents = []
-    for value in values:
-        head = _usual_head(len(value))
-        begin = len(head)
-        if value[:begin] != head:  # a long form, or damage
-            try:
-                field, _, begin, end = next(find_fields(bytes(value)))
-            except (IndexError, ValueError):
-                return None
-            if field != 1 or end != len(value):
-                return None
-        contents.append(bytes(value[begin:]))
-    return contents
-
-
+# Pictures of a camera have similar sizes.
 @functools.lru_cache(1 << 12)
 def _usual_head(num_bytes: int) -> bytes:
     """The tag and length of a value that takes so many bytes with these."""
@@ -329,32 +292,37 @@ def _usual_head(num_bytes: int) -> bytes:
     return b"\n" + varint(size)
 
 
-def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
-    """`Frames.read` of each window, concatenated, in a few calls.
+def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
+    """The values of a window of each of these, concatenated, in a few calls; see `Frames.read`.
 
-    None if anything does not match: the caller then reads each window on its own, which also finds
-    the error.
+    Raises:
+        TFRecordError: A value does not match the index, or cannot be read; the record is not named.
     """
-    reader = frames[0].record.reader
-    if any(item.record.reader is not reader for item in frames):
-        return None
-    found = [
-        item.places[first:stop] for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+    windows = [
+        (item, first, item.places[first:stop])
+        for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+        if first < stop
     ]
-    files = np.repeat([item.record.file for item in frames], [*map(len, found)])
-    begins, sizes, crcs = np.ascontiguousarray(np.concatenate(found).T)
-    try:
-        values = _read_parts(reader, files, begins, sizes)
-    except (OSError, TFRecordError):
-        return None
-    if [*map(crc32c, values)] != crcs.tolist():
-        return None
-    return _contents(values)
-
-
-def _read_parts(reader: EpisodeReader, files: _Ints, begins: _Ints, sizes: _Ints) -> list[bytes]:
-    buffer, places = read_pieces(reader.data, files, begins, sizes)
-    return PackedRecords(buffer, places, sizes).tolist()
+    if not windows:
+        return []
+    # The values of a list follow one another: a window is one piece of its file.
+    ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for _, _, rows in windows]
+    begins, stops = np.array(ends, np.int64).T
+    files = np.array([item.record.file for item, _, _ in windows])
+    buffer, places = read_pieces(frames[0].record.reader.data, files, begins, stops - begins)
+    view, values = buffer.data, []
+    for (item, first, rows), shift in zip(windows, (places - begins).tolist(), strict=True):
+        for step, (begin, size, crc) in enumerate(rows.tolist(), first):
+            value = view[begin + shift : begin + shift + size]
+            if crc32c(value) != crc:
+                raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
+            head = _usual_head(size)
+            # No index is built for lengths in more bytes than they need.
+            if value[: len(head)] != head:
+                raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
+            # A copy: the buffer is one for many episodes, and a sample may live long.
+            values.append(bytes(value[len(head) :]))
+    return values
 
 
 def _wrong_checksum(what: str, data: bytes | memoryview, expected: int) -> CorruptRecordError:

@@ -22,12 +22,11 @@ from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.elements import (
     PIXEL_MODES,
     BytesElement,
     NumberElement,
-    StringElement,
     TextElement,
 )
 from torch_tfrecord.tfds.episode_columns import (
@@ -44,7 +43,6 @@ from torch_tfrecord.tfds.episode_columns import (
 )
 from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
-from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, LeafPlace, choose_leaves, list_leaves, make_leaf
 from torch_tfrecord.tfds.splits import Split
@@ -102,7 +100,7 @@ class EpisodeStore:
         access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
-        self._check_steps()
+        _check_steps(self.info.features, self._path)
         self._choose(features, decode_images)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
@@ -111,6 +109,8 @@ class EpisodeStore:
             split,
             IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access),
         )
+        # All step features count, also those that are not read: an index serves every choice of
+        # them.
         counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
         keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
         episodes = keeper.indexes(files.files, files.indexes, counted)
@@ -128,17 +128,6 @@ class EpisodeStore:
         self._columns = _column_makers(self._leaves, decode_images, self._path)
         self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
 
-    def _check_steps(self) -> None:
-        tree = self.info.features
-        steps = tree.features.get(STEPS) if isinstance(tree, f.FeaturesDict) else None
-        if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
-            raise ParseError(
-                f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
-                f"{shown_list([*tree], repr) if isinstance(tree, f.FeaturesDict) else tree}; read this dataset "
-                "with tfds.load",
-                path=self._path,
-            )
-
     def __len__(self) -> int:
         return len(self.num_steps)
 
@@ -155,6 +144,7 @@ class EpisodeStore:
         """A store of the same episodes that reads only these features, without a transform; nothing
         is cached.
         """
+        # Files, indexes and what is open are shared.
         other = copy.copy(self)
         other._choose(features, False)
         other.episode_transform = None
@@ -178,6 +168,7 @@ class EpisodeStore:
     def record(self, number: int) -> EpisodeRecord:
         """The record of the episode at a position."""
         absolute = int(self._positions[as_integer(number)])
+        # Records are numbered over all files.
         file = int(np.searchsorted(self._ends, absolute, side="right"))
         return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
 
@@ -209,6 +200,7 @@ class EpisodeStore:
                     else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
                 )
             except TFRecordError as error:
+                # Most errors name their feature themselves.
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
                 raise record.locate(error) from error.__cause__
@@ -222,9 +214,21 @@ class EpisodeStore:
             episode = _transform(
                 episode, lambda given: transform_one(transform, number, given, self.place)
             )
+        # Counted after the transform, which may have added columns.
         columns: list[EpisodeColumn] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
+
+
+def _check_steps(tree: f.FeatureConnector, path: str) -> None:
+    steps = tree.features.get(STEPS) if isinstance(tree, f.FeaturesDict) else None
+    if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
+        raise ParseError(
+            f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
+            f"{shown_list([*tree], repr) if isinstance(tree, f.FeaturesDict) else tree}; read this dataset "
+            "with tfds.load",
+            path=path,
+        )
 
 
 def _is_step(leaf: LeafPlace) -> bool:
@@ -238,14 +242,19 @@ class _ColumnMaker:
     """Builds the column of one step feature, or the value of a metadata feature."""
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
-        self._leaf = leaf
-        # boxes of episodes stay as they are stored
-        self.wants = make_leaf(replace(leaf, image_key=None), path=path).wants
-        self._is_decoded = is_decoded
+        self._leaf, self._is_decoded = leaf, is_decoded
+        # Boxes of episodes stay as they are stored: the size of an image would have to be read.
+        own = replace(leaf, image_key=None)
+        self.wants = make_leaf(own, path=path).wants
         if _is_step(leaf):
-            leaf = replace(leaf, lengths=leaf.lengths[1:], image_key=None)
-        self._reader = make_leaf(leaf, path=path)
-        self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
+            own = replace(own, lengths=leaf.lengths[1:])
+        self._reader = make_leaf(own, path=path)
+        self._pictures = None
+        feature = leaf.feature
+        # Many images are decoded at once where decoding is a plain `decode_image`.
+        if is_decoded and type(feature) is f.Image and feature.dtype == "uint8":
+            mode = PIXEL_MODES.get(feature.shape[-1] or 0)
+            self._pictures = None if mode is None else Pictures(mode, feature.shape)
 
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
@@ -263,32 +272,21 @@ class _ColumnMaker:
         return LeafLists(self._reader, own, place, num_steps)
 
     def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
+        """The column of a list that holds one element for each step, if it has a form of its own."""
         element = self._reader.element
-        if not isinstance(element, BytesElement) and isinstance(values, Frames):
+        is_encoded = isinstance(element, BytesElement) and not isinstance(element, TextElement)
+        if isinstance(values, Frames) and not is_encoded:
+            # Long texts: a sample would read each of them on its own.
             values = values.read(0, len(values))
-        if isinstance(element, NumberElement):
-            return NumberColumn(element.many(values)) if element.count else None
-        if isinstance(element, StringElement):
-            return ListColumn(element.many(values)) if element.count else None
         if isinstance(element, TextElement):
             return TextColumn(values, place)
         if isinstance(element, BytesElement):
-            decode, pictures = (
-                (element.decode, self._pictures) if self._is_decoded else (None, None)
-            )
-            return EncodedColumn(values, decode, place, pictures)
-        return None
-
-
-def _plain_pictures(feature: object) -> Pictures | None:
-    """How to decode the images in bulk; None unless decoding is a plain `decode_image`."""
-    if (
-        type(feature) is not f.Image
-        or feature.dtype != "uint8"
-        or feature.shape[-1] not in PIXEL_MODES
-    ):
-        return None
-    return Pictures(PIXEL_MODES[feature.shape[-1]], tuple(feature.shape))
+            decode = element.decode if self._is_decoded else None
+            return EncodedColumn(values, decode, place, self._pictures)
+        if not element.count:
+            return None
+        rows = element.many(values)
+        return NumberColumn(rows) if isinstance(element, NumberElement) else ListColumn(rows)
 
 
 def _column_makers(
@@ -296,35 +294,25 @@ def _column_makers(
 ) -> list[_ColumnMaker | None]:
     """How to make the column of each leaf; None for a dict of nothing."""
     images = [
-        leaf
+        leaf.path
         for leaf in leaves
         if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))
     ]
-    kept: set[str] = set()
-    if decode_images is not True:
-        names = (
-            []
-            if decode_images is False
-            else [decode_images]
-            if isinstance(decode_images, str)
-            else decode_images
-        )
-        kept = {leaf.path for leaf in images} - {_find_image(name, images) for name in names}
+    names = [decode_images] if isinstance(decode_images, str) else decode_images
+    encoded: set[str] = set() if names is True else {*images}
+    for name in () if isinstance(names, bool) else names:
+        # A name may be the end of a path.
+        found = [image for image in images if f"/{image}".endswith(f"/{name}")]
+        if len(found) != 1:
+            raise ValueError(
+                f"decode_images must be True, False, or names of images: {name!r} is "
+                f"{'none' if not found else 'not one'} of {shown_list(images, repr)}"
+            )
+        encoded -= {*found}
     return [
-        None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in kept, path)
+        None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in encoded, path)
         for leaf in leaves
     ]
-
-
-def _find_image(name: str, images: list[LeafPlace]) -> str:
-    """Find the path of an image by its name, or by the end of its path."""
-    found = [leaf.path for leaf in images if f"/{leaf.path}".endswith(f"/{name}")]
-    if len(found) != 1:
-        raise ValueError(
-            f"decode_images must be True, False, or names of images: {name!r} is "
-            f"{'none' if not found else 'not one'} of {shown_list([leaf.path for leaf in images], repr)}"
-        )
-    return found[0]
 
 
 # Transforms of whole episodes.
@@ -332,9 +320,16 @@ def _find_image(name: str, images: list[LeafPlace]) -> str:
 
 def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     """The episode with the columns that the `episode_transform` returned."""
-    made = transform({**each_leaf(episode.steps, _to_values), **episode.metadata})
+
+    def read(column: EpisodeColumn) -> object:
+        # A tensor, or a list of str or bytes; encoded columns stay unread.
+        is_read = isinstance(column, (NumberColumn, ListColumn))
+        return column.read(0, len(column)) if is_read else column
+
+    made = transform({**each_leaf(episode.steps, read), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
+    # What the transform adds is a column of steps.
     metadata = {name: made[name] for name in episode.metadata if name in made}
     steps = {
         name: _to_column(value, name, episode)
@@ -344,18 +339,12 @@ def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     return episode._replace(steps=steps, metadata=metadata)
 
 
-def _to_values(column: EpisodeColumn) -> Any:
-    """A column as an `episode_transform` sees it: a tensor, or a list of str or bytes; encoded
-    columns stay unread.
-    """
-    return column.read(0, len(column)) if isinstance(column, (NumberColumn, ListColumn)) else column
-
-
-def _to_column(value: Any, name: str, episode: Episode) -> Any:
+def _to_column(value: Any, name: str, episode: Episode) -> object:
     if isinstance(value, Mapping):
         return {
             inner: _to_column(item, f"{name}/{inner}", episode) for inner, item in value.items()
         }
+    # Samples take windows of it, which would silently be of other steps.
     if not hasattr(value, "__len__") or len(value) != episode.num_steps:
         got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
         raise ValueError(

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 STRING = "string"
+# As TFDS names them; "none" is a plain list of numbers.
 _ENCODINGS = ("none", "bytes", "zlib")
 _MAX_ELEMENTS = 1 << 48  # far above what a record holds, far below where torch's sizes overflow
 
@@ -65,6 +66,8 @@ class FeatureConnector:
 
     def __post_init__(self) -> None:
         """Check and normalise the shape, dtype and encoding, if the feature has them."""
+        # A class without a shape, dtype or encoding has nothing to check; a property is not in
+        # `vars`.
         own = vars(self)
         set_fields(
             self, **{name: check(own[name]) for name, check in _CHECKS.items() if name in own}
@@ -76,6 +79,8 @@ class FeatureConnector:
             _code(value)
             if item.default is MISSING and not item.kw_only
             else f"{item.name}={_code(value)}"
+            # Positional fields first, as the code that builds it must have them; the base class
+            # puts `doc` before them.
             for item in sorted(fields(self), key=lambda item: item.kw_only is True)
             if item.init and (value := getattr(self, item.name)) != item.default
         ]
@@ -84,6 +89,8 @@ class FeatureConnector:
 
 def torch_dtype_of(name: str) -> torch.dtype | None:
     """The torch dtype for a NumPy dtype name; None for "string" and dtypes that torch lacks."""
+    # torch also has functions and aliases of these names ("float"), and quantised dtypes, which no
+    # array can be made of.
     found = vars(torch).get(name)
     if (
         not isinstance(found, torch.dtype)
@@ -97,6 +104,7 @@ def torch_dtype_of(name: str) -> torch.dtype | None:
 def set_fields(feature: FeatureConnector, /, **values: object) -> None:
     """Set fields of a frozen feature while it is built."""
     for name, value in values.items():
+        # The documented way of a frozen dataclass, whose fields are normalised once.
         object.__setattr__(feature, name, value)
 
 
@@ -109,6 +117,7 @@ def _check_shape(shape: Iterable[int | None]) -> Shape:
     sizes = tuple(None if size in (None, -1) else int(size) for size in shape)
     if any(size is not None and size < 0 for size in sizes):
         raise ValueError(f"shape must be sizes or None, got {shape!r}")
+    # features.json may claim any shape: nothing is allocated for it before a record shows as much.
     if math.prod(size or 1 for size in sizes) > _MAX_ELEMENTS:
         raise ValueError(f"shape has more than {_MAX_ELEMENTS} elements")
     return sizes
@@ -123,6 +132,7 @@ def fits(found: Shape, shape: Shape) -> bool:
 
 def _check_dtype(dtype: Any) -> str:
     """The NumPy name of a NumPy, torch or Python dtype."""
+    # TFDS writes str as bytes, and NumPy knows both as object.
     if dtype in (bytes, str, object, "object", "bytes", "str", STRING):
         return STRING
     if isinstance(dtype, torch.dtype):
@@ -159,6 +169,7 @@ def few(names: tuple[str, ...]) -> str:
 
 
 def _code(value: object) -> str:
+    # A dataset may have thousands of class names.
     if isinstance(value, tuple) and len(value) > 8:
         return f"({few(value)})"
     return repr(value)
@@ -217,6 +228,7 @@ class _Labels(FeatureConnector):
 
     def __post_init__(self) -> None:
         """Check and normalise."""
+        # Hashable, and safe from later changes of the list.
         names = None if self.names is None else tuple(self.names)
         if names is not None and (
             len(set(names)) != len(names) or not all(isinstance(name, str) for name in names)
@@ -252,6 +264,7 @@ class _Labels(FeatureConnector):
             if name not in self.names:
                 raise ValueError(f"{name!r} is not a class name; expected one of {few(self.names)}")
             return self.names.index(name)
+        # Without names the classes are called by their numbers, as in TFDS.
         if not name.isdecimal() or int(name) >= (self.num_classes or 0):
             raise ValueError(
                 f"classes have no names, and {name!r} is not a number below {self.num_classes}"
@@ -321,6 +334,7 @@ class LabeledImage(_Pixels, _Labels):
         dtype, encoding_format, use_colormap: See `Image`.
     """
 
+    # Other defaults than those of an image: one channel of class numbers.
     shape: Shape = (None, None, 1)
     use_colormap: bool = True
 
@@ -419,6 +433,7 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
         """Return the feature with a name, or with a path of names joined by "/"."""
         if name in self.features or "/" not in name:
             return self.features[name]
+        # A path goes through sequences, as the keys of records do.
         first, rest = name.split("/", 1)
         inner = self.features[first]
         while isinstance(inner, Sequence):
@@ -456,6 +471,7 @@ class Translation(FeaturesDict):
     def __post_init__(self) -> None:
         """Normalise."""
         languages = tuple(self.languages)
+        # The features follow from the languages; they are no argument.
         set_fields(self, languages=languages, features={name: Text() for name in languages})
 
     __repr__ = FeatureConnector.__repr__
@@ -503,6 +519,7 @@ class TranslationVariableLanguages(Sequence):
 
     def __post_init__(self) -> None:
         """Normalise."""
+        # In the record two lists of the same length, whatever the languages.
         texts = FeaturesDict({"language": Text(), "translation": Text()})
         set_fields(
             self, feature=texts, languages=None if self.languages is None else tuple(self.languages)
@@ -538,6 +555,7 @@ def as_feature(value: object) -> FeatureConnector:
     if isinstance(value, Mapping):
         return FeaturesDict(value)
     if isinstance(value, (torch.dtype, np.dtype, type)):
+        # A dtype is checked and named by the Scalar.
         return Scalar(value)  # type: ignore[arg-type]
     raise TypeError(
         f"a feature must be a torch_tfrecord.tfds.features class, a mapping or a dtype, got {value!r}"

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.reading import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
@@ -62,24 +62,20 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
-        is_shaped, levels = isinstance(element, EncodedTensor), range(len(lengths) - 1)
-        ragged = (
-            [Want(key, f"{key}/ragged_flat_values", element.kind, element.what)] if levels else []
-        )
-        ragged += [
-            Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels
-        ]
-        shaped = (
-            Want(key, f"{key}/shape", INT64_LIST, "sizes"),
-            Want(key, f"{key}/value", BYTES_LIST, element.what),
-        )
-        self.wants: tuple[Want, ...] = (
-            Want(key, key, element.kind, element.what),
-            *ragged,
-            *shaped[: 2 * is_shaped],
-        )
+
+        def want(suffix: str, kind: ListKind, what: str) -> Want:
+            return Want(key, f"{key}/{suffix}", kind, what)
+
+        ragged, shaped = [], []
+        if len(lengths) > 1:
+            ragged = [want("ragged_flat_values", element.kind, element.what)]
+            for level in range(len(lengths) - 1):
+                ragged.append(want(f"ragged_row_lengths_{level}", INT64_LIST, "sizes"))
+        if isinstance(element, EncodedTensor):
+            shaped = [want("shape", INT64_LIST, "sizes"), want("value", BYTES_LIST, element.what)]
+        self.wants = (Want(key, key, element.kind, element.what), *ragged, *shaped)
         self._ragged_places = slice(1, 1 + len(ragged))
-        self._shape_place = 1 + len(ragged) if is_shaped else None
+        self._shape_place = 1 + len(ragged) if shaped else None
 
     def read(self, columns: Sequence[Column]) -> object:
         """Read the batch's column.
@@ -101,11 +97,14 @@ class Leaf:
     def read_own(self, columns: Sequence[Column]) -> object:
         """`read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
+        # The usual case of a sample has one form by definition.
         if num_records == 1:
             return self._together(
                 columns, [0 if item.missing is None else int(item.missing[0]) for item in columns]
             )
+        # Elements that are decoded one by one, in nested rows, are nested record by record.
         is_joint = self.element.is_joint or len(self.lengths) < 2
+        # The usual case of a batch: all records have the plain list.
         if is_joint and num_records and columns[0].missing is None:
             return self._plain(columns[0])
         missing = np.zeros((len(columns), num_records), np.uint8)
@@ -117,7 +116,9 @@ class Leaf:
         if is_joint and num_records and (missing == missing[:, :1]).all():
             return self._together(columns, missing[:, 0].tolist())
         return read_each(
-            lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records)
+            # Records of different forms: each is a batch of one.
+            lambda row: rows_of(self.read_own(_row(columns, row)))[0],
+            range(num_records),
         )
 
     def _together(self, columns: Sequence[Column], missing: list[int]) -> object:
@@ -128,6 +129,7 @@ class Leaf:
             return self._ragged(columns[self._ragged_places], missing[self._ragged_places])
         if self._shape_place is not None and missing[self._shape_place] != _LACKING:
             return self._shaped(columns[self._shape_place :], missing[self._shape_place :])
+        # A missing optional sequence is empty; only an element has a default.
         if self._is_optional and not self.lengths:
             return [self._default] * (len(columns[0].offsets) - 1)
         if self.lengths and missing[0] == _LACKING:
@@ -137,6 +139,7 @@ class Leaf:
     def _plain(self, column: Column) -> object:
         values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
         counts = _counts(column)
+        # Strings are reserved for by what decodes them.
         if isinstance(values, np.ndarray):
             reserve_for_values(self.wants[0], values.nbytes, column.offsets)
         if not self.lengths:
@@ -149,8 +152,9 @@ class Leaf:
         self._check_lengths(totals)
         return self._sequences(rows, totals)
 
-    def _ones(self, values: Any, counts: _Ints, column: Column) -> Any:
+    def _ones(self, values: Any, counts: _Ints, column: Column) -> object:
         """Elements without a sequence around them."""
+        # Elements of an unknown size may differ: then each record is decoded on its own.
         if (counts == counts[0]).all():
             return self.element.each(values, len(counts))
         return [self.element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
@@ -160,8 +164,9 @@ class Leaf:
         self._check_lengths(np.array([len(rows)]))
         return rows
 
-    def _sequences(self, rows: Any, totals: _Ints) -> Any:
+    def _sequences(self, rows: Any, totals: _Ints) -> object:
         """Elements of several records, each in its own sequence."""
+        # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
         if isinstance(rows, list) or (self.lengths[0] is None and rows.dim() == 1):
             return _nest(rows, [totals])
         if (totals == totals[0]).all():
@@ -173,6 +178,7 @@ class Leaf:
         count = self.element.count
         if count is None and not len(values):
             return self.element.none(), counts
+        # The first bad record alone gives the error that a sample of it would.
         wrong = counts[counts % count != 0] if count else counts[:0]
         return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (
             count or 1
@@ -187,6 +193,7 @@ class Leaf:
         """
         levels: list[_Ints] = []
         found = totals
+        # From the innermost rows outwards.
         for length in reversed(self.lengths[1:]):
             if (found % length if length else found).any():
                 raise ParseError(
@@ -201,6 +208,7 @@ class Leaf:
         flat, *row_lengths = columns
         values = flat.strings(bytes) if self.element.kind == BYTES_LIST else flat.values
         rows, totals = self._rows(values, _counts(flat))
+        # After the values, whose errors say more.
         for place, is_missing in enumerate(missing[1:], 2):
             if is_missing:
                 raise self.wants[place].lacking()
@@ -235,6 +243,7 @@ class Leaf:
             raise ParseError(
                 f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values"
             )
+        # Before the loop: tensors of nothing take next to nothing in the record.
         reserve(len(values) * TENSOR_BYTES)
         shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
         items = [
@@ -267,13 +276,14 @@ def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints)
         )
 
 
-def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
+def _nest(rows: Any, lengths: Sequence[_Ints]) -> object:
     """Nest values into rows, from the number of outermost rows in each record and the lengths of
     all rows.
     """
     splits = [torch.from_numpy(running_sum(level)) for level in lengths]
     if isinstance(rows, torch.Tensor):
         return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
+    # A list for each row; a tensor needs none.
     reserve(sum(map(len, lengths)) * OBJECT_BYTES)
     return split_lists(rows, [split.tolist() for split in splits])
 
@@ -328,6 +338,7 @@ class BoxLeaf(Leaf):
 
     def _column(self, columns: Sequence[Column]) -> object:
         boxes = self.read_own(columns if self._image is None else columns[:-1])
+        # Nested rows of boxes have no class in torchvision.
         if self._format is None or len(self.lengths) > 1:
             return boxes
         rows = rows_of(boxes)
@@ -336,6 +347,7 @@ class BoxLeaf(Leaf):
             if self._image is None
             else read_each(_size_of, _only_values(columns[-1]))
         )
+        # Records with and without an image: each decides for itself.
         if None in sizes and any(sizes):
             return [
                 self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)
@@ -357,9 +369,11 @@ class BoxLeaf(Leaf):
             return [*rows]
         parts = [row.numpy().reshape(-1, 4) for row in rows]
         counts, boxes = [*map(len, parts)], np.concatenate(parts)
+        # torchvision has x first.
         if bbox_format.endswith("YXYX"):
             boxes = boxes[:, [1, 0, 3, 2]]
         if bbox_format.startswith("REL_") and sizes[0] is not None:
+            # (width, height, width, height)
             scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
             boxes = boxes * scales.repeat(counts, axis=0)
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
@@ -379,6 +393,7 @@ def _only_values(column: Column) -> list[memoryview | None]:
     views: list[memoryview | None] = [*column.views()]
     if len(column.offsets):
         return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
+    # A want of one value is dense: zeros stand for what is missing.
     missing = np.zeros(len(views)) if column.missing is None else column.missing
     return [
         None if is_missing else view

@@ -24,8 +24,7 @@ from torch_tfrecord.records.array_record import ArrayRecordIndex, FileIndex, arr
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
-from torch_tfrecord.tfds.files import FEATURES_FILE
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.parser import Chosen, Decoding, TFDSParser
 from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 
@@ -37,16 +36,16 @@ def load(
     split: Split = "train",
     *,
     features: Chosen | RecordFeatures = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], object] | None = None,
     as_supervised: bool = False,
     as_numpy_layout: bool = False,
-    decoders: Mapping[str, Callable[[bytes], Any] | None] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    decoders: Mapping[str, Callable[[bytes], object] | None] | None = None,
+    defaults: Mapping[str, object] | None = None,
     verify_crc: bool = True,
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> TFRecordDataset:
     """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a
     feature spec.
@@ -102,7 +101,8 @@ def load(
         raise ValueError(
             f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys"
         )
-    parser: Any = features
+    # Specs of features are read as in `TFRecordDataset`, whatever features.json says.
+    parser: object = features
     if are_specs(features):
         _check_unused(
             as_supervised=as_supervised,
@@ -119,6 +119,7 @@ def load(
             path=posixpath.join(found.directory, FEATURES_FILE),
             max_batch_bytes=max_batch_bytes,
         )
+        # Plain features are read as those of a `TFRecordDataset`, with all its short cuts.
         parser = parser if parser.plain_features is None else parser.plain_features
     files = open_split(
         found,
@@ -173,18 +174,22 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     Raises:
         FileNotFoundError, IndexMismatchError, ValueError: See `load`.
     """
+    # ArrayRecord files have their own index inside.
     indexes = array_record_indexes if info.file_format == "array_record" else keeper.indexes
     known: dict[str, FileIndex] = {}
     counted = {name: _shard_lengths(info, name, indexes, known) for name in info.splits}
     ranges = resolve_split(split, counted)
     shards = {name: [*zip(info.files(name), found, strict=True)] for name, found in counted.items()}
     pieces = [piece for part in ranges for piece in _pieces(part, shards[part.split])]
+    # A split may name a shard twice ("train+train"): it is opened once.
     files = list(dict.fromkeys(path for path, _, _ in pieces))
     _check_there(files)
+    # Old datasets were indexed to count their records.
     new = [path for path in files if path not in known]
     known.update(zip(new, indexes(new), strict=True))
     lengths = dict(shard for several in shards.values() for shard in several)
     for path in files:
+        # Else all positions behind it would be of other records than in TFDS.
         if len(known[path]) != lengths[path]:
             raise IndexMismatchError(
                 f"expected {lengths[path]} records (shardLengths in dataset_info.json), got {len(known[path])} "
@@ -228,16 +233,19 @@ def _positions(
         zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False)
     )
     ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
+    # A range takes no memory, and tells loaders that the order is that of the files.
     if all(left.stop == right.start for left, right in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
     return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in ranges])
 
 
 def _check_there(files: Sequence[str]) -> None:
+    # Of remote files the first read tells.
     local = [path for path in files if not is_remote(path)]
     missing = [path for path in local if not os.path.exists(path)]
     if missing:
         gone = set(missing)
+        # With many shards, a wrong file_format or data_dir shows at once in what is there.
         there = (
             shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
         )

@@ -4,11 +4,11 @@ back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import one_of, true_or_false
@@ -18,6 +18,8 @@ __all__ = ["NormalizationType", "Normalize"]
 
 NormalizationType: TypeAlias = Literal["normal", "bounds", "bounds_q99"]
 _PROPRIO = ("observation/proprio", "observation/state")
+# What each maps to 0 and how far to 1; for bounds to -1 and 1.
+_NEEDED = {"normal": ("mean", "std"), "bounds": ("min", "max"), "bounds_q99": ("q01", "q99")}
 
 
 class Normalize:
@@ -74,33 +76,35 @@ class Normalize:
         action: str = "action",
         proprio: str | None = None,
     ) -> None:
-        one_of("normalization", normalization, "normal", "bounds", "bounds_q99")
+        one_of("normalization", normalization, *_NEEDED)
         if not isinstance(statistics, Mapping) or "action" not in statistics:
             raise ValueError(
                 f"statistics must be a dict with 'action', got {shown_value(statistics)}"
             )
-        is_bounded = normalization != "normal"
         self._action, self._proprio = action, _PROPRIO if proprio is None else (proprio,)
         self._normalization = normalization
+        # The mean and std of "normal" promise no range.
+        is_bounded = normalization != "normal"
         self._clip = true_or_false("clip", clip) and is_bounded
+        finds_unchanging = true_or_false("zero_unchanging", zero_unchanging) and is_bounded
         self._scales = {
             name: _Scale(
-                name, statistics[name], normalization, epsilon, mask if name == "action" else None
+                name,
+                statistics[name],
+                normalization,
+                epsilon,
+                mask if name == "action" else None,
+                finds_unchanging,
             )
             for name in ("action", "proprio")
             if name in statistics
         }
-        for name, scale in (
-            self._scales.items() if true_or_false("zero_unchanging", zero_unchanging) else ()
-        ):
-            if is_bounded:
-                scale.find_unchanging(name, statistics[name])
 
-    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, values: Mapping[str, object]) -> dict[str, Any]:
         """Normalise an episode, a sample or a batch."""
         return self._map(values, lambda tensor, scale: scale.forward(tensor, self._clip))
 
-    def inverse(self, values: Any, name: Literal["action", "proprio"] = "action") -> Any:
+    def inverse(self, values: object, name: Literal["action", "proprio"] = "action") -> Any:
         """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"),
         or for a dict.
 
@@ -112,18 +116,16 @@ class Normalize:
 
     def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
         changed = _replace_at(values, self._action.split("/"), change, self._scales["action"])
-        if "proprio" in self._scales:
-            path = next(
-                (path.split("/") for path in self._proprio if _is_there(values, path.split("/"))),
-                None,
-            )
-            if path is None:
-                raise KeyError(
-                    f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
-                    "or leave 'proprio' out of the statistics"
-                )
-            changed = _replace_at(changed, path, change, self._scales["proprio"])
-        return changed
+        if "proprio" not in self._scales:
+            return changed
+        for path in self._proprio:
+            # The first usual name that is there; one of the user's own must be.
+            with contextlib.suppress(KeyError):
+                return _replace_at(changed, path.split("/"), change, self._scales["proprio"])
+        raise KeyError(
+            f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
+            "or leave 'proprio' out of the statistics"
+        )
 
     def __repr__(self) -> str:
         return f"Normalize({self._normalization!r}, {', '.join(self._scales)})"
@@ -135,101 +137,75 @@ class _Scale:
     def __init__(
         self,
         name: str,
-        statistics: Mapping[str, Any],
+        statistics: Mapping[str, object],
         normalization: NormalizationType,
         epsilon: float,
         mask: Sequence[bool] | None,
+        finds_unchanging: bool,
     ) -> None:
-        needed = {
-            "normal": ("mean", "std"),
-            "bounds": ("min", "max"),
-            "bounds_q99": ("q01", "q99"),
-        }[normalization]
-        self._name = name
-        self._low, high = (_numbers(name, statistics, each) for each in needed)
-        self._is_bounded = normalization != "normal"
-        self._width = (high - self._low if self._is_bounded else high) + epsilon
-        mask = statistics.get("mask") if mask is None else mask
-        self._mask = np.ones(self._low.shape, bool) if mask is None else np.asarray(mask, bool)
-        if self._mask.shape != self._low.shape:
+        self._name, self._is_bounded = name, normalization != "normal"
+        low, high = (_numbers(name, statistics, each) for each in _NEEDED[normalization])
+        chosen = statistics.get("mask") if mask is None else mask
+        self._mask = torch.ones(low.shape, dtype=torch.bool)
+        if chosen is not None:
+            # through NumPy: a mask may be an array, or hold 0 and 1
+            self._mask = torch.tensor(np.asarray(chosen, bool))
+        if self._mask.shape != low.shape:
             raise ValueError(
-                f"mask must have {len(self._low)} values, as {name!r} of the statistics, got {mask}"
+                f"mask must have {len(low)} values, as {name!r} of the statistics, got {chosen}"
             )
-        self._unchanging, self._only = np.zeros_like(self._mask), self._low
-
-    def find_unchanging(self, name: str, statistics: Mapping[str, object]) -> None:
-        """Set dimensions that never change to 0 from now on."""
-        self._only = _numbers(name, statistics, "min")
-        self._unchanging = self._only == _numbers(name, statistics, "max")
+        self._unchanging, only = torch.zeros_like(self._mask), low
+        if finds_unchanging:
+            only = _numbers(name, statistics, "min")
+            self._unchanging = only == _numbers(name, statistics, "max")
+        # float64, so that nothing is lost before it is cast to the values' dtype
+        self._rows = torch.stack([low, (high - low if self._is_bounded else high) + epsilon, only])
 
     def forward(self, values: torch.Tensor, clip: bool) -> torch.Tensor:
-        low, width, mask, unchanging, _ = self._on(values)
+        low, width, _, mask, unchanging = self._on(values)
         scaled = 2 * (values - low) / width - 1 if self._is_bounded else (values - low) / width
         scaled = torch.where(mask, scaled.clamp(-1, 1) if clip else scaled, values)
         return torch.where(unchanging, 0, scaled)
 
     def backward(self, values: torch.Tensor) -> torch.Tensor:
-        low, width, mask, unchanging, only = self._on(values)
+        low, width, only, mask, unchanging = self._on(values)
         raw = (values + 1) / 2 * width + low if self._is_bounded else values * width + low
         return torch.where(unchanging, only, torch.where(mask, raw, values))
 
-    def _on(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def _on(self, values: object) -> tuple[torch.Tensor, ...]:
         """The numbers on the device and in the dtype of the values."""
-        if (
-            not isinstance(values, torch.Tensor)
-            or not values.dim()
-            or values.shape[-1] != len(self._low)
-        ):
-            got = (
-                f"shape {list(values.shape)}"
-                if isinstance(values, torch.Tensor)
-                else type(values).__name__
-            )
+        if not isinstance(values, torch.Tensor) or values.shape[-1:] != self._mask.shape:
+            shape = getattr(values, "shape", None)
+            got = type(values).__name__ if shape is None else f"shape {list(shape)}"
             raise ValueError(
-                f"{self._name}: expected a tensor [..., {len(self._low)}], as the statistics, got {got}"
+                f"{self._name}: expected a tensor [..., {len(self._mask)}], as the statistics, got {got}"
             )
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        numbers = [
-            torch.from_numpy(each).to(values.device, dtype)
-            for each in (self._low, self._width, self._only)
-        ]
-        masks = [
-            torch.from_numpy(each).to(values.device) for each in (self._mask, self._unchanging)
-        ]
-        return [*numbers[:2], *masks, numbers[2]]
+        rows = self._rows.to(values.device, dtype)
+        return *rows, self._mask.to(values.device), self._unchanging.to(values.device)
 
 
-def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> npt.NDArray[np.float64]:
+def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> torch.Tensor:
     """One list of the statistics; quantiles also by the names that Octo gives them."""
     there = next((each for each in (wanted, wanted.replace("q", "p")) if each in statistics), None)
     if there is None:
         raise ValueError(
             f"statistics: {name!r} lacks {wanted!r}, there are {shown_list(list(statistics), repr)}"
         )
-    return np.array(statistics[there], np.float64)
-
-
-def _is_there(values: object, path: Sequence[str]) -> bool:
-    for name in path:
-        if not isinstance(values, Mapping) or name not in values:
-            return False
-        values = values[name]
-    return True
+    # through NumPy: the values may be arrays, of any dtype
+    return torch.tensor(np.array(statistics[there], np.float64))
 
 
 _Change: TypeAlias = Callable[[torch.Tensor, _Scale], torch.Tensor]
 
 
 def _replace_at(
-    values: Mapping[str, Any], path: Sequence[str], change: _Change, scale: _Scale
-) -> dict[str, Any]:
+    values: Mapping[str, object], path: Sequence[str], change: _Change, scale: _Scale
+) -> dict[str, object]:
     """A copy with another value at a path."""
     name, *rest = path
     if not isinstance(values, Mapping) or name not in values:
         raise KeyError(f"no {name!r} to normalise; there are {shown_list(list(values), repr)}")
-    return {
-        **values,
-        name: _replace_at(values[name], rest, change, scale)
-        if rest
-        else change(values[name], scale),
-    }
+    inner: Any = values[name]
+    changed = _replace_at(inner, rest, change, scale) if rest else change(inner, scale)
+    return {**values, name: changed}

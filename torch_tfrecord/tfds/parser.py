@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import pairwise
 from operator import getitem
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -111,9 +111,11 @@ def paths_below(paths: Iterable[str], top: str) -> list[str]:
 
 
 def _walk(
-    feature: Any, names: tuple[str, ...], lengths: Shape, image: str | None
+    feature: f.FeatureConnector, names: tuple[str, ...], lengths: Shape, image: str | None
 ) -> list[LeafPlace]:
+    # An empty dict inside is a leaf of its own, so that samples have its name.
     if isinstance(feature, f.FeaturesDict) and (feature or not names):
+        # Inside a sequence, a box cannot belong to the image of one of its rows.
         image = image if lengths else _image_of(feature, names) or image
         return [
             leaf
@@ -134,47 +136,36 @@ def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
     return None if chosen is None else "/".join((*names, chosen))
 
 
-def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
+def plain_spec(place: LeafPlace, decoding: Decoding, element: Element) -> Feature | None:
     """The feature spec that reads the same values, if the compiled core supports the feature; else
     None.
     """
     feature, key = place.feature, place.path
+    # A fixed length is checked by `Leaf`, a box needs its image.
     if (
         key in decoding.decoders
-        or len(place.lengths) > 1
-        or any(length is not None for length in place.lengths)
+        or place.lengths not in ((), (None,))
+        or getattr(feature, "optional", False)
+        or isinstance(feature, f.BBoxFeature)
     ):
         return None
     is_list = bool(place.lengths)
-    if isinstance(feature, f.ClassLabel):
-        return (
-            VarLenFeature(torch.int64, key=key)
-            if is_list
-            else FixedLenFeature((), torch.int64, key=key)
-        )
-    if isinstance(feature, f.Text):
+    if isinstance(element, TextElement):
         return VarLenFeature(str, key=key) if is_list else Text(key=key)
-    if (
-        isinstance(feature, f.Image)
-        and feature.dtype == "uint8"
-        and not is_list
-        and not decoding.as_numpy_layout
-    ):
+    if type(feature) is f.Image and feature.dtype == "uint8":
+        # Any number of channels means that the file decides.
         mode = PIXEL_MODES.get(feature.shape[-1] or 0)
-        return None if mode is None else Image(mode, key=key, shape=feature.shape)
-    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none":
+        if is_list or decoding.as_numpy_layout or mode is None:
+            return None
+        return Image(mode, key=key, shape=feature.shape)
+    # No list holds uint64 as it is, and no spec an element of no values.
+    if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
         return None
-    dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
-    if dtype in (None, torch.uint64) or (isinstance(dtype, torch.dtype) and dtype.is_complex):
-        return None
+    dtype = element.dtype or bytes
     if is_list:
-        return None if feature.shape else VarLenFeature(dtype, key=key)
-    shape = tuple(size for size in feature.shape if size)
-    return (
-        None
-        if feature.optional or len(shape) < len(feature.shape)
-        else FixedLenFeature(shape, dtype, key=key)
-    )
+        return None if element.shape else VarLenFeature(dtype, key=key)
+    shape = tuple(size for size in element.shape if size)
+    return FixedLenFeature(shape, dtype, key=key) if len(shape) == len(element.shape) else None
 
 
 def make_leaf(
@@ -205,6 +196,7 @@ def make_leaf(
             else Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
         )
         return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
+    # Only tensors and scalars have the argument.
     is_optional = getattr(place.feature, "optional", False)
     return Leaf(
         place.path,
@@ -233,6 +225,10 @@ def make_element(
 
 def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Element:
     feature = place.feature
+
+    def error(text: str) -> ParseError:
+        return ParseError(f"feature {place.path!r}: {text}", path=path)
+
     if isinstance(feature, (f.Image, f.LabeledImage)):
         return PictureElement(feature, decoding.as_numpy_layout)
     if isinstance(feature, f.Video):
@@ -243,38 +239,26 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
         return NumberElement(torch.int64, ())
     if isinstance(feature, f.BBoxFeature):
         return NumberElement(torch.float32, (4,))
-    if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
-        return _tensor_element(feature, place, path)
-    reason, name = "an unsupported class", type(feature).__name__
-    if isinstance(feature, f.UnknownFeature):
-        reason, name = feature.reason, feature.class_name
-    raise ParseError(
-        f"feature {place.path!r}: {reason}, {name!r}; to skip it, name the features you want",
-        path=path,
-    )
-
-
-def _tensor_element(
-    feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, path: str | None
-) -> Element:
+    if not isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
+        reason, name = "an unsupported class", type(feature).__name__
+        if isinstance(feature, f.UnknownFeature):
+            reason, name = feature.reason, feature.class_name
+        raise error(f"{reason}, {name!r}; to skip it, name the features you want")
     if feature.dtype == f.STRING:
         return StringElement(feature.shape)
     dtype = f.torch_dtype_of(feature.dtype)
     if dtype is None:
-        raise ParseError(f"feature {place.path!r}: torch has no dtype {feature.dtype!r}", path=path)
+        raise error(f"torch has no dtype {feature.dtype!r}")
     if isinstance(feature, f.Audio) and feature.lazy_decode:
         return sound_element(feature, dtype)
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:
-        raise ParseError(
-            f"feature {place.path!r}: no list can hold {feature.dtype} without an encoding",
-            path=path,
-        )
+        raise error(f"no list can hold {feature.dtype} without an encoding")
     return NumberElement(dtype, feature.shape)
 
 
-Chosen = Any
+Chosen: TypeAlias = Any
 """Feature names: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
 
 
@@ -308,12 +292,14 @@ class TFDSParser:
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
+        # Readers hold compiled plans, which do not pickle.
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
         if supervised_keys is not None and chosen is None:
+            # Nothing else of the sample is returned.
             chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(places, chosen)
         self._places = [
@@ -323,8 +309,10 @@ class TFDSParser:
         specs = {
             leaf.path: spec
             for leaf in self.leaves
-            if (spec := plain_spec(leaf, decoding)) is not None
+            if not leaf.is_empty
+            and (spec := plain_spec(leaf, decoding, make_element(leaf, decoding, path))) is not None
         }
+        # Only if nothing else is read: see `plain_features`.
         self._specs = specs if len(specs) == len(self.leaves) else None
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
         others = (leaf for leaf in self.leaves if leaf.path not in specs and not leaf.is_empty)
@@ -372,7 +360,7 @@ class TFDSParser:
         """The paths of the features that are read."""
         return [leaf.path for leaf in self.leaves]
 
-    def _nest(self, values: Mapping[str, Any]) -> Any:
+    def _nest(self, values: Mapping[str, object]) -> object:
         nested: dict[str, Any] = {}
         for path, parents, name, is_empty in self._places:
             target = nested
@@ -396,6 +384,7 @@ def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace
     wanted = list(_chosen_paths(chosen, ()))
     if not wanted:
         raise ValueError("features must name at least one feature, or be None for all")
+    # A name stands for all leaves below it.
     there, found = [leaf.path for leaf in places], set[str]()
     for path in wanted:
         below = paths_below(there, path)
@@ -410,6 +399,7 @@ def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:
         yield "/".join((*names, chosen))
     elif isinstance(chosen, Mapping):
         for name, inner in chosen.items():
+            # As in the PartialDecoding of TFDS, a mapping may hold True, or the feature itself.
             if inner is True or isinstance(inner, f.FeatureConnector):
                 yield "/".join((*names, name))
             elif inner is not False:
@@ -436,8 +426,9 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
             raise ValueError(f"defaults: feature {path!r} is not optional")
 
 
-def _supervised(keys: SupervisedKeys, sample: Mapping[str, Any]) -> Any:
+def _supervised(keys: SupervisedKeys, sample: Any) -> object:
     if isinstance(keys, str):
+        # A name may hold a "/" itself.
         return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}

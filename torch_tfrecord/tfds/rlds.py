@@ -76,6 +76,7 @@ class EpisodeDataset(Dataset[Any]):
         return len(self._positions)
 
     def _part(self: _Same, positions: slice) -> _Same:
+        # Everything else is shared, also the cache of episodes.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = self._positions[positions]
@@ -98,6 +99,7 @@ class EpisodeDataset(Dataset[Any]):
                 return make(self._store.episode(number))
         except LimitExceededError as error:
             raise (
+                # The budget knows no records.
                 error if error.path else self._store.record(number).locate(error)
             ) from error.__cause__
 
@@ -140,7 +142,7 @@ class RLDSEpisodes(EpisodeDataset):
         *,
         decode_images: DecodeImages = True,
         features: Chosen = None,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[dict[str, Any]], object] | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -184,6 +186,7 @@ class RLDSEpisodes(EpisodeDataset):
 
     def _whole(self, episode: Episode) -> dict[str, object]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
+        # One window of all steps.
         steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
@@ -290,7 +293,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         keep: Keep | None = None,
         keep_key: KeepKey = DROID_KEY,
         goals: UniformGoals | None = None,
-        step_transform: Callable[[dict[str, Any]], Any] | None = None,
+        step_transform: Callable[[dict[str, Any]], object] | None = None,
         episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
@@ -300,6 +303,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
+        # Before any file is opened.
         integer("cache_bytes", cache_bytes)
         check_max_batch_bytes(max_batch_bytes)
         if not isinstance(goals, (UniformGoals, type(None))):
@@ -320,21 +324,19 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         self._samples = StepSamples(self._windows, store.info.name)
         self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
         self._epoch = None if self._goals is None else self._goals.epoch
-        self._ranges = self._make_ranges(store, keep, keep_key)
-        super().__init__(store, len(self._ranges), max_batch_bytes)
-
-    def _make_ranges(self, store: EpisodeStore, keep: Keep | None, keep_key: KeepKey) -> StepRanges:
         firsts = np.full(len(store), self._windows.step(0), np.int64)
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
-            return StepRanges(np.arange(len(store)), firsts, stops)
-        return cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+            self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
+        else:
+            self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+        super().__init__(store, len(self._ranges), max_batch_bytes)
 
     @overload
     def __getitem__(self, position: slice) -> RLDSDataset: ...
 
     @overload
-    def __getitem__(self, position: Any) -> Any: ...
+    def __getitem__(self, position: object) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
         """Return the sample at a position (negative counts from the end), or for a slice a dataset
@@ -348,6 +350,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         register_in_worker()
+        # A batch of one would take twice the time.
         numbers, steps, goals = self._find(salted(self, [position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
         if self._transform is None:
@@ -407,13 +410,11 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
 
     def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
         """The episodes, the steps and the goal steps of positions, which must be `salted`."""
-        absolute = np.array([self._absolute(position) for position in positions], np.int64)
+        absolute = np.array([*map(self._absolute, positions)], np.int64)
+        # One search for all positions of a batch.
         episodes, steps = self._ranges.find(absolute)
-        return (
-            episodes,
-            steps,
-            None if self._goals is None else self._goals.of(positions, episodes, steps),
-        )
+        goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
+        return episodes, steps, goals
 
     def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
@@ -424,24 +425,19 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         """Reads the columns, each time into new memory."""
 
         def episodes() -> list[Episode]:
-            held = self._held(set(numbers))
-            return [held[number] for number in numbers]
+            found: dict[int, Episode] = {}
+            num_bytes = 0
+            for number in sorted(set(numbers)):  # as they lie in the files
+                found[number] = self._store.episode(number)
+                num_bytes += found[number].num_bytes
+                if num_bytes > _MOST_HELD_BYTES:
+                    raise _TooLargeError
+            return [found[number] for number in numbers]
 
         if self._store.episode_transform is None:
             return lambda: self._samples.batch(episodes(), steps, goals)
-        # the transform may draw at random
+        # A transform may draw at random, so that it is called once.
         return partial(self._samples.batch, episodes(), steps, goals)
-
-    def _held(self, numbers: set[int]) -> dict[int, Episode]:
-        """The episodes by number, read in order."""
-        found: dict[int, Episode] = {}
-        num_bytes = 0
-        for number in sorted(numbers):
-            found[number] = self._store.episode(number)
-            num_bytes += found[number].num_bytes
-            if num_bytes > _MOST_HELD_BYTES:
-                raise _TooLargeError
-        return found
 
     def __repr__(self) -> str:
         transforms = {

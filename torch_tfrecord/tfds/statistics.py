@@ -10,35 +10,32 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
-from torch_tfrecord.files.access import Access, cache_dir
+from torch_tfrecord.files.access import cache_dir
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import (
-    Sidecar,
     SidecarFormat,
     pack,
     read_sidecar,
     write_sidecar,
 )
 from torch_tfrecord.shown import shown_list, without_secrets
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
-from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.parser import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.windows import (
     DROID_KEY,
     Keep,
     KeepKey,
-    StepRanges,
     cut_ranges,
     find_kept_ranges,
 )
@@ -56,6 +53,7 @@ _MOST_KEPT_BYTES = 1 << 24  # enough for 170,000 dimensions
 _ACTION = ("action",)
 _PROPRIO = ("observation/proprio", "observation/state")
 _NAMES = ("mean", "std", "max", "min", "q01", "q99")
+_Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
 
 
 def dataset_statistics(
@@ -129,6 +127,7 @@ def dataset_statistics(
     there = [
         "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
     ]
+    # A transform may rename columns: the first episode shows which there are.
     if episode_transform is not None and len(store):
         there = list(_paths(store.episode(0).steps))
     columns = {
@@ -136,22 +135,29 @@ def dataset_statistics(
         "proprio": _names(there, proprio, _PROPRIO, is_needed=proprio is not None),
     }
     if episode_transform is None:
+        # Only what is counted is read.
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     kept = None
     if keep is not None:
-        kept = cut_ranges(
-            np.zeros_like(store.num_steps), store.num_steps, find_kept_ranges(store, keep, keep_key)
-        )
+        ranges = find_kept_ranges(store, keep, keep_key)
+        chosen = cut_ranges(np.zeros_like(store.num_steps), store.num_steps, ranges)
+        kept = [chosen.steps_of(number) for number in range(len(store))]
     rows = _Rows(store, columns, kept)
     if not cache or episode_transform is not None:
-        return _compute(rows)
-    key = _key(found, rows)
+        return _by_name(_compute(rows))
+    key = _key(rows)
     places = _places(found, key, index_dir)
-    result = _find_result(places, key, rows, found.access)
-    if result is None:
-        result = _compute(rows)
-        _keep_result(places, key, result)
-    return result
+    arrays = _find_kept(places, key, rows)
+    if arrays is None:
+        arrays = _compute(rows)
+        content = pack(_FORMAT, {"key": key}, arrays)
+        for place in places:
+            # the first folder that can be written
+            if not is_remote(place):
+                with contextlib.suppress(OSError):
+                    write_sidecar(place, content)
+                    break
+    return _by_name(arrays)
 
 
 def _names(
@@ -159,6 +165,7 @@ def _names(
 ) -> tuple[str, ...]:
     """Paths of number features in the steps."""
     if chosen is None:
+        # The first of the usual names.
         tops = [name for name in usual if paths_below(there, name)][:1]
         if not tops and is_needed:
             raise KeyError(
@@ -168,6 +175,7 @@ def _names(
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
+        # A dict of features stands for its leaves.
         below = sorted(paths_below(there, top))
         if not below and is_needed:
             raise KeyError(
@@ -188,57 +196,59 @@ def _paths(tree: Mapping[str, object]) -> Iterator[str]:
 class _Rows:
     """The steps that count.
 
-    Attributes:
+    Args:
         store: The episodes.
         columns: The paths of the features of each column.
-        kept: Which steps; None for all.
+        kept: The steps of each episode, int64; None for all.
+
+    Attributes:
         num_steps: int64 [episodes], how many of each episode.
-        counts: Steps and episodes.
+        counts: int64, the number of steps and of episodes.
     """
 
     def __init__(
-        self, store: EpisodeStore, columns: Mapping[str, Sequence[str]], kept: StepRanges | None
+        self,
+        store: EpisodeStore,
+        columns: Mapping[str, Sequence[str]],
+        kept: Sequence[npt.NDArray[np.int64]] | None,
     ) -> None:
         self.store, self.columns, self.kept = store, columns, kept
         self.num_steps, num_episodes = store.num_steps, len(store)
         if kept is not None:
-            self.num_steps = np.array(
-                [len(kept.steps_of(number)) for number in range(len(store))], np.int64
-            )
+            self.num_steps = np.array([*map(len, kept)], np.int64)
             num_episodes = int(np.count_nonzero(self.num_steps))
-        self.counts = {
-            "num_transitions": int(self.num_steps.sum()),
-            "num_trajectories": num_episodes,
-        }
+        self.counts = np.array([self.num_steps.sum(), num_episodes], np.int64)
 
     def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
         """[steps, dimensions] of one feature."""
         rows = _numbers(episode.steps, path, self.store)
-        return rows if self.kept is None else rows[self.kept.steps_of(episode.number)]
+        return rows if self.kept is None else rows[self.kept[episode.number]]
 
 
-def _compute(rows: _Rows) -> dict[str, Any]:
-    store, counts = rows.store, rows.counts
-    if not counts["num_transitions"]:
-        raise ValueError(f"{without_secrets(store.info.directory)}: the split has no steps")
+def _compute(rows: _Rows) -> _Arrays:
+    """The statistics of each column, one after the other, and the counts: see `_FORMAT`."""
+    total = int(rows.counts[0])
+    if not total:
+        raise ValueError(f"{without_secrets(rows.store.info.directory)}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
+    # An episode without a kept step is not read.
     for number in ProgressBar(
         np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0
     ):
-        episode = store.episode(number)
+        episode = rows.store.episode(number)
+        end = done + int(rows.num_steps[number])
         for name, paths in rows.columns.items():
             parts = [rows.of(episode, path) for path in paths]
-            if not parts:
-                continue
-            if name not in values:
-                width = sum(part.shape[1] for part in parts)
-                values[name] = np.empty((counts["num_transitions"], width), np.float32)
-            np.concatenate(
-                parts, axis=1, out=values[name][done : done + int(rows.num_steps[number])]
-            )
-        done += int(rows.num_steps[number])
-    return {name: _describe(each, name, rows) for name, each in values.items()} | counts
+            if parts:
+                if name not in values:
+                    width = sum(part.shape[1] for part in parts)
+                    values[name] = np.empty((total, width), np.float32)
+                np.concatenate(parts, axis=1, out=values[name][done:end])
+        done = end
+    described = {name: _describe(each, name, rows) for name, each in values.items()}
+    empty = dict.fromkeys(rows.columns, np.zeros(0))
+    return {**empty, **described, "counts": rows.counts}
 
 
 def _numbers(
@@ -258,11 +268,13 @@ def _numbers(
     return rows.reshape(len(rows), -1)
 
 
-def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> dict[str, list[float]]:
+def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.NDArray[np.float64]:
+    """Each statistic of all dimensions, in the order of `_NAMES`, one after the other."""
     described = []
     for number in range(values.shape[1]):
         # one at a time, as float64 doubles the memory
         column = values[:, number].astype(np.float64)
+        # One NaN would make all statistics of the dimension NaN, without a word why.
         if not np.isfinite(column).all():
             at = int(np.flatnonzero(~np.isfinite(column))[0])
             episode = int(np.searchsorted(np.cumsum(rows.num_steps), at, side="right"))
@@ -270,84 +282,72 @@ def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> dict[s
                 f"{name}, dimension {number}: expected finite numbers, got {column[at]} in episode {episode}",
                 path=rows.store.info.directory,
             )
+        # So that an offset costs no digits.
         shifted = column - column[0]
         mean = shifted.mean()
         std = np.sqrt(np.square(shifted - mean).mean())
         described.append(
             [mean + column[0], std, column.max(), column.min(), *np.quantile(column, [0.01, 0.99])]
         )
-    return _by_name(np.array(described, np.float64).T)
+    return np.array(described, np.float64).ravel(order="F")
 
 
-def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
-    """Statistic name -> values, one per dimension."""
-    return dict(zip(_NAMES, values.reshape(len(_NAMES), -1).tolist(), strict=True))
+def _by_name(arrays: _Arrays) -> dict[str, object]:
+    """The result: statistic name -> values, one per dimension."""
+    columns = {name: arrays[name].reshape(len(_NAMES), -1) for name in ("action", "proprio")}
+    described = {
+        name: dict(zip(_NAMES, values.tolist(), strict=True))
+        for name, values in columns.items()
+        if values.size
+    }
+    num_steps, num_episodes = arrays["counts"].tolist()
+    return {**described, "num_transitions": num_steps, "num_trajectories": num_episodes}
 
 
 # The cache.
 
 
-def _key(found: DatasetInfo, rows: _Rows) -> str:
+def _key(rows: _Rows) -> str:
     """A hash of everything the result depends on."""
-    source = open_file(posixpath.join(found.directory, FEATURES_FILE), found.access)
+    info = rows.store.info
+    source = open_file(posixpath.join(info.directory, FEATURES_FILE), info.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
-    for part in (
-        _FORMAT.version,
-        {name: list(paths) for name, paths in rows.columns.items()},
-        *rows.store.identity(),
-    ):
+    for part in (_FORMAT.version, rows.columns, *rows.store.identity()):
         key.update(json.dumps(part).encode() + b"\n")
-    if rows.kept is not None:
-        for number in range(len(rows.store)):
-            key.update(rows.kept.steps_of(number).tobytes() + b"\n")
+    for steps in rows.kept or ():
+        key.update(steps.tobytes() + b"\n")
     return key.hexdigest()
 
 
 def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
-    """The paths where the result may be cached, in order of preference."""
-    folders = [
-        found.directory,
-        *([os.fspath(index_dir)] if index_dir is not None else []),
-        cache_dir(),
-    ]
+    """The local paths where the result may be cached, in order of preference, and where else it may
+    lie.
+    """
+    folders = [found.directory, cache_dir()]
     if index_dir is not None or is_remote(found.directory):
-        folders = [*folders[1:], folders[0]]
+        folders = [cache_dir(), found.directory]
+    if index_dir is not None:
+        folders.insert(0, os.fspath(index_dir))
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _find_result(
-    places: Sequence[str], key: str, rows: _Rows, access: Access
-) -> dict[str, object] | None:
+def _find_kept(places: Sequence[str], key: str, rows: _Rows) -> _Arrays | None:
     for place in places:
+        # What is damaged, or of other data, is computed again.
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
             kept = read_sidecar(
-                place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access
+                place,
+                _FORMAT,
+                lambda _: _MOST_KEPT_BYTES,
+                "what is kept",
+                access=rows.store.info.access,
             )
-            return _unpack(kept, key, rows.counts)
+            values = [kept.arrays[name] for name in ("action", "proprio")]
+            if (
+                kept.metadata["key"] == key
+                and np.array_equal(kept.arrays["counts"], rows.counts)
+                and all(len(each) % len(_NAMES) == 0 for each in values)
+                and all(np.isfinite(each).all() for each in values)
+            ):
+                return kept.arrays
     return None
-
-
-def _unpack(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
-    rows = {name: kept.arrays[name] for name in ("action", "proprio")}
-    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*counts.values()]:
-        raise IndexMismatchError("expected statistics of this split, got others")
-    if any(len(values) % len(_NAMES) or not np.isfinite(values).all() for values in rows.values()):
-        raise IndexMismatchError(
-            f"expected {len(_NAMES)} finite numbers for each dimension, got others"
-        )
-    return {name: _by_name(values) for name, values in rows.items() if len(values)} | counts
-
-
-def _keep_result(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
-    arrays: dict[str, npt.NDArray[np.generic]] = {
-        name: np.array(
-            [result[name][part] for part in _NAMES] if name in result else [], np.float64
-        ).reshape(-1)
-        for name in ("action", "proprio")
-    }
-    arrays["counts"] = np.array([result["num_transitions"], result["num_trajectories"]], np.int64)
-    for place in places:
-        if not is_remote(place):
-            with contextlib.suppress(OSError):
-                write_sidecar(place, pack(_FORMAT, {"key": key}, arrays))
-                return

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ __all__ = [
     "window",
 ]
 
+_T = TypeVar("_T")
+
 # Batches.
 
 
@@ -59,6 +61,7 @@ def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
         >>> together([{"x": 1}, {"x": 2}], sum)
         {'x': 3}
     """
+    # by their types, of which there are few: a batch has thousands of leaves
     if any(map(_is_tree, set(map(type, trees)))):
         return {name: together(parts, join) for name, parts in shared_names(trees)}
     return join(list(trees))
@@ -68,7 +71,7 @@ def _is_tree(kind: type) -> bool:
     return kind is dict or issubclass(kind, Mapping)
 
 
-def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+def shared_names(trees: Sequence[Mapping[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
     """Yield each name with its values in all mappings.
 
     Raises:
@@ -139,8 +142,10 @@ class StepBatch:
             for item in columns
             if isinstance(item, NumberColumn) and item.array is not None
         ]
+        # Episodes may differ if a transform made the columns.
         if len(arrays) < len(columns):
             return None
+        # Before the memory is allocated: a window may be of a million steps.
         reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
         pieces: list[npt.NDArray[np.generic]] = []
@@ -163,6 +168,7 @@ class StepBatch:
         real = array[begin:stop]
         if self._pad == "repeat":
             return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
+        # One array for both sides.
         zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
         return [zeros[:before], real, zeros[:behind]]
 
@@ -170,6 +176,8 @@ class StepBatch:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
+        # The plan is one object for each feature of a dataset: by it columns of the same files are
+        # known.
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
         alike = [
             item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
@@ -177,10 +185,10 @@ class StepBatch:
         if plan is None or len(alike) < len(columns):
             return None
         spans = [self._spans[number] for number in self._order]
-        values = read_encoded([alike[number] for number in self._order], spans)
         try:
+            values = read_encoded([alike[number] for number in self._order], spans)
             stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
-        except TFRecordError:  # does not name the image: decode one by one
+        except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
@@ -216,6 +224,7 @@ def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
         return _numbers(column.values, span, pad)
     is_list = isinstance(column, ListColumn)
     reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
+    # Padding is not read again.
     values: list[object] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
@@ -245,7 +254,7 @@ def _empty(column: EpisodeColumn, value: object) -> object:
     return as_kind_of(torch.zeros_like(value), value)
 
 
-def _stack_alike(values: list[Any]) -> Any:
+def _stack_alike(values: list[Any]) -> object:
     """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
     list.
     """
@@ -259,6 +268,7 @@ def _stack_alike(values: list[Any]) -> Any:
     stacked = stack([value.as_subclass(torch.Tensor) for value in values])
     if not isinstance(stacked, torch.Tensor):
         return values
+    # Several steps of an image are a video for the transforms of torchvision.
     if isinstance(first, tv_tensors.Image):
         return tv_tensors.Video(stacked)
     return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked
@@ -280,34 +290,36 @@ class StepSamples:
         self._windows = windows
         self._dataset_name = dataset_name
 
-    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
+    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, object]:
         """The sample of a step, and the observation at its goal step if there is one: a row of
         `batch`, in half the time.
         """
         pad = self._windows.pad
         seen = self._windows.observations(step)
         done = self._windows.actions(step, episode.num_steps)
-        sample: dict[str, Any] = {}
-        for name, columns in episode.steps.items():
-            if name == _OBSERVATION:
-                sample[name] = each_leaf(columns, lambda column: window(column, seen, pad))
-            elif name == _ACTION:
-                sample[name] = each_leaf(columns, lambda column: window(column, done, pad))
-            else:
-                sample[name] = each_leaf(columns, lambda column: column.at(step))
-        observation = sample.setdefault(_OBSERVATION, {})
-        if isinstance(observation, dict):
-            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, seen.lay_out())
-        sample["action_pad_mask"] = torch.from_numpy(done.lay_out()[1])
-        sample["task"] = task = {}
+        ways = {
+            _OBSERVATION: lambda column: window(column, seen, pad),
+            _ACTION: lambda column: window(column, done, pad),
+        }
+        sample = {
+            name: each_leaf(columns, ways.get(name) or (lambda column: column.at(step)))
+            for name, columns in episode.steps.items()
+        }
+        task: dict[str, object] = {}
         if goal is not None:
-            task.update(each_leaf(_seen_at_goal(episode), lambda column: column.at(goal)))
+            task = each_leaf(_seen_at_goal(episode), lambda column: column.at(goal))
             task["timestep"] = goal
         task["language_instruction"] = instruction(episode, step)
-        sample.update(each_leaf(episode.metadata, own))
-        sample["dataset_name"] = self._dataset_name
-        sample |= {"_len": episode.num_steps, "_traj_index": episode.number, "_frame_index": step}
-        return sample
+        _add_masks(sample, seen.lay_out(), done.lay_out())
+        return {
+            **sample,
+            "task": task,
+            **each_leaf(episode.metadata, own),
+            "dataset_name": self._dataset_name,
+            "_len": episode.num_steps,
+            "_traj_index": episode.number,
+            "_frame_index": step,
+        }
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
@@ -315,52 +327,58 @@ class StepSamples:
         """The columns of the samples of these steps, each of one episode, with their goal steps if
         there are any.
         """
-        places = [(episode.number, step) for episode, step in zip(episodes, steps, strict=True)]
+        numbers = [item.number for item in episodes]
+        lengths = [item.num_steps for item in episodes]
         seen = [self._windows.observations(step) for step in steps]
-        done = [
-            self._windows.actions(step, item.num_steps)
-            for item, step in zip(episodes, steps, strict=True)
-        ]
-        order = sorted(range(len(places)), key=places.__getitem__)
+        done = [*map(self._windows.actions, steps, lengths)]
+        # Frames are read in file order.
+        order = sorted(range(len(steps)), key=[*zip(numbers, steps, strict=True)].__getitem__)
         take_seen, take_done, take_one = (
             StepBatch(spans, order, self._windows.pad)
             for spans in (seen, done, [Span(step, step + 1) for step in steps])
         )
-        columns: dict[str, object] = {}
-        for name, trees in shared_names([episode.steps for episode in episodes]):
-            way = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}.get(name, take_one.at)
-            columns[name] = together(trees, way)
-        observation = columns.setdefault(_OBSERVATION, {})
-        if isinstance(observation, dict):
-            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, lay_out(seen))
-        columns["action_pad_mask"] = torch.from_numpy(lay_out(done)[1])
-        texts = [instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
-        columns["task"] = _at_goals(episodes, goals) | {"language_instruction": texts}
-        for name, trees in shared_names([episode.metadata for episode in episodes]):
-            columns[name] = together(trees, lambda values: [*map(own, values)])
-        columns["dataset_name"] = [self._dataset_name] * len(places)
+        ways = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}
+        columns = {
+            name: together(trees, ways.get(name, take_one.at))
+            for name, trees in shared_names([episode.steps for episode in episodes])
+        }
+        task: dict[str, object] = {}
+        if goals is not None:
+            order = sorted(range(len(goals)), key=[*zip(numbers, goals, strict=True)].__getitem__)
+            take_goal = StepBatch([Span(goal, goal + 1) for goal in goals], order, None)
+            task = together([*map(_seen_at_goal, episodes)], take_goal.at) | {"timestep": goals}
+        task["language_instruction"] = [*map(instruction, episodes, steps)]
+        _add_masks(columns, lay_out(seen), lay_out(done))
+        metadata = {
+            name: together(trees, lambda values: [*map(own, values)])
+            for name, trees in shared_names([episode.metadata for episode in episodes])
+        }
         # Lists, as a sample has these as int.
-        columns["_len"] = [episode.num_steps for episode in episodes]
-        columns["_traj_index"], columns["_frame_index"] = (
-            [episode.number for episode in episodes],
-            steps,
-        )
-        return columns
+        return {
+            **columns,
+            "task": task,
+            **metadata,
+            "dataset_name": [self._dataset_name] * len(steps),
+            "_len": lengths,
+            "_traj_index": numbers,
+            "_frame_index": steps,
+        }
 
 
-def _seen_at_goal(episode: Episode) -> Any:
+_Layout: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
+
+
+def _add_masks(columns: dict[str, object], seen: _Layout, done: _Layout) -> None:
+    """Add the step numbers of observations, and which observations and actions are padding."""
+    observation = columns.setdefault(_OBSERVATION, {})
+    if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
+        observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, seen)
+    columns["action_pad_mask"] = torch.from_numpy(done[1])
+
+
+def _seen_at_goal(episode: Episode) -> Mapping[str, object]:
     observation = episode.steps.get(_OBSERVATION, {})
     return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
-
-
-def _at_goals(episodes: Sequence[Episode], goals: list[int] | None) -> dict[str, object]:
-    """The observations at the goal steps, as columns."""
-    if goals is None:
-        return {}
-    order = sorted(range(len(goals)), key=lambda number: (episodes[number].number, goals[number]))
-    batch = StepBatch([Span(goal, goal + 1) for goal in goals], order, None)
-    task: dict[str, object] = together([*map(_seen_at_goal, episodes)], batch.at)
-    return task | {"timestep": goals}
 
 
 def own(value: object) -> object:
@@ -372,17 +390,12 @@ def instruction(episode: Episode, step: int) -> str:
     """The language instruction: the first of the usual names in the step, its observation, or the
     episode.
     """
-    for tree in _text_places(episode):
+    steps, metadata = episode.steps, episode.metadata
+    places: tuple[Any, ...] = (steps, steps.get(_OBSERVATION), metadata, *metadata.values())
+    for tree in places:
         for name in INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)
-            value = value.at(step) if hasattr(value, "at") else value
+            value = value.at(step) if isinstance(value, EpisodeColumn) else value
             if isinstance(value, (str, bytes)):
                 return value if isinstance(value, str) else decode_text(value)
     return ""
-
-
-def _text_places(episode: Episode) -> Iterator[Any]:
-    yield episode.steps
-    yield episode.steps.get(_OBSERVATION)
-    yield episode.metadata
-    yield from episode.metadata.values()

@@ -28,7 +28,7 @@ from torch_tfrecord.order.position_batch import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
-from torch_tfrecord.tfds.files import read_json
+from torch_tfrecord.tfds.features_json import read_json
 from torch_tfrecord.tfds.parser import list_leaves
 
 __all__ = [
@@ -79,6 +79,7 @@ def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
         >>> lay_out([Span(4, 6, before=1)])
         (array([[4, 4, 5]]), array([[False,  True,  True]]))
     """
+    # Faster than `np.array`, which looks at each tuple as a sequence.
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
     first, stop, before, _ = rows.T[:, :, None]
     places = np.arange(spans[0].size) + (first - before)
@@ -117,6 +118,7 @@ class Windows:
         """Check the fields."""
         for name in ("window_size", "action_horizon"):
             value = getattr(self, name)
+            # NumPy integers become int, so that equal windows are equal text.
             object.__setattr__(self, name, at_least(1, name, value))
         one_of("pad", self.pad, "repeat", "zero", None)
 
@@ -187,12 +189,12 @@ class UniformGoals:
         their keys.
         """
         first = np.minimum(steps + self.min_distance, num_steps - 1)
-        stop = (
-            num_steps
-            if self.max_distance is None
-            else np.minimum(steps + self.max_distance + 1, num_steps)
-        )
+        stop = num_steps
+        if self.max_distance is not None:
+            stop = np.minimum(steps + self.max_distance + 1, num_steps)
+        # At the end of an episode the goal is its last step.
         span = np.maximum(stop - first, 1)
+        # The 53 bits that a float64 holds.
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
         goals: npt.NDArray[np.int64] = first + np.minimum(
             (chances * span).astype(np.int64), span - 1
@@ -268,11 +270,10 @@ class StepRanges:
     def steps_of(self, episode: int) -> _Integers:
         """The steps of one episode, int64 [N]."""
         begin, end = self._episodes.searchsorted([episode, episode + 1]).tolist()
-        parts = zip(
-            self._begins[begin:end], self._ends[begin:end], self._offsets[begin:end], strict=True
-        )
-        steps = [np.arange(first, stop, dtype=np.int64) + offset for first, stop, offset in parts]
-        return np.concatenate(steps) if steps else np.empty(0, np.int64)
+        ranges = slice(begin, end)
+        parts = zip(self._begins[ranges], self._ends[ranges], self._offsets[ranges], strict=True)
+        steps = [np.arange(first, stop) + offset for first, stop, offset in parts]
+        return np.concatenate([np.empty(0, np.int64), *steps])
 
 
 def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
@@ -289,6 +290,7 @@ def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> S
         zip(firsts.tolist(), stops.tolist(), kept, strict=True)
     ):
         for begin, end in sorted(ranges):
+            # Sorted by their begin, so that what overlaps counts once.
             begin, end = max(begin, first), min(end, stop)
             if begin < end:
                 parts.append((number, begin, end))
@@ -319,35 +321,35 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
         KeyError: `keep_key` names a feature that is not in the episodes' metadata.
     """
     path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
+
+    def wrong(what: str) -> Exception:
+        return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
+
     ranges: object = keep if path is None else read_json(path, store.info.access)
     if not isinstance(ranges, Mapping):
-        raise _wrong(
-            path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
+        raise wrong(
+            f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
         )
+    # A file of another dataset would leave out everything without a word.
     is_known = not ranges or not len(store)
     for key in _keys(store, keep_key):
         found = None if key is None else ranges.get(key)
         is_known |= found is not None
-        yield () if found is None else _check_ranges(found, key, path)
+        try:
+            yield [
+                (integer("first", first), integer("end", end))
+                for first, end in (() if found is None else found)
+            ]
+        except (TypeError, ValueError):
+            raise wrong(
+                f"{shown_value(key)}: expected a list of [first step, end], got {shown_value(found, 80)}"
+            ) from None
     if not is_known:
         some = shown_list([*map(shown_value, list(ranges)[:2])])
-        raise _wrong(
-            path,
+        raise wrong(
             f"no episode of this split has one of the {len(ranges)} keys, such as {some}; keep_key={keep_key!r} says "
-            "how keys are made",
+            "how keys are made"
         )
-
-
-def _check_ranges(ranges: Any, key: str | None, path: str | None) -> Ranges:
-    try:
-        return [(integer("first", first), integer("end", end)) for first, end in ranges]
-    except (TypeError, ValueError):
-        what = f"{shown_value(key)}: expected a list of [first step, end], got {shown_value(ranges, 80)}"
-        raise _wrong(path, what) from None
-
-
-def _wrong(path: str | None, what: str) -> Exception:
-    return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
 
 
 # Keys.
@@ -359,6 +361,7 @@ def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     make = keep_key if callable(keep_key) else _Template(keep_key, [*there, _NUMBER])
     wanted = make.names if isinstance(make, _Template) else there
     wanted = [name for name in wanted if name != _NUMBER]
+    # A key of the number alone reads nothing.
     part = store.only(wanted) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
         key = make((part.episode(number).metadata if part else {}) | {_NUMBER: number})
@@ -388,23 +391,21 @@ class _Template:
             ) from None
         self.names = [name for _, name, _ in self._parts if name is not None]
         for name in self.names:
+            # An attribute or index in the braces is no feature either.
             if name not in there:
                 raise KeyError(
                     f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
                 )
 
-    def __call__(self, metadata: Mapping[str, object]) -> str:
-        values = (
-            ("" if name is None else format(_plain(metadata, name), spec or ""))
-            for _, name, spec in self._parts
-        )
-        return "".join(
-            text + value for (text, _, _), value in zip(self._parts, values, strict=True)
-        )
-
-
-def _plain(metadata: Mapping[str, Any], path: str) -> Any:
-    value: Any = functools.reduce(getitem, path.split("/"), metadata)
-    if isinstance(value, bytes):
-        return decode_text(value)
-    return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
+    def __call__(self, metadata: Mapping[str, Any]) -> str:
+        key = ""
+        for text, name, spec in self._parts:
+            key += text
+            if name is not None:
+                value: Any = functools.reduce(getitem, name.split("/"), metadata)
+                if isinstance(value, bytes):
+                    value = decode_text(value)
+                elif isinstance(value, torch.Tensor) and not value.dim():
+                    value = value.item()
+                key += format(value, spec or "")
+        return key

@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
@@ -30,25 +29,25 @@ from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.tfds.dataset_info import (
+    FEATURES_FILE,
+    INFO_FILE,
     SPLIT_NAME,
+    VERSION,
     DatasetInfo,
     SupervisedKeys,
     flat_keys,
     info,
+    label_file,
 )
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import as_root, features_to_json
-from torch_tfrecord.tfds.files import (
+from torch_tfrecord.tfds.parser import list_leaves
+from torch_tfrecord.tfds.splits import (
     DEFAULT_TEMPLATE,
-    FEATURES_FILE,
-    INFO_FILE,
-    VERSION,
-    label_file,
     shard_borders,
     shard_count,
     shard_paths,
 )
-from torch_tfrecord.tfds.parser import list_leaves
 
 __all__ = ["write"]
 
@@ -58,7 +57,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 def write(
     directory: str | os.PathLike[str],
     samples_by_split: Mapping[str, Iterable[Mapping[str, object]]],
-    features: Mapping[str, Any] | f.Sequence,
+    features: Mapping[str, object] | f.Sequence,
     *,
     name: str,
     version: str = "1.0.0",
@@ -116,6 +115,7 @@ def write(
         >>> features = {"image": f.Image(), "label": f.ClassLabel(num_classes=2)}  # f is tfds.features
         >>> tfds.write("out/toy/1.0.0", {"train": samples}, features, name="toy")  # doctest: +SKIP
     """
+    # All arguments are checked before anything is written.
     tree = as_root(features)
     _check("name", name, _NAME)
     _check("version", version, VERSION)
@@ -134,6 +134,7 @@ def write(
         "redistributionInfo": {"license": license} if license else None,
         "supervisedKeys": None if supervised_keys is None else _keys_to_json(supervised_keys),
         "fileFormat": "tfrecord",
+        # Left out if False, as TFDS does.
         "disableShuffling": true_or_false("disable_shuffling", disable_shuffling) or None,
     }
 
@@ -146,6 +147,7 @@ def write(
             INFO_FILE: _json({**fields, "splits": splits}),
             FEATURES_FILE: _json(features_to_json(tree)),
         }
+        # Class names lie in files of their own.
         for leaf in list_leaves(tree):
             if (
                 isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage))
@@ -157,6 +159,7 @@ def write(
 
     path = local_path(directory)
     if is_remote(path):
+        # Storages rename no folders: INFO_FILE comes last instead.
         _write_remote(path.rstrip("/"), fill, Access(storage_options))
         return info(path, storage_options=storage_options)
     target = _target(path)
@@ -165,9 +168,11 @@ def write(
 
 
 def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
+    # The lock shows other processes that this folder is not left over.
     folder, lock = claim_folder(_unfinished_names(target))
     try:
         fill(folder)
+        # The names of the files, before the folder gets its own.
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
@@ -197,7 +202,9 @@ def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) 
                 path.stat().st_size,
             )
             for path in sorted(
-                folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name)
+                # Without INFO_FILE no reader takes the folder for a dataset.
+                folder.iterdir(),
+                key=lambda path: (path.name == INFO_FILE, path.name),
             )
         ]
         try:
@@ -216,6 +223,7 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
 
 def _target(path: str) -> Path:
     target = Path(os.path.abspath(os.path.expanduser(path)))
+    # `os.replace` takes the place of an empty directory.
     if target.is_dir() and not opened(os.listdir, target):
         return target
     if os.path.lexists(target):
@@ -257,19 +265,21 @@ def _write_split(
     folder: Path,
     name: str,
     split: str,
-    samples: Iterable[Any],
+    samples: Iterable[Mapping[str, object]],
     encoder: SampleEncoder,
     num_shards: int | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the shards of a split: first to one file, as their number and borders depend on the
     sample count.
     """
+    # Hidden, so that a listing of a killed write shows no shard of a wrong name.
     whole = folder / f".{split}.tfrecord"
     count = num_bytes = 0
     with TFRecordWriter(whole, compression_type=None) as writer:
         for sample in samples:
             try:
                 record = encoder.encode(sample)
+            # The same class with the place added, which callers may expect.
             except TypeError as error:
                 raise TypeError(f"split {split!r}, sample {count}: {error}") from error
             except ValueError as error:
@@ -278,6 +288,7 @@ def _write_split(
             count, num_bytes = count + 1, num_bytes + len(record)
     if not count:
         raise ValueError(f"split {split!r} has no samples; TFDS cannot read an empty split")
+    # With the frames of the records, as TFDS counts.
     number = num_shards or shard_count(num_bytes + OVERHEAD_BYTES * count, count)
     if number > count:
         raise ValueError(f"split {split!r}: {number} shards need as many samples, got {count}")
@@ -294,6 +305,7 @@ def _write_split(
 
 
 def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
+    # Most datasets are small: nothing is copied.
     if len(paths) == 1:
         os.replace(whole, paths[0])
         return
@@ -312,6 +324,7 @@ def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeatureConnecto
         return
     if not isinstance(keys, tuple) or len(keys) not in (2, 3):
         raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
+    # TFDS looks the keys up at the top of the sample.
     there = dict.fromkeys(leaf.names[0] for leaf in list_leaves(tree))
     for key in flat_keys(keys):
         if key not in there:
@@ -327,5 +340,6 @@ def _keys_to_json(keys: SupervisedKeys) -> dict[str, object]:
 
 
 def _json(fields: Mapping[str, object]) -> str:
+    # proto3 JSON leaves out what is empty.
     kept = {name: value for name, value in fields.items() if value not in (None, "")}
     return json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
