@@ -171,31 +171,38 @@ def _step_table(features: Sequence[LeRobotFeature], columns: Mapping[str, _Value
     """The steps of an episode: features, and `OWN_FEATURES`."""
     arrow = check_installed("pyarrow")
     stored = [*(feature for feature in features if feature.dtype != "video"), *OWN_FEATURES]
-    fields = [_field(feature) for feature in stored]
-    described = {feature.name: _describe(feature) for feature in stored}
+    forms = [_form(feature) for feature in stored]
+    fields = [field for field, _ in forms]
+    described = {field.name: described for field, described in forms}
     metadata = {"huggingface": json.dumps({"info": {"features": described}})}
     arrays = [_array(field.type, columns[field.name]) for field in fields]
     table: _Table = arrow.table(arrays, schema=arrow.schema(fields, metadata=metadata))
     return table
 
 
-def _field(feature: LeRobotFeature) -> Any:
-    arrow, shape, dtype = check_installed("pyarrow"), feature.shape, feature.dtype
+def _form(feature: LeRobotFeature) -> tuple[Any, dict[str, object]]:
+    """The field of a column, and how the package `datasets` describes it."""
+    arrow, name, dtype, shape = check_installed("pyarrow"), *feature[:3]
     if feature.is_camera:
-        return arrow.field(
-            feature.name, arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
-        )
+        kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+        return arrow.field(name, kind), {"_type": "Image"}
     kind = arrow.string() if feature.is_text else arrow.from_numpy_dtype(np.dtype(dtype))
+    value = {"dtype": dtype, "_type": "Value"}
+    if shape == (1,):
+        return arrow.field(name, kind), {**value}
     if len(shape) == 1:
-        return arrow.field(feature.name, kind if shape == (1,) else arrow.list_(kind, *shape))
+        described = {"feature": value, "length": shape[0], "_type": "List"}
+        return arrow.field(name, arrow.list_(kind, *shape)), described
     for _ in shape:
         kind = arrow.list_(kind)
-    # by which the package `datasets` knows arrays again
+    array = f"Array{len(shape)}D"
+    # by which `datasets` knows arrays again
     metadata = {
-        "ARROW:extension:name": f"datasets.features.features.Array{len(shape)}DExtensionType",
+        "ARROW:extension:name": f"datasets.features.features.{array}ExtensionType",
         "ARROW:extension:metadata": json.dumps([shape, dtype]),
     }
-    return arrow.field(feature.name, kind, metadata=metadata)
+    described = {**value, "shape": shape, "_type": array}
+    return arrow.field(name, kind, metadata=metadata), described
 
 
 def _array(kind: object, values: _Values) -> object:
@@ -210,18 +217,6 @@ def _array(kind: object, values: _Values) -> object:
         offsets = np.arange(0, len(array) + 1, size, dtype=np.int32)
         array = arrow.ListArray.from_arrays(offsets, array)
     return array
-
-
-def _describe(feature: LeRobotFeature) -> dict[str, object]:
-    """A feature, as the package `datasets` describes it."""
-    value: dict[str, object] = {"dtype": feature.dtype, "_type": "Value"}
-    if feature.is_camera:
-        return {"_type": "Image"}
-    if feature.shape == (1,):
-        return value
-    if len(feature.shape) == 1:
-        return {"feature": value, "length": feature.shape[0], "_type": "List"}
-    return {**value, "shape": feature.shape, "_type": f"Array{len(feature.shape)}D"}
 
 
 def read_columns(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Numbers]:
