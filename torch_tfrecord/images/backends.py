@@ -167,13 +167,6 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _convert_to_array(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
-    """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
-    if mode == "L" and needs_gamma(header.gamma):
-        return gray_of_colors(np.array(_convert(picture, "RGB", header)), header.gamma)
-    return np.array(_convert(picture, mode, header))
-
-
 def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _Pixels:
     """The first frame of a GIF: 0 where it paints nothing, as in TensorFlow; Pillow gives a colour
     of the palette.
@@ -218,9 +211,11 @@ def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.Ima
     return picture
 
 
-def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Image:
+def _convert_to_array(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
+    """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
+    is_gray = mode == "L" and needs_gamma(header.gamma)
     if mode != "unchanged":
-        target = mode
+        target = "RGB" if is_gray else mode
     elif header.format == "gif":
         target = "RGB"
     elif picture.mode == "P":
@@ -234,7 +229,8 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
         # Adobe's marker.
         inks = picture if header.adobe else ImageChops.invert(picture)
         picture = inks.convert("RGB")  # first, as Pillow has no direct conversion to gray
-    return picture if picture.mode == target else picture.convert(target)
+    array = np.array(picture if picture.mode == target else picture.convert(target))
+    return gray_of_colors(array, header.gamma) if is_gray else array
 
 
 def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:

@@ -153,25 +153,19 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
     most = max(
         _USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width))
     )
-    if _count_scans(data, header.scan, most + 1) > most:
-        raise ImageDecodeError(
-            f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
-        )
-
-
-def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
-    """Count the scans from a position to the end marker, up to ``limit``."""
-    count = 0
-    while count < limit and (found := _MARKER.search(data, position)) is not None:
-        position = found.start()
-        marker = data[position + 1]
+    position, count = header.scan, 0
+    while (found := _MARKER.search(data, position)) is not None:
+        position = found.start() + 2
+        marker = data[position - 1]
         if marker == 0xD9:  # anything may follow the end marker
-            break
+            return
         count += marker == 0xDA
-        position += (
-            2 if marker == 0xD8 else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        )
-    return count
+        if count > most:
+            raise ImageDecodeError(
+                f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
+            )
+        if marker != 0xD8:  # the others have a segment
+            position += int.from_bytes(data[position : position + 2], "big")
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
