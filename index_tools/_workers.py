@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.file_source import FileSource
@@ -64,7 +64,7 @@ def work_in_processes(
     """Call `task` with each item, in other processes.
 
     Args:
-        task: Called as ``task(item, advance)``; pickled with each item.
+        task: Called as ``task(item, advance)``; pickled once for each process, as it may be large.
         items: What to work on.
         num_jobs: Number of processes.
         bar: What `advance` updates.
@@ -86,9 +86,9 @@ def work_in_processes(
     waiting, alive = context.Pipe(duplex=False)
     with _ignore_interrupts():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
-    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (progress, waiting))
+    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
     try:
-        futures = [pool.submit(_work_on_item, task, item) for item in items]
+        futures = [pool.submit(_work_on_item, item) for item in items]
         unfinished = set(futures)
         while unfinished:
             done, unfinished = wait(unfinished, _POLL_SECONDS, FIRST_EXCEPTION)
@@ -124,14 +124,17 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_advance: list[Advance] = []  # of this worker process: one
+_work: list[tuple[Callable[..., Any], Advance]] = []  # of this worker process: one
 
 
-def _work_on_item(task: Callable[[_Item, Advance], _T], item: _Item) -> _T:
-    return task(item, _advance[-1])
+def _work_on_item(item: object) -> Any:
+    task, advance = _work[-1]
+    return task(item, advance)
 
 
-def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
+def _start_worker(
+    task: Callable[..., object], progress: Synchronized[int], waiting: Connection
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the fork server was there before
     threading.Thread(target=_end_with, args=(waiting,), daemon=True).start()
 
@@ -139,7 +142,7 @@ def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
         with progress.get_lock():
             progress.value += step
 
-    _advance.append(advance)
+    _work.append((task, advance))
 
 
 def _end_with(waiting: Connection) -> None:

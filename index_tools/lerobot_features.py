@@ -319,8 +319,8 @@ def number_statistics(values: Numbers) -> Statistics:
     Not finite values give statistics that are not finite.
     """
     columns = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1).T
-    # integers and bools would overflow
-    columns = columns.astype(np.result_type(columns.dtype, np.float32))
+    # integers and bools would overflow; each column in one piece is read faster
+    columns = columns.astype(np.result_type(columns.dtype, np.float32), order="C")
     with np.errstate(all="ignore"):
         found = [_of_column(column) for column in columns]
     return {name: [item[name] for item in found] for name in _OF_VALUES} | {"count": [len(values)]}
