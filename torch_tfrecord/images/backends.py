@@ -258,7 +258,7 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:
     return (high << 8 | low).astype(np.uint16, copy=False)
 
 
-def _append_png16_alpha(pixels: _Pixels, transparent: Any) -> _Pixels:
+def _append_png16_alpha(pixels: _Pixels, transparent: npt.ArrayLike | None) -> _Pixels:
     """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all
     16 bits.
     """

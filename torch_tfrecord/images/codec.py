@@ -12,7 +12,7 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ __all__ = [
     "turn_upright",
 ]
 
-EncodedImage: TypeAlias = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
+EncodedImage: TypeAlias = "bytes | bytearray | memoryview | torch.Tensor | npt.NDArray[np.generic]"
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Half a gibibyte of 24-bit pixels: Pillow's own limit for a decompression bomb."""
@@ -216,7 +216,7 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
 
 
 def encode_image(
-    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image,
+    image: torch.Tensor | npt.NDArray[np.generic] | Image.Image,
     format: str = "jpeg",
     quality: int = 95,
 ) -> bytes:
@@ -358,8 +358,8 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
 
 
 def _check_pixels(
-    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str
-) -> np.ndarray[Any, Any]:
+    image: torch.Tensor | npt.NDArray[np.generic] | Image.Image, format: str
+) -> npt.NDArray[np.generic]:
     if isinstance(image, torch.Tensor):
         pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
     elif isinstance(image, np.ndarray):
