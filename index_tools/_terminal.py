@@ -17,6 +17,7 @@ __all__ = [
     "Verb",
     "add_jobs",
     "add_paths",
+    "align",
     "byte_size",
     "data_files",
     "data_paths",
@@ -29,6 +30,7 @@ __all__ = [
 
 PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are skipped"
 
+_MAX_WIDTH = 42  # of a column
 _UNITS = ("KB", "MB", "GB", "TB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
 
@@ -153,11 +155,32 @@ def _escape_character(character: str) -> str:
 def error_text(error: BaseException) -> str:
     """One line that says what is wrong; for an OSError, the file and then the reason."""
     text = str(error)
+    # str(error) begins with the number of the error
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if isinstance(error.filename, str | bytes | os.PathLike):  # not the number of an open file
             text = f"{os.fsdecode(error.filename)}: {text}"
     return escape(text or type(error).__name__)
+
+
+def align(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Rows as lines of aligned columns.
+
+    Args:
+        rows: The cells of each row; long ones overflow their column.
+        sides: Where each column is flush: "<" or ">".
+
+    Example:
+        >>> align([("a", "10"), ("bcd", "9")], "<>")
+        ['a    10', 'bcd   9']
+    """
+    widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def format_size(num_bytes: int) -> str:

@@ -1,9 +1,10 @@
-"""Processes that do the same to many things: a task for each of many files, with a progress bar, and
-whatever else pickles.
+"""Processes that do the same to many things: a task for each of many files, with a progress bar,
+and whatever else pickles.
 
-Processes come from a fork server: a fork of this process would copy its threads' locks, and a spawned
-worker would import torch again. They ignore interrupts, which the terminal sends to all processes,
-and end at once when the parent gives up or dies: what they have not completed has no name.
+Processes come from a fork server: a fork of this process would copy its threads' locks, and a
+spawned worker would import torch again. They ignore interrupts, which the terminal sends to all
+processes, and end at once when the parent gives up or dies: what they have not completed has no
+name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.file_source import FileSource
@@ -63,7 +64,7 @@ def work_in_processes(
     """Call `task` with each item, in other processes.
 
     Args:
-        task: Called as ``task(item, advance)``; pickled with each item.
+        task: Called as ``task(item, advance)``; pickled once for each process, as it may be large.
         items: What to work on.
         num_jobs: Number of processes.
         bar: What `advance` updates.
@@ -78,15 +79,16 @@ def work_in_processes(
         Exception: The first error of the task.
     """
     context = multiprocessing.get_context("forkserver")
+    # so that the workers share what it imports
     context.set_forkserver_preload([module])
     progress, first = context.Value("q", 0), bar.n
     # The processes wait at a pipe for the end of this one, or until it gives up.
     waiting, alive = context.Pipe(duplex=False)
     with _ignore_interrupts():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
-    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (progress, waiting))
+    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
     try:
-        futures = [pool.submit(_work_on_item, task, item) for item in items]
+        futures = [pool.submit(_work_on_item, item) for item in items]
         unfinished = set(futures)
         while unfinished:
             done, unfinished = wait(unfinished, _POLL_SECONDS, FIRST_EXCEPTION)
@@ -100,6 +102,7 @@ def work_in_processes(
             f"a worker process died, perhaps because memory ran out; {advice}"
         ) from error
     except BaseException:
+        # ends the workers, for which shutting the pool down would wait
         alive.close()
         raise
     finally:
@@ -121,14 +124,17 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_advance: list[Advance] = []  # of this worker process: one
+_work: list[tuple[Callable[..., Any], Advance]] = []  # of this worker process: one
 
 
-def _work_on_item(task: Callable[[_Item, Advance], _T], item: _Item) -> _T:
-    return task(item, _advance[-1])
+def _work_on_item(item: object) -> Any:
+    task, advance = _work[-1]
+    return task(item, advance)
 
 
-def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
+def _start_worker(
+    task: Callable[..., object], progress: Synchronized[int], waiting: Connection
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the fork server was there before
     threading.Thread(target=_end_with, args=(waiting,), daemon=True).start()
 
@@ -136,12 +142,13 @@ def _start_worker(progress: Synchronized[int], waiting: Connection) -> None:
         with progress.get_lock():
             progress.value += step
 
-    _advance.append(advance)
+    _work.append((task, advance))
 
 
 def _end_with(waiting: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         waiting.recv_bytes()
+    # not sys.exit, which would only end this thread
     os._exit(1)
 
 
@@ -193,6 +200,7 @@ def work_on_files(
             sizes += 0 if is_remote(path) else os.stat(path).st_size
     if num_jobs is None:
         num_jobs = num_processors() if sizes >= _MIN_PARALLEL_BYTES else 1
+    # a process works on whole files
     num_jobs = min(num_jobs, len(paths))
     work = functools.partial(_work_on_file, task)
     with ProgressBar(total=sizes or None, desc=description, unit="B", unit_scale=True) as bar:
@@ -217,6 +225,7 @@ class _TrackedFile(FileSource):
 
     def report(self, reached: int) -> None:
         with self._lock:
+            # a file may be read twice, and its parts in any order
             if reached > self._reached:
                 self._advance(reached - self._reached)
                 self._reached = reached

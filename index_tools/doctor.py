@@ -122,26 +122,22 @@ def _part(name: str) -> _Row:
     reason = fallback_reason(name)
     if reason is None:
         return _Row(name, f"compiled ({_PARTS[name]})")
-    return _Row(name, f"Python fallback ({_PARTS[name]}): {reason}", _how_to_compile(name, reason))
-
-
-def _how_to_compile(name: str, reason: str) -> str:
     if reason.startswith(PURE_PYTHON):
-        return f"Compiled core: unset {PURE_PYTHON}."
-    if name == "jpeg":
-        return f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
-    if name == "shared" and platform.system() != "Linux":
-        return ""  # not available there
-    return f"Compiled core: install a C compiler, then {how_to_install()}."
+        remedy = f"Compiled core: unset {PURE_PYTHON}."
+    elif name == "jpeg":
+        remedy = f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
+    elif name == "shared" and platform.system() != "Linux":
+        remedy = ""  # not available there
+    else:
+        remedy = f"Compiled core: install a C compiler, then {how_to_install()}."
+    return _Row(name, f"Python fallback ({_PARTS[name]}): {reason}", remedy)
 
 
 def _image_rows() -> Iterator[_Row]:
-    has_torchcodec, has_nvimgcodec = torchcodec_decoders() is not None, nvimgcodec() is not None
-    in_batches = "libjpeg-turbo" if fallback_reason("jpeg") is None else None
-    whole = "torchcodec" if has_torchcodec else "Pillow"
-    yield _Row(
-        "JPEG", f"{in_batches} in batches of one size, else {whole}" if in_batches else whole
-    )
+    whole = "Pillow" if torchcodec_decoders() is None else "torchcodec"
+    is_compiled = fallback_reason("jpeg") is None
+    text = f"libjpeg-turbo in batches of one size, else {whole}" if is_compiled else whole
+    yield _Row("JPEG", text)
     regions = {
         "libjpeg": "libjpeg-turbo",
         "nvimgcodec": "nvImageCodec",
@@ -149,17 +145,16 @@ def _image_rows() -> Iterator[_Row]:
     }
     yield _Row("JPEG crops", regions[region_decoder()])
     yield _Row("others", "Pillow (PNG, GIF, BMP, WebP)")
-    yield _image_backend("torchcodec", has_torchcodec, TORCHCODEC_PIP, is_missed=True)
-    yield _image_backend("nvimgcodec", has_nvimgcodec, NVIMGCODEC_PIP, is_missed=False)
-
-
-def _image_backend(name: str, is_there: bool, pip: str, *, is_missed: bool) -> _Row:
-    if is_there:
-        return _Row(name, f'decode_image(backend="{name}") works')
-    text = f'decode_image(backend="{name}") is not available'
-    return (
-        _Row(name, text, f"{name}: {pip}") if is_missed else _Row(name, f"{text} (optional): {pip}")
-    )
+    works, fails = 'decode_image(backend="{}") works', 'decode_image(backend="{}") is not available'
+    name = "torchcodec"
+    if torchcodec_decoders() is None:
+        yield _Row(name, fails.format(name), f"{name}: {TORCHCODEC_PIP}")
+    else:
+        yield _Row(name, works.format(name))
+    # nobody misses this one
+    name = "nvimgcodec"
+    optional = f"{fails.format(name)} (optional): {NVIMGCODEC_PIP}"
+    yield _Row(name, optional if nvimgcodec() is None else works.format(name))
 
 
 def _media_row() -> _Row:

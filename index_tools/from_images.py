@@ -21,6 +21,7 @@ import torch
 from index_tools._terminal import (
     Verb,
     add_jobs,
+    align,
     byte_size,
     error_text,
     escape,
@@ -192,16 +193,11 @@ class _Conversion:
         self.kept.update([image.kept] if image.kept else [])
         self.labels[image.file.label] += 1
 
-    def table(self) -> Iterator[str]:
-        """The lines of a table: one per source format, and the total; all columns but the first
-        have numbers, to the right.
-        """
+    def table(self) -> list[str]:
+        """The lines of a table: one per source format, and the total."""
         formats = [*sorted(self.formats.items()), ("total", sum(self.formats.values(), Counter()))]
-        rows: list[tuple[str, ...]] = [("format", *_COLUMNS)]
-        rows += [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
-        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-        for name, *cells in rows:
-            yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
+        rows = [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
+        return align([("format", *_COLUMNS), *rows], "<" + ">" * len(_COLUMNS))
 
 
 def _run(
@@ -294,6 +290,7 @@ def map_in_threads(
     try:
         for item in items:
             waiting.append(pool.submit(task, item))
+            # as many wait as are being worked on: the writer is faster than the decoders
             if len(waiting) == 2 * num_threads:
                 yield waiting.popleft().result()
         while waiting:
@@ -317,6 +314,7 @@ def find_images(folder: str) -> ImageFolder:
     """
     visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
     classes = sorted((path.name for path in visible if path.is_dir()), key=os.fsencode)
+    # the file of class names has one on each line
     broken = [name for name in classes if "\n" in name or "\r" in name]
     if broken:
         raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
@@ -342,6 +340,7 @@ def _walk(folder: str) -> Iterator[str]:
         place = status.st_dev, status.st_ino
         for found in (folders, names):
             found[:] = sorted((name for name in found if name[0] != "."), key=os.fsencode)
+        # a link to a folder that was there already, perhaps above
         if place in seen:
             folders.clear()
         else:
@@ -368,6 +367,7 @@ def load_image(
         OSError: The file cannot be read, or is a pipe or device.
     """
     source = open_file(file.path)
+    # a film in the folder may have gigabytes
     head = source.read(_HEAD_BYTES, 0)
     format = image_format(head)
     if format is None:
@@ -462,6 +462,7 @@ def _write_shards(
     Raises:
         OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
     """
+    # folders are made only if there is something to put there
     first = next(images, None)
     if first is None:
         return []
@@ -487,6 +488,7 @@ def _create_folders(folder: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # innermost first
         for path in missing:
             with contextlib.suppress(OSError):  # not empty: something else was put there
                 path.rmdir()

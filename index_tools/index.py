@@ -1,5 +1,5 @@
-"""``tfrecord index`` and ``tfrecord verify``: read many files completely, build their indexes or say
-what is wrong with them.
+"""``tfrecord index`` and ``tfrecord verify``: read many files completely, build their indexes or
+say what is wrong with them.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ def _run_index(
     outcomes = work_on_files(task, files, num_jobs=jobs, description="indexing")
     _print_indexed(outcomes)
     status = exit_code([outcome.error for outcome in outcomes])
+    # a manifest of some of the files would pass for that of all
     if manifest and not status:
         made = write_manifest(files, index_dir=output_dir, again=force)
         print(
@@ -246,6 +247,7 @@ def _run_verify(paths: Sequence[str], jobs: int | None) -> int:
     for path in data_paths(paths):
         try:
             files += find_files(path)
+        # the others are still checked
         except OSError as missing:
             outcomes.append(Outcome(path, error=missing))
     outcomes += work_on_files(_verify_file, files, num_jobs=jobs, description="verifying")
@@ -275,6 +277,7 @@ def _verify_file(file: FileSource) -> _Read:
             continue
         except IndexMismatchError as error:
             return found._replace(index_problem=about_data(error, file.path))
+        # what says that it is fresh may be wrong: a file changed in place keeps its size
         if np.array_equal(stored.offsets, index.offsets) and np.array_equal(
             stored.lengths, index.lengths
         ):
@@ -293,6 +296,7 @@ def _measure_damage(file: FileSource, error: TFRecordError) -> _Read:
     damage. Neighbouring damaged records count as one place.
     """
     skipped = SkippedBytes()
+    # only what lies where is kept, as damaged files may be large
     stream, _ = open_stream(file, "auto")
     num_records = sum(
         len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped)

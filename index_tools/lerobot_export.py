@@ -163,6 +163,7 @@ def rlds_to_lerobot(
     chosen, left_out = choose_features(found.features, features or {}, images)
     texts = [leaf.path for leaf in list_leaves(found.features) if leaf.names[-1] in INSTRUCTIONS]
     paths = [*texts, *(f"{STEPS}/{path}" for item in chosen for path in item.paths)]
+    # no cache: each episode is read once
     store = EpisodeStore(
         found,
         split,
@@ -176,6 +177,7 @@ def rlds_to_lerobot(
     arguments = {"fps": fps, "robot_type": robot_type, "features": chosen, "video": encoder}
     request = {"data": store.identity(), "episodes": numbers, **arguments}
     with _lock_folder(out):
+        # the numbers of the tasks stand in every file, so they are known before the first
         tasks = _plan(out, request, store.only(texts) if texts else None)
         frames = np.concatenate([[0], np.cumsum(store.num_steps[numbers])])
         job = EpisodeGroups(
@@ -217,6 +219,7 @@ def _divide(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -
     """The first episode of each group, and the number of all."""
     pixels = sum(math.prod(feature.shape) for feature in features if feature.is_camera)
     ends = frames * (_OTHER_BYTES + pixels)
+    # a function of the data alone: an export may go on with more workers
     limit = min(_GROUP_BYTES, max(1, int(ends[-1]) // _MOST_GROUPS_OF_FEW))
     first = np.unique(ends[:-1] // limit, return_index=True)[1]
     return [*first.tolist(), len(frames) - 1]
@@ -245,6 +248,7 @@ def _lock_folder(out: str) -> Iterator[None]:
             f"{printable(out)}: expected a folder that is new or empty, or an unfinished export, got {got}"
         )
     plan.parent.mkdir(parents=True, exist_ok=True)
+    # a kernel's lock, which goes with the process, however that ends
     with build_alone([str(plan)], lambda _: contextlib.nullcontext()) as is_alone:
         if not is_alone:
             raise FileExistsError(f"{printable(out)}: another process is exporting to this folder")
@@ -260,6 +264,7 @@ def _plan(
     Raises:
         FileExistsError: There is another export.
     """
+    # as it comes back from the file: tuples become lists
     wanted = json.loads(json.dumps(request, default=asdict))
     try:
         plan = json.loads(_plan_path(out).read_bytes())
@@ -294,6 +299,7 @@ def _write_groups(job: EpisodeGroups, num_workers: int) -> None:
     missing = [
         number for number in range(len(job)) if not job.path("meta/episodes", number).exists()
     ]
+    # what is done counts, so that the bar does not begin at 0 again
     total = int(job.frames[-1])
     num_done = total - sum(map(job.num_frames, missing))
     with ProgressBar(total=total, initial=num_done, desc="exporting", unit="frame") as bar:
@@ -310,6 +316,7 @@ def _write_groups(job: EpisodeGroups, num_workers: int) -> None:
 
 def _write_group(job: EpisodeGroups, number: int, advance: Advance) -> None:
     os.environ.setdefault("SVT_LOG", "1")  # errors only
+    # there is a process for each processor
     torch.set_num_threads(1)
     job.write(number)
     advance(job.num_frames(number))
@@ -333,6 +340,7 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     }
     for name, data in content.items():
         write_atomically(os.path.join(job.out, name), data)
+    # last: until then the folder is an unfinished export
     _plan_path(job.out).unlink()
 
 

@@ -144,6 +144,7 @@ def choose_features(
             used.add(path)
         elif path not in used and name not in wanted and name not in _TAKEN:
             groups.setdefault(name, []).append(path)
+    # by path, so that concatenated features do not depend on the tree's order
     features = [
         _join(name, paths if name in wanted else sorted(paths), usable)
         for name, paths in groups.items()
@@ -155,9 +156,11 @@ def choose_features(
 def _kind(leaf: LeafPlace, camera: str) -> _Kind | None:
     """The dtype and shape of what LeRobot can hold; None for all else."""
     feature: Any = leaf.feature
+    # a list of varying length in each step, or a value that may be missing
     if len(leaf.lengths) != 1 or getattr(feature, "optional", False):
         return None
     if type(feature) is f.Image:
+        # not depth in 16 bits, which no video holds
         is_picture = feature.dtype == "uint8" and feature.shape[-1] in (1, 3, 4)
         return (camera, (0, 0, 3)) if is_picture else None
     if type(feature) is f.Text:
@@ -276,6 +279,7 @@ class CameraFrames:
                 self._check_size((header.height, header.width), step)
                 is_kept = self._is_plain(header)
                 if not is_kept or step in self.statistics.numbers:
+                    # decoding is what costs: most frames that are kept are never decoded
                     (frame,) = self.pixels(step, step + 1)
                     data = data if is_kept else encode_image(frame.transpose(2, 0, 1), "png")
                 ending = header.format if is_kept else "png"
@@ -315,7 +319,8 @@ def number_statistics(values: Numbers) -> Statistics:
     Not finite values give statistics that are not finite.
     """
     columns = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1).T
-    columns = columns.astype(np.result_type(columns.dtype, np.float32))
+    # integers and bools would overflow; each column in one piece is read faster
+    columns = columns.astype(np.result_type(columns.dtype, np.float32), order="C")
     with np.errstate(all="ignore"):
         found = [_of_column(column) for column in columns]
     return {name: [item[name] for item in found] for name in _OF_VALUES} | {"count": [len(values)]}
@@ -345,6 +350,7 @@ class PixelStatistics:
         height, width = frame.shape[:2]
         if max(height, width) >= _LARGE_SIDE:
             step = (width if width > height else height) // _SMALL_SIDE
+            # Pillow takes no steps
             frame = np.ascontiguousarray(frame[::step, ::step])
         counts = Image.fromarray(frame).histogram()  # twice as fast as NumPy's
         self._levels += np.array(counts, np.int64).reshape(self._levels.shape)
@@ -398,6 +404,7 @@ def merge_statistics(episodes: Mapping[str, Sequence[object] | Numbers]) -> Stat
     average = functools.partial(np.average, axis=0, weights=counts)
     columns = {name: np.asarray(episodes[name], np.float64) for name in _OF_VALUES}
     merged = {name: average(column) for name, column in columns.items()}
+    # the variance within the episodes, and that of their means
     squares = columns["std"] ** 2 + (columns["mean"] - merged["mean"]) ** 2
     merged |= {"min": columns["min"].min(axis=0), "max": columns["max"].max(axis=0)}
     merged |= {"std": np.sqrt(average(squares)), "count": counts.sum(keepdims=True)}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,9 @@ __all__ = [
 
 _Values: TypeAlias = "Numbers | Sequence[object]"
 """The values of a column: an array [T, ...], a list of T str, or a list of T encoded images."""
+
+_Table: TypeAlias = Any
+"""A table of pyarrow, which may be missing."""
 
 FILES_PER_CHUNK = 1000
 FILE_NAME = "chunk-{chunk_index:03d}/file-{file_index:03d}"
@@ -115,6 +118,7 @@ class _Movie:
     def __init__(self, feature: LeRobotFeature, fps: int, encoder: VideoEncoder) -> None:
         self._av = check_installed("av")
         self._feature, self._encoder = feature, encoder
+        # in memory, as a file appears complete or not at all
         self._buffer = io.BytesIO()
         self._container = self._av.open(self._buffer, "w", format="mp4")
         self._stream = self._container.add_stream(encoder.codec, fps, options=encoder.options)
@@ -143,6 +147,7 @@ class _Movie:
             self._container.mux(self._stream.encode(frame))
         except self._av.error.FFmpegError as error:
             height, width, _ = self._feature.shape
+            # H.264 needs even sides, for example
             raise ValueError(
                 f"{self._feature.name}: {self._encoder.codec} cannot encode frames of {height} x "
                 f"{width} pixels; use another codec, or images='image'"
@@ -152,85 +157,66 @@ class _Movie:
 # Tables.
 
 
-class _DataTable:
-    """A table of steps, encoded in memory; each episode is one row group.
-
-    Args:
-        features: What it has, besides `OWN_FEATURES`.
-    """
-
-    def __init__(self, features: Sequence[LeRobotFeature]) -> None:
-        self._arrow = check_installed("pyarrow")
-        columns = [*(feature for feature in features if feature.dtype != "video"), *OWN_FEATURES]
-        fields = [self._field(feature) for feature in columns]
-        described = {feature.name: _describe(feature) for feature in columns}
-        metadata = {"huggingface": json.dumps({"info": {"features": described}})}
-        self._schema = self._arrow.schema(fields, metadata=metadata)
-        self._sink = self._arrow.BufferOutputStream()
-        self._writer = check_installed("pyarrow.parquet").ParquetWriter(
-            self._sink, self._schema, compression="snappy"
-        )
-
-    def add(self, columns: Mapping[str, _Values]) -> None:
-        """Add an episode."""
-        arrays = [self._array(field.type, columns[field.name]) for field in self._schema]
-        self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
-
-    def finish(self) -> bytes:
-        """The Parquet file."""
-        self._writer.close()
-        return bytes(self._sink.getvalue())
-
-    def _field(self, feature: LeRobotFeature) -> object:
-        arrow, shape, metadata = self._arrow, feature.shape, None
-        if feature.is_camera:
-            kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
-        else:
-            dtype = feature.dtype
-            kind = arrow.string() if feature.is_text else arrow.from_numpy_dtype(np.dtype(dtype))
-            if len(shape) > 1:
-                for _ in shape:
-                    kind = arrow.list_(kind)
-                name = f"datasets.features.features.Array{len(shape)}DExtensionType"
-                form = json.dumps([shape, dtype])
-                metadata = {"ARROW:extension:name": name, "ARROW:extension:metadata": form}
-            elif shape != (1,):
-                kind = arrow.list_(kind, *shape)
-        return arrow.field(feature.name, kind, metadata=metadata)
-
-    def _array(self, kind: object, values: _Values) -> object:
-        if not isinstance(values, np.ndarray) or values.ndim == 1:
-            return self._arrow.array(values, kind)
-        array = self._arrow.array(values.reshape(-1))
-        if values.ndim == 2:
-            return self._arrow.FixedSizeListArray.from_arrays(array, values.shape[1])
-        for size in reversed(values.shape[1:]):
-            offsets = np.arange(0, len(array) + 1, size, dtype=np.int32)
-            array = self._arrow.ListArray.from_arrays(offsets, array)
-        return array
-
-
-def _describe(feature: LeRobotFeature) -> dict[str, object]:
-    """A feature, as the package `datasets` describes it."""
-    value: dict[str, object] = {"dtype": feature.dtype, "_type": "Value"}
-    if feature.is_camera:
-        return {"_type": "Image"}
-    if feature.shape == (1,):
-        return value
-    if len(feature.shape) == 1:
-        return {"feature": value, "length": feature.shape[0], "_type": "List"}
-    return {**value, "shape": feature.shape, "_type": f"Array{len(feature.shape)}D"}
-
-
-def _table_bytes(
-    columns: Mapping[str, Sequence[object]], metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """A Parquet file of columns of Python values."""
-    arrow = check_installed("pyarrow")
-    sink = arrow.BufferOutputStream()
-    table = arrow.table(dict(columns), metadata=metadata)
-    check_installed("pyarrow.parquet").write_table(table, sink, compression="snappy")
+def _parquet(*tables: _Table) -> bytes:
+    """A Parquet file; each table is a row group of its own."""
+    sink = check_installed("pyarrow").BufferOutputStream()
+    open_writer = check_installed("pyarrow.parquet").ParquetWriter
+    with open_writer(sink, tables[0].schema, compression="snappy") as writer:
+        for table in tables:
+            writer.write_table(table)
     return bytes(sink.getvalue())
+
+
+def _step_table(features: Sequence[LeRobotFeature], columns: Mapping[str, _Values]) -> _Table:
+    """The steps of an episode: features, and `OWN_FEATURES`."""
+    arrow = check_installed("pyarrow")
+    stored = [*(feature for feature in features if feature.dtype != "video"), *OWN_FEATURES]
+    forms = [_form(feature) for feature in stored]
+    fields = [field for field, _ in forms]
+    described = {field.name: described for field, described in forms}
+    metadata = {"huggingface": json.dumps({"info": {"features": described}})}
+    arrays = [_array(field.type, columns[field.name]) for field in fields]
+    table: _Table = arrow.table(arrays, schema=arrow.schema(fields, metadata=metadata))
+    return table
+
+
+def _form(feature: LeRobotFeature) -> tuple[Any, dict[str, object]]:
+    """The field of a column, and how the package `datasets` describes it."""
+    arrow, name, dtype, shape = check_installed("pyarrow"), *feature[:3]
+    if feature.is_camera:
+        kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+        return arrow.field(name, kind), {"_type": "Image"}
+    kind = arrow.string() if feature.is_text else arrow.from_numpy_dtype(np.dtype(dtype))
+    value = {"dtype": dtype, "_type": "Value"}
+    if shape == (1,):
+        return arrow.field(name, kind), {**value}
+    if len(shape) == 1:
+        described = {"feature": value, "length": shape[0], "_type": "List"}
+        return arrow.field(name, arrow.list_(kind, *shape)), described
+    for _ in shape:
+        kind = arrow.list_(kind)
+    array = f"Array{len(shape)}D"
+    # by which `datasets` knows arrays again
+    metadata = {
+        "ARROW:extension:name": f"datasets.features.features.{array}ExtensionType",
+        "ARROW:extension:metadata": json.dumps([shape, dtype]),
+    }
+    described = {**value, "shape": shape, "_type": array}
+    return arrow.field(name, kind, metadata=metadata), described
+
+
+def _array(kind: object, values: _Values) -> object:
+    arrow = check_installed("pyarrow")
+    if not isinstance(values, np.ndarray) or values.ndim == 1:
+        return arrow.array(values, kind)
+    # Made of the flat array, as Arrow takes nested lists of Python numbers only.
+    array = arrow.array(values.reshape(-1))
+    if values.ndim == 2:
+        return arrow.FixedSizeListArray.from_arrays(array, values.shape[1])
+    for size in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(array) + 1, size, dtype=np.int32)
+        array = arrow.ListArray.from_arrays(offsets, array)
+    return array
 
 
 def read_columns(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Numbers]:
@@ -247,9 +233,9 @@ def tasks_table(tasks: Sequence[str]) -> bytes:
         for name, kind, dtype in (("task_index", _INT, _INT), ("task", "unicode", "object"))
     ]  # fmt: skip
     described = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
-    return _table_bytes(
-        {"task_index": range(len(tasks)), "task": tasks}, {"pandas": json.dumps(described)}
-    )
+    rows = {"task_index": range(len(tasks)), "task": tasks}
+    metadata = {"pandas": json.dumps(described)}
+    return _parquet(check_installed("pyarrow").table(rows, metadata=metadata))
 
 
 # Groups of episodes.
@@ -296,32 +282,36 @@ class EpisodeGroups:
 
     def write(self, number: int) -> None:
         """Write the files of a group; each appears complete or not at all."""
-        table = _DataTable(self.features)
         movies = {
             feature.name: _Movie(feature, self.fps, self.encoder)
             for feature in self.features
             if feature.dtype == "video"
         }
         places = range(*self.groups[number : number + 2])
-        rows = [self._add(place, _file_indexes(number), table, movies) for place in places]
-        contents = {self.path("data", number): table.finish()}
+        rows, tables = zip(
+            *(self._add(place, _file_indexes(number), movies) for place in places), strict=True
+        )
+        contents = {self.path("data", number): _parquet(*tables)}
         for name, movie in movies.items():
             contents[self.path(f"videos/{name}", number, "mp4")] = movie.finish()
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        contents[self.path("meta/episodes", number)] = _table_bytes(columns)
+        episodes = check_installed("pyarrow").table(columns)
+        # last: it says that the group is complete
+        contents[self.path("meta/episodes", number)] = _parquet(episodes)
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(str(path), content)
 
     def _add(
-        self, place: int, file: Mapping[str, int], table: _DataTable, movies: Mapping[str, _Movie]
-    ) -> dict[str, object]:
-        """Add an episode to the files; return its row of ``meta/episodes``."""
+        self, place: int, file: Mapping[str, int], movies: Mapping[str, _Movie]
+    ) -> tuple[dict[str, object], _Table]:
+        """Add an episode to the movies; return its row of ``meta/episodes``, and its steps."""
         episode, begin = self.store.episode(self.episodes[place]), int(self.frames[place])
         length = episode.num_steps
         tasks = [instruction(episode, step) for step in range(length)]
         row: dict[str, object] = {
             "episode_index": place,
+            # LeRobot lists each task once
             "tasks": [*dict.fromkeys(tasks)],
             "length": length,
             "dataset_from_index": begin,
@@ -331,6 +321,7 @@ class EpisodeGroups:
         }
         for name, movie in movies.items():
             first, last = movie.num_frames, movie.num_frames + length
+            # of the movie, where the group's earlier episodes come before
             times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
             row |= _below(f"videos/{name}", {**file, **times})
         steps = np.arange(length)
@@ -356,10 +347,9 @@ class EpisodeGroups:
                 else:
                     columns[name] = [*camera.files()]
                 found[name] = camera.statistics.result()
-        table.add(columns)
         for name, items in found.items():
             row |= _below(f"stats/{name}", items)
-        return row
+        return row, _step_table(self.features, columns)
 
 
 def _file_indexes(number: int) -> dict[str, int]:

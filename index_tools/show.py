@@ -15,6 +15,7 @@ import torch
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
+    align,
     data_files,
     error_text,
     escape,
@@ -46,7 +47,10 @@ from torch_tfrecord.shown import without_secrets
 __all__ = ["SHOW", "describe_bytes", "describe_record"]
 
 _T = TypeVar("_T")
-_Row: TypeAlias = tuple[str, str, int, str]  # name, kind, count, values
+_Row: TypeAlias = tuple[str, str, str, str]
+"""Indented name, kind, count and values."""
+
+_SIDES = "<<><"
 
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
@@ -57,7 +61,6 @@ _MAX_STRINGS = 3
 _MAX_STEPS = 4
 _MAX_TEXT = 60  # characters
 _MAX_HEX_BYTES = 12
-_MAX_NAME_WIDTH = 40  # of the column; longer names overflow it
 
 _DESCRIPTION = """\
 Prints a line for each record with its position, file, byte offset and length, then a line for each
@@ -148,10 +151,13 @@ def describe_record(record: bytes) -> tuple[str, list[str]]:
     try:
         context, feature_lists = decode_record(record)
     except ParseError:
+        # TFRecord files may contain anything
         return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
     if not feature_lists:
-        return f"Example, {pluralize(len(context), 'feature')}", _align(_feature_rows(context))
-    lines = _align([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
+        return f"Example, {pluralize(len(context), 'feature')}", align(
+            _feature_rows(context), _SIDES
+        )
+    lines = align([*_feature_rows(context, "context "), *_step_rows(feature_lists)], _SIDES)
     kind = f"SequenceExample, {pluralize(len(context), 'context feature')}"
     return f"{kind}, {pluralize(len(feature_lists), 'feature list')}", lines
 
@@ -168,6 +174,7 @@ def describe_bytes(value: bytes) -> str:
             size = f"{width}x{height}"
         return f"{image} {size}, {format_size(len(value))}"
     with suppress(ParseError):
+        # an image or a serialized tensor is rarely UTF-8, text nearly always is no tensor
         text = read_text(value)
         shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
         return (
@@ -196,7 +203,7 @@ def _tensor_of(value: bytes) -> str | None:
 
 def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
     return [
-        (f"{what}{name}", _kind(values), len(values), _show(values))
+        (escape(f"  {what}{name}"), _kind(values), str(len(values)), _show(values))
         for name, values in features.items()
     ]
 
@@ -206,20 +213,9 @@ def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
     for name, steps in feature_lists.items():
         kinds = sorted({_kind(step) for step in steps if len(step)}) or ["-"]
         shown = [f"[{_show(step)}]" for step in steps[:_MAX_STEPS]]
-        rows.append((f"list {name}", "/".join(kinds), len(steps), _join(shown, len(steps))))
+        count = str(len(steps))
+        rows.append((escape(f"  list {name}"), "/".join(kinds), count, _join(shown, len(steps))))
     return rows
-
-
-def _align(rows: Sequence[_Row]) -> list[str]:
-    """Rows as lines with aligned columns."""
-    names = [escape(row[0]) for row in rows]
-    name_width = min(max(map(len, names), default=0), _MAX_NAME_WIDTH)
-    kind_width = max((len(row[1]) for row in rows), default=0)
-    count_width = max((len(str(row[2])) for row in rows), default=0)
-    return [
-        f"  {name:<{name_width}}  {kind:<{kind_width}}  {count:>{count_width}}  {shown}".rstrip()
-        for name, (_, kind, count, shown) in zip(names, rows, strict=True)
-    ]
 
 
 def _kind(values: Values) -> str:
@@ -261,10 +257,12 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]
     if position < 0:
         total = sum(len(offsets) for path in files for offsets, _ in _places(path))
     wanted = position + total
+    # files before the position are passed over by their records' number alone
     for path in files if wanted >= 0 else ():
         stream = None
         for offsets, lengths in _places(path):
             for number in range(max(wanted - base, 0), len(offsets)):
+                # opened once a record of it is wanted
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 payload = reader.read(stream, offsets[number], lengths[number])
                 yield SpreadRecord(path, base + number, offsets[number], payload)

@@ -1,7 +1,7 @@
 """Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the
 oracle.
 
-Covers images/backends, images/codec, images/headers, images/png.
+Covers images/backends, images/codec, images/headers.
 """
 
 import io

@@ -34,12 +34,13 @@ from PIL import (
 
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
-from torch_tfrecord.images.png import gray_of_colors, needs_gamma
 
 __all__ = [
     "DECODERS",
     "NVIMGCODEC_PIP",
     "TORCHCODEC_PIP",
+    "gray_of_colors",
+    "needs_gamma",
     "nvimgcodec",
     "region_with_nvimgcodec",
     "torchcodec_decoders",
@@ -52,6 +53,10 @@ TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with imag
 NVIMGCODEC_PIP = 'pip install "torch-tfrecord[nvimgcodec]"'
 _NVIMGCODEC_MARGIN = 8
 _local = threading.local()
+
+_ONE = 100_000  # gammas are whole numbers, of which this is 1
+_NEAR_ONE = range(_ONE - 5000, _ONE + 5001)
+_WEIGHTS, _SHIFT = (9797, 19234, 3737), 15  # of red, green and blue, in units of 2^-15
 
 # Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take
 # only two bytes.
@@ -69,35 +74,35 @@ _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 
 
 @functools.cache
-def torchcodec_decoders() -> Any:
+def torchcodec_decoders() -> ModuleType | None:
     """Return torchcodec's decoders, or None if they are missing; a failing import is tried only
     once.
     """
-    decoders = _import("torchcodec.decoders")
-    return (
-        decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
-    )
+    return _import("torchcodec.decoders", "decode_jpeg", "decode_png")
 
 
 @functools.cache
-def nvimgcodec() -> Any:
+def nvimgcodec() -> ModuleType | None:
     """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried
     only once.
     """
-    package = _import("nvidia.nvimgcodec")
-    reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
-    return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
+    package = _import("nvidia.nvimgcodec", "CodeStream", "NVIMGCODEC_DEVICE_CPU_ONLY")
+    return package if package and hasattr(package.CodeStream, "get_sub_code_stream") else None
 
 
-def _import(name: str) -> ModuleType | None:
+def _import(name: str, *parts: str) -> ModuleType | None:
     try:
-        return importlib.import_module(name)
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ):  # older torchcodecs raise RuntimeError if FFmpeg is missing
+        module = importlib.import_module(name)
+    # older torchcodecs raise RuntimeError if FFmpeg is missing
+    except (ImportError, OSError, RuntimeError):
         return None
+    return module if all(hasattr(module, part) for part in parts) else None
+
+
+def _unsupported(backend: str, wanted: str, got: str) -> ImageDecodeError:
+    return ImageDecodeError(
+        f"expected {wanted} for backend={backend!r}, got {got}; backend='auto' and 'pillow' read it"
+    )
 
 
 def _decode_with_torchcodec(
@@ -106,35 +111,30 @@ def _decode_with_torchcodec(
     """Decode a JPEG or PNG image with torchcodec; ``data`` must hold no EXIF, which torchcodec
     would always apply.
     """
-    decoders = torchcodec_decoders()
+    decoders: Any = torchcodec_decoders()
+    if header.format not in ("jpeg", "png"):
+        raise _unsupported("torchcodec", "a JPEG or PNG image", header.format.upper())
+    is_cmyk = header.format == "jpeg" and header.channels == 4
+    if is_cmyk and not header.adobe:
+        raise _unsupported("torchcodec", "Adobe's marker in a CMYK JPEG image", "none")
     # Copy read-only bytes: torch warns about them, and torchcodec would silence that through global
     # warning filters.
     is_writable = isinstance(data, memoryview) and not data.readonly
     source = torch.frombuffer(data if is_writable else bytearray(data), dtype=torch.uint8)
     image: torch.Tensor
-    if header.format == "jpeg" and header.channels == 4 and not header.adobe:
-        raise ImageDecodeError(
-            "expected Adobe's marker in a CMYK JPEG image for backend='torchcodec', got none; "
-            "backend='auto' and 'pillow' read it"
-        )
     if header.format == "jpeg":
         # Nobody needs the stored CMYK channels; TensorFlow returns RGB, too.
-        wanted = "RGB" if mode == "unchanged" and header.channels == 4 else _TORCHCODEC_MODES[mode]
-        image = decoders.decode_jpeg(source, mode=wanted)
-    elif header.format == "png":
-        wanted = "RGB" if mode == "L" and needs_gamma(header.gamma) else mode
-        image = decoders.decode_png(source, mode=_TORCHCODEC_MODES[wanted], output_dtype="auto")
-        if image.dtype == torch.uint16 and mode != "unchanged":
-            image = torch.from_numpy((image.numpy() >> 8).astype(np.uint8))
-        if wanted != mode:
-            image = torch.from_numpy(gray_of_colors(image.permute(1, 2, 0).numpy(), header.gamma))[
-                None
-            ]
-    else:
-        raise ImageDecodeError(
-            f"expected a JPEG or PNG image for backend='torchcodec', got {header.format.upper()}; "
-            "backend='auto' and 'pillow' read it"
-        )
+        wanted = "RGB" if is_cmyk and mode == "unchanged" else mode
+        image = decoders.decode_jpeg(source, mode=_TORCHCODEC_MODES[wanted])
+        return image
+    # libpng's way to gray is ours where the image says its gamma
+    wanted = "RGB" if mode == "L" and needs_gamma(header.gamma) else mode
+    image = decoders.decode_png(source, mode=_TORCHCODEC_MODES[wanted], output_dtype="auto")
+    if image.dtype == torch.uint16 and mode != "unchanged":
+        image = torch.from_numpy((image.numpy() >> 8).astype(np.uint8))
+    if wanted != mode:
+        gray = gray_of_colors(image.permute(1, 2, 0).numpy(), header.gamma)
+        image = torch.from_numpy(gray)[None]
     return image
 
 
@@ -146,9 +146,8 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         if mode == "unchanged":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         pixels = _append_png16_alpha(pixels, picture.info.get("transparency"))
-        stored = Image.fromarray(
-            (pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ())
-        )
+        high = (pixels >> 8).astype(np.uint8)
+        stored = Image.fromarray(high[..., 0] if pixels.shape[2] == 1 else high)
         array = _convert_to_array(stored, mode, header)
     elif header.format == "gif":
         array = _read_gif(picture, mode, header)
@@ -166,13 +165,6 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
             _append_unnamed_alpha(picture, tile, data)
         array = _convert_to_array(picture, mode, header)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
-
-
-def _convert_to_array(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
-    """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
-    if mode == "L" and needs_gamma(header.gamma):
-        return gray_of_colors(np.array(_convert(picture, "RGB", header)), header.gamma)
-    return np.array(_convert(picture, mode, header))
 
 
 def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _Pixels:
@@ -219,9 +211,11 @@ def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.Ima
     return picture
 
 
-def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Image:
+def _convert_to_array(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
+    """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
+    is_gray = mode == "L" and needs_gamma(header.gamma)
     if mode != "unchanged":
-        target = mode
+        target = "RGB" if is_gray else mode
     elif header.format == "gif":
         target = "RGB"
     elif picture.mode == "P":
@@ -235,7 +229,8 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
         # Adobe's marker.
         inks = picture if header.adobe else ImageChops.invert(picture)
         picture = inks.convert("RGB")  # first, as Pillow has no direct conversion to gray
-    return picture if picture.mode == target else picture.convert(target)
+    array = np.array(picture if picture.mode == target else picture.convert(target))
+    return gray_of_colors(array, header.gamma) if is_gray else array
 
 
 def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:
@@ -263,7 +258,7 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:
     return (high << 8 | low).astype(np.uint16, copy=False)
 
 
-def _append_png16_alpha(pixels: _Pixels, transparent: Any) -> _Pixels:
+def _append_png16_alpha(pixels: _Pixels, transparent: npt.ArrayLike | None) -> _Pixels:
     """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all
     16 bits.
     """
@@ -278,15 +273,9 @@ def _decode_with_nvimgcodec(
 ) -> torch.Tensor:
     """Decode a whole JPEG image with nvImageCodec, ignoring EXIF."""
     if header.format != "jpeg" or header.channels not in (1, 3):
-        kind = (
-            f"{header.format.upper()} of {header.channels} channels"
-            if header.channels
-            else header.format.upper()
-        )
-        raise ImageDecodeError(
-            f"expected a JPEG image of 1 or 3 channels for backend='nvimgcodec', got {kind}; "
-            "backend='auto' and 'pillow' read it"
-        )
+        channels = f" of {header.channels} channels" if header.channels else ""
+        got = f"{header.format.upper()}{channels}"
+        raise _unsupported("nvimgcodec", "a JPEG image of 1 or 3 channels", got)
     is_gray = mode == "L" or (mode == "unchanged" and header.channels == 1)
     pixels = region_with_nvimgcodec(data, header, "L" if is_gray else "RGB", None)
     if pixels is None:
@@ -310,19 +299,16 @@ def region_with_nvimgcodec(
     """
     if not has_end_marker(data, header):  # it may fill missing data with gray
         return None
-    package = nvimgcodec()
+    package: Any = nvimgcodec()
     stream = package.CodeStream(np.frombuffer(data, np.uint8))
     top, left, height, width = region or (0, 0, header.height, header.width)
     # It does not smooth the chroma of a single column, so read a few more.
-    first, end = (
-        max(0, left - _NVIMGCODEC_MARGIN),
-        min(header.width, left + width + _NVIMGCODEC_MARGIN),
-    )
-    if width >= _NVIMGCODEC_MARGIN:
-        first, end = left, left + width
+    margin = _NVIMGCODEC_MARGIN if width < _NVIMGCODEC_MARGIN else 0
+    first, end = max(0, left - margin), min(header.width, left + width + margin)
     if region is not None:
         stream = stream.get_sub_code_stream(region=package.Region(top, first, top + height, end))
-    image = _decoder(package).decode(stream, params=_params(mode))
+    decoder, params = _nvimgcodec_decoder(package)
+    image = decoder.decode(stream, params=params[mode])
     if image is None:
         return None
     pixels = np.asarray(image)
@@ -331,26 +317,71 @@ def region_with_nvimgcodec(
     return pixels[:, left - first : left - first + width]
 
 
-def _decoder(package: Any) -> Any:
+def _nvimgcodec_decoder(package: Any) -> tuple[Any, dict[str, object]]:
+    """A decoder, and the parameters of each mode."""
     # One per thread, and a new one in a forked process: a decoder has its own locks and thread.
     if getattr(_local, "process", None) != os.getpid():
-        _local.decoder = package.Decoder(
+        decoder = package.Decoder(
             device_id=package.NVIMGCODEC_DEVICE_CPU_ONLY,
             max_num_cpu_threads=1,
             backends=[package.Backend(package.CPU_ONLY)],
             options=":fancy_upsampling=1",
         )
-        _local.process = os.getpid()
-    return _local.decoder
+        colors = {"L": package.ColorSpec.GRAY, "RGB": package.ColorSpec.SRGB}
+        params = {
+            mode: package.DecodeParams(
+                color_spec=color, apply_exif_orientation=False, allow_any_depth=False
+            )
+            for mode, color in colors.items()
+        }
+        _local.found, _local.process = (decoder, params), os.getpid()
+    found: tuple[Any, dict[str, object]] = _local.found
+    return found
 
 
-@functools.cache
-def _params(mode: str) -> Any:
-    package = nvimgcodec()
-    color = package.ColorSpec.GRAY if mode == "L" else package.ColorSpec.SRGB
-    return package.DecodeParams(
-        color_spec=color, apply_exif_orientation=False, allow_any_depth=False
+# Gray as libpng and so TensorFlow compute it from the colours of a PNG that says its gamma: the
+# colours are made linear, weighted and stored with the same gamma again, each time in 8 bits.
+# Without a gamma libpng weights the stored colours, as Pillow does.
+
+
+def needs_gamma(gamma: int) -> bool:
+    """Whether a PNG's gamma changes its gray: not if there is none (0), or one of about 1."""
+    return gamma != 0 and (_reciprocal(gamma) not in _NEAR_ONE or gamma not in _NEAR_ONE)
+
+
+def gray_of_colors(pixels: npt.NDArray[np.uint8], gamma: int) -> npt.NDArray[np.uint8]:
+    """Convert colours to gray.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        gamma: The exponent with which they are stored, times 100,000.
+
+    Returns:
+        uint8 [H, W].
+
+    Source: ``png_do_rgb_to_gray`` and ``png_build_8bit_table`` of libpng 1.6.
+    """
+    linear, stored = _table(_reciprocal(gamma)), _table(_reciprocal(_reciprocal(gamma)))
+    red, green, blue = (pixels[..., channel] for channel in range(3))
+    sums = sum(
+        (linear * weight)[plane] for weight, plane in zip(_WEIGHTS, (red, green, blue), strict=True)
     )
+    gray = stored[(sums + (1 << _SHIFT - 1)) >> _SHIFT].astype(np.uint8)
+    return np.where((red == green) & (red == blue), red, gray)  # what is gray is stored already
+
+
+@functools.lru_cache(maxsize=8)
+def _table(exponent: int) -> npt.NDArray[np.int32]:
+    """Each value of 0 to 255 to the power of exponent / 100,000."""
+    values = np.arange(256)
+    if exponent not in _NEAR_ONE:
+        values = np.floor(255 * (values / 255) ** (exponent / _ONE) + 0.5)
+        values[[0, 255]] = 0, 255
+    return values.astype(np.int32)
+
+
+def _reciprocal(gamma: int) -> int:
+    return int(_ONE * _ONE / gamma + 0.5)
 
 
 DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]] = {

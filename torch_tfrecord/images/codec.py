@@ -9,10 +9,13 @@ or sets a global of Pillow, libjpeg or ``warnings``; all functions are thread-sa
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torchvision import tv_tensors  # torchvision ships no types
@@ -27,7 +30,6 @@ from torch_tfrecord.images.backends import (
     torchcodec_decoders,
 )
 from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
-from torch_tfrecord.images.png import encode_deep_png
 
 __all__ = [
     "CHANNELS",
@@ -43,7 +45,7 @@ __all__ = [
     "turn_upright",
 ]
 
-EncodedImage: TypeAlias = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
+EncodedImage: TypeAlias = "bytes | bytearray | memoryview | torch.Tensor | npt.NDArray[np.generic]"
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Half a gibibyte of 24-bit pixels: Pillow's own limit for a decompression bomb."""
@@ -60,18 +62,12 @@ _ENCODE_CHANNELS = {
     "webp": (3, 4),
 }
 
-# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on, rows and columns are swapped
-# first.
-_ORIENTATION_FLIPS = {
-    1: (),
-    2: (-1,),
-    3: (-2, -1),
-    4: (-2,),
-    5: (),
-    6: (-1,),
-    7: (-2, -1),
-    8: (-2,),
-}
+_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # gray, gray and alpha, RGB, RGBA
+_SUB = 1  # the filter: each byte less that of the pixel to its left
+
+# The axes of [..., H, W] to flip for EXIF orientations 1 to 4; for 5 to 8, rows and columns are
+# swapped first.
+_FLIPS = ((), (-1,), (-2, -1), (-2,))
 
 
 def decode_image(
@@ -181,11 +177,8 @@ def decode_by_header(
 def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
     # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail on
     # them, and without a PNG's compressed text, none inflates it.
-    kept, position = [], 0
-    for start, end in ranges:
-        kept.append(encoded[position:start])
-        position = end
-    return b"".join([*kept, encoded[position:]])
+    starts, ends = [0, *(end for _, end in ranges)], [*(start for start, _ in ranges), None]
+    return b"".join(map(encoded.__getitem__, map(slice, starts, ends)))
 
 
 def image_format(data: EncodedImage) -> str | None:
@@ -223,7 +216,7 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
 
 
 def encode_image(
-    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image,
+    image: torch.Tensor | npt.NDArray[np.generic] | Image.Image,
     format: str = "jpeg",
     quality: int = 95,
 ) -> bytes:
@@ -260,7 +253,7 @@ def encode_image(
         raise ValueError(f"expected quality from 1 to 100, got {quality}")
     pixels = _check_pixels(image, format)
     if pixels.dtype == np.uint16 and len(pixels) > 1:
-        return encode_deep_png(pixels.transpose(1, 2, 0))
+        return _encode_deep_png(pixels.transpose(1, 2, 0))
     picture = Image.fromarray(
         pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
     )
@@ -355,16 +348,18 @@ def _as_buffer(data: EncodedImage) -> bytes | memoryview:
 
 def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     """Rotate and flip a decoded image [C, H, W] according to its EXIF orientation, 1 to 8."""
+    if orientation == 1:
+        return image
     array = image.numpy()
     if orientation >= 5:
         array = array.swapaxes(-2, -1)
     # With NumPy, as some versions of torch cannot flip uint16; the copy removes negative strides.
-    return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
+    return torch.from_numpy(np.flip(array, _FLIPS[(orientation - 1) % 4]).copy())
 
 
 def _check_pixels(
-    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str
-) -> np.ndarray[Any, Any]:
+    image: torch.Tensor | npt.NDArray[np.generic] | Image.Image, format: str
+) -> npt.NDArray[np.generic]:
     if isinstance(image, torch.Tensor):
         pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
     elif isinstance(image, np.ndarray):
@@ -394,3 +389,24 @@ def _check_pixels(
             f"{', '.join(map(str, channels))} for {format}, got {pixels.dtype} {list(pixels.shape)}{hint}"
         )
     return pixels
+
+
+def _encode_deep_png(pixels: npt.NDArray[np.uint16]) -> bytes:
+    """Encode uint16 [H, W, C], C 1 to 4.
+
+    Pillow does not write 16 bits of several channels.
+
+    Source: the PNG specification (W3C), third edition.
+    """
+    height, width, channels = pixels.shape
+    stored = np.ascontiguousarray(pixels, ">u2").view(np.uint8).reshape(height, -1)
+    rows = np.empty((height, 1 + stored.shape[1]), np.uint8)
+    rows[:, 0], rows[:, 1:], left = _SUB, stored, 2 * channels
+    rows[:, 1 + left :] -= stored[:, :-left]
+    header = struct.pack(">IIBBBBB", width, height, 16, _COLOR_TYPES[channels], 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

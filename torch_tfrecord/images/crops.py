@@ -25,6 +25,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from torch_tfrecord.arguments import true_or_false
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import CHANNELS, EncodedImage
@@ -82,8 +83,11 @@ class Crop:
 
     def __post_init__(self) -> None:
         """Check the common fields."""
-        self._set(size=_sides("size", self.size), interpolation=_interpolation(self.interpolation))
-        self._set(antialias=_flag("antialias", self.antialias))
+        self._set(
+            size=_sides("size", self.size),
+            interpolation=_interpolation(self.interpolation),
+            antialias=self.antialias is not None and true_or_false("antialias", self.antialias),
+        )
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():
@@ -140,8 +144,9 @@ class RandomResizedCrop(Crop):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        self._set(scale=_limits("scale", self.scale), ratio=_limits("ratio", self.ratio))
         self._set(
+            scale=_limits("scale", self.scale),
+            ratio=_limits("ratio", self.ratio),
             horizontal_flip=_number("horizontal_flip", self.horizontal_flip),
             seed=operator.index(self.seed),
         )
@@ -215,18 +220,15 @@ class ResizedCenterCrop(Crop):
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
         """The plan for an image of this size; it is not random."""
-        resized = self._scale(height, width)
+        if isinstance(self.resize, tuple):
+            resized = self.resize
+        else:
+            longer = int(self.resize * max(height, width) / min(height, width))
+            resized = (longer, self.resize) if height > width else (self.resize, longer)
         top, left = (
             round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True)
         )
         return CropPlan(0, 0, height, width, resized, top, left)
-
-    def _scale(self, height: int, width: int) -> tuple[int, int]:
-        if not isinstance(self.resize, int):
-            return self.resize
-        short, long = min(height, width), max(height, width)
-        longer = int(self.resize * long / short)
-        return (longer, self.resize) if height > width else (self.resize, longer)
 
 
 def _uniform(random: RandomStream) -> float:
@@ -234,14 +236,12 @@ def _uniform(random: RandomStream) -> float:
 
 
 def _sides(name: str, value: Any) -> tuple[int, int]:
-    sides = (
-        (value, value)
-        if not isinstance(value, Sequence)
-        else tuple(value) * (2 if len(value) == 1 else 1)
-    )
+    sides = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(sides) == 1:
+        sides *= 2
     if isinstance(value, str) or len(sides) != 2 or any(isinstance(side, bool) for side in sides):
         raise TypeError(f"{name} must be an int or (height, width), got {value!r}")
-    height, width = (operator.index(side) for side in sides)
+    height, width = map(operator.index, sides)
     if height < 1 or width < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
     return height, width
@@ -260,12 +260,6 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)
-
-
-def _flag(name: str, value: object) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
 
 
 def _interpolation(value: object) -> str:
@@ -365,12 +359,10 @@ def crop_images(
             data, mode, shape=shape, apply_orientation=apply_orientation, max_pixels=max_pixels
         )
         plan = crop.plan(image.height, image.width, int(key))
-        pixels = image.pixels(Region(plan.top, plan.left, plan.height, plan.width))
-        pixels = _resize(pixels, plan.resized, crop, max_pixels)
-        if plan.resized != crop.size:
-            (height, width), top, left = crop.size, plan.window_top, plan.window_left
-            pixels = pixels[top : top + height, left : left + width]
-        place_pixels(pixels, row, normalization, flip=plan.flip)
+        pixels = _resize(image.pixels(Region(*plan[:4])), plan.resized, crop, max_pixels)
+        (height, width), top, left = crop.size, plan.window_top, plan.window_left
+        window = pixels[top : top + height, left : left + width]
+        place_pixels(window, row, normalization, flip=plan.flip)
     return out
 
 
@@ -401,7 +393,7 @@ def place_pixels(
 def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> Pixels:
     """Resize [H, W, C] as torchvision's resize does."""
     height, width, channels = pixels.shape
-    if (height, width) == size:
+    if size == (height, width):
         return pixels
     if size[0] * size[1] > max_pixels:
         raise ImageDecodeError(

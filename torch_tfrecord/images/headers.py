@@ -5,16 +5,13 @@ Nothing is decoded and no memory of the image's size is allocated here, so `code
 decompression bomb before it costs memory, and a file truncated after its last pixel, which decoders
 accept.
 
-====== =====================================
-================================================================== format first bytes
-           what is checked beyond the size ====== =====================================
-================================================================== jpeg   ``FF D8 FF``
-           marker segments up to the first scan (the decoder checks the scans) png    ``89 50 4E 47
-0D 0A 1A 0A``           all chunks up to IEND; CRC-32 of the critical ones, as libpng does gif
-``GIF87a``, ``GIF89a``                all blocks up to the trailer bmp    ``BM`` and a known info
-header size   room for all rows, unless they are run-length encoded webp   ``RIFF....WEBP``
-            the length of the RIFF container ====== =====================================
-==================================================================
+What is checked beyond the size:
+
+- JPEG: marker segments up to the first scan (the decoder checks the scans)
+- PNG: all chunks up to IEND; CRC-32 of the critical ones, as libpng does
+- GIF: all blocks up to the trailer
+- BMP: room for all rows, unless they are run-length encoded
+- WebP: the length of the RIFF container
 """
 
 from __future__ import annotations
@@ -39,7 +36,14 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SRGB_GAMMA, _SRGB_INTENTS = 45455, 4
 _PNG_GAMMAS = range(16, 625_000_001)  # libpng ignores others
 _JPEG_END = b"\xff\xd9"
-_BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+
+# The first bytes of each format. Two letters alone are not enough for BMP, as text may start with
+# "BM": there follows one of the known sizes of the info header (12, 16, 40, 52, 56, 64, 108, 124).
+_FORMAT = re.compile(
+    rb"(?P<jpeg>\xff\xd8\xff)|(?P<png>\x89PNG\r\n\x1a\n)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)"
+    rb"|(?P<bmp>BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0)",
+    re.DOTALL,
+)
 
 # libjpeg writes 10 by default, mozjpeg up to 14, and cjpeg with a custom scan script at most 100.
 _MOST_SCANS = 100
@@ -51,22 +55,30 @@ _USUAL_SCANS = 16
 # Inside compressed pixels, FF is followed by 00 or a restart (D0 to D7). Below C0 there are no
 # segments: decoders skip such two bytes, or reject them.
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+# Before them, as in libjpeg, bytes between segments are skipped, any number of FF may precede a
+# marker, and 00, 01 and D0 to D8 have no segment.
+_SEGMENT = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 
-# Content stored in an image feature by mistake, or in an unsupported format: first bytes ->
-# description.
+# Content stored in an image feature by mistake, or in an unsupported format: what the first 64 bytes
+# match, and what that is.
 _OTHER_CONTENT = (
-    (b"\x1f\x8b", "gzip data"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"%PDF", "a PDF document"),
-    (b"II*\x00", "a TIFF image"),
-    (b"MM\x00*", "a TIFF image"),
-    (b"8BPS", "a Photoshop image"),
-    (b"\x00\x00\x01\x00", "an icon file"),
-    (b"\xff\x0a", "a JPEG XL image"),
-    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
-    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 image"),
-    (b"\x93NUMPY", "a NumPy array file"),
-    (b"\x80\x04\x95", "a Python pickle"),
+    (rb"\x1f\x8b", "gzip data"),
+    (rb"PK\x03\x04", "a zip archive"),
+    (rb"%PDF", "a PDF document"),
+    (rb"II\*\0|MM\0\*", "a TIFF image"),
+    (rb"8BPS", "a Photoshop image"),
+    (rb"\0\0\x01\0", "an icon file"),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (rb"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (rb"\x93NUMPY", "a NumPy array file"),
+    (rb"\x80\x04\x95", "a Python pickle"),
+    (rb".{4}ftyp", "an AVIF, HEIC or MP4 file"),
+    (rb"\s*(?i:<!doctype|<html)", "HTML"),
+    (rb"\s*(<\?xml|<svg)", "XML or SVG"),
+    (rb"BM", "a BMP image truncated in its header, or text"),
+    (rb"\0*\Z", "zeros"),
+    (rb"[ -~\t\n\r]*\Z", "text"),
+    (rb"", "an unknown format"),
 )
 
 
@@ -100,48 +112,18 @@ def detect_format(data: bytes) -> str | None:
     """Detect the format of an encoded image from its first 18 bytes: "jpeg", "png", "gif", "bmp",
     "webp", or None.
     """
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith(_PNG_SIGNATURE):
-        return "png"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return "webp"
-    # Two letters alone are not enough: text may start with "BM".
-    if (
-        data.startswith(b"BM")
-        and len(data) >= 18
-        and int.from_bytes(data[14:18], "little") in _BMP_INFO_SIZES
-    ):
-        return "bmp"
-    return None
+    found = _FORMAT.match(data)
+    return found and found.lastgroup
 
 
 def guess_content(data: bytes) -> str:
     """Describe what bytes look like that are not a supported image, without showing them."""
-    head = data[:64].lstrip()
-    for magic, words in _OTHER_CONTENT:
-        if data.startswith(magic):
-            return words
-    if data[4:8] == b"ftyp":
-        return "an AVIF, HEIC or MP4 file"
-    if head[:9].lower() == b"<!doctype" or head[:5].lower() == b"<html":
-        return "HTML"
-    if head.startswith((b"<?xml", b"<svg")):
-        return "XML or SVG"
-    if data.startswith(b"BM"):
-        return "a BMP image truncated in its header, or text"
+    head = data[:64]
     if any(
-        magic.startswith(data[:8])
-        for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")
+        magic.startswith(head) for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")
     ):
         return "an image truncated in its first bytes"
-    if not any(data[:64]):
-        return "zeros"
-    if all(32 <= byte < 127 or byte in b"\t\n\r" for byte in data[:64]):
-        return "text"
-    return "an unknown format"
+    return next(words for pattern, words in _OTHER_CONTENT if re.match(pattern, head, re.DOTALL))
 
 
 def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
@@ -171,25 +153,19 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
     most = max(
         _USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width))
     )
-    if _count_scans(data, header.scan, most + 1) > most:
-        raise ImageDecodeError(
-            f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
-        )
-
-
-def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
-    """Count the scans from a position to the end marker, up to ``limit``."""
-    count = 0
-    while count < limit and (found := _MARKER.search(data, position)) is not None:
-        position = found.start()
-        marker = data[position + 1]
+    position, count = header.scan, 0
+    while (found := _MARKER.search(data, position)) is not None:
+        position = found.start() + 2
+        marker = data[position - 1]
         if marker == 0xD9:  # anything may follow the end marker
-            break
+            return
         count += marker == 0xDA
-        position += (
-            2 if marker == 0xD8 else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        )
-    return count
+        if count > most:
+            raise ImageDecodeError(
+                f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
+            )
+        if marker != 0xD8:  # the others have a segment
+            position += int.from_bytes(data[position : position + 2], "big")
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
@@ -206,19 +182,16 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
         content = f"{len(data)} bytes that look like {guess_content(data)}" if data else "0 bytes"
         raise ImageDecodeError(f"expected a JPEG, PNG, GIF, BMP or WebP image, got {content}")
     try:
-        return _check_size(_READERS[kind](data))
+        header = _READERS[kind](data)
     except (struct.error, IndexError) as exc:
         # Every read past the end ends up here: struct and indexing check bounds, and slices are
         # never relied on.
         raise ImageDecodeError(
             f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early"
         ) from exc
-
-
-def _check_size(header: ImageHeader) -> ImageHeader:
     if not (header.height > 0 and header.width > 0):
         raise ImageDecodeError(
-            f"expected a {header.format.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
+            f"expected a {kind.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
         )
     return header
 
@@ -234,18 +207,11 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     adobe = progressive = False
     position = 2
     while True:
-        # As in libjpeg, bytes between segments are skipped, and any number of FF may precede a
-        # marker.
-        position = data.find(b"\xff", position)
-        if position < 0:
+        found = _SEGMENT.search(data, position)
+        if found is None:
             raise IndexError
+        position = found.start()
         marker = data[position + 1]
-        if marker == 0xFF:
-            position += 1
-            continue
-        if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # these have no segment
-            position += 2
-            continue
         if marker in (0xD9, 0xDA):  # end of image, start of scan
             break
         (length,) = struct.unpack_from(">H", data, position + 2)

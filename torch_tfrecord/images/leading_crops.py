@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torchvision import tv_tensors
@@ -28,6 +28,9 @@ from torch_tfrecord.images.regions import Region, StoredImage
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
+
+_Step: TypeAlias = Callable[[Any], Any]
+_Params: TypeAlias = dict[str, Any]
 
 _CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
 _FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
@@ -48,7 +51,7 @@ def helped_by(threads: Executor) -> Iterator[None]:
         _HELPERS.reset(token)
 
 
-def find_leading_crop(transform: Any) -> LeadingCrop | None:
+def find_leading_crop(transform: _Step) -> LeadingCrop | None:
     """The crop that a transform starts with; None if it starts with something else.
 
     Called again for each batch, as transforms may be changed at any time.
@@ -80,7 +83,7 @@ def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
     )
 
 
-def _does_nothing(step: Any) -> bool:
+def _does_nothing(step: v2.Transform) -> bool:
     """Whether it does not change a uint8 Image."""
     return _is_plain(step, (v2.ToImage, v2.Identity)) or (
         _is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8
@@ -91,8 +94,9 @@ class _Draw(NamedTuple):
     """Which region of an image to decode, and what to do with it."""
 
     region: Region
-    params: Sequence[dict[str, Any]]  # for the `transform` of each step of the crop
-    flips: tuple[bool, bool]  # of the width, of the height
+    params: Sequence[_Params]  # for the `transform` of each step of the crop
+    across: bool  # whether it is mirrored from left to right
+    down: bool
 
 
 class LeadingCrop:
@@ -103,7 +107,7 @@ class LeadingCrop:
         rest: The callables that follow.
     """
 
-    def __init__(self, steps: Sequence[Any], rest: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, steps: Sequence[v2.Transform], rest: Sequence[_Step]) -> None:
         self._steps = steps
         self.rest = rest
 
@@ -154,14 +158,14 @@ class LeadingCrop:
         def write(part: slice) -> None:
             for image, draw, row in zip(stored[part], draws[part], out[part], strict=True):
                 pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
-                place_pixels(pixels[:: -1 if draw.flips[1] else 1], row, table, flip=draw.flips[0])
+                place_pixels(pixels[:: -1 if draw.down else 1], row, table, flip=draw.across)
 
         _in_parts(write, len(stored))
         if table is None:
             return self._of_values(tv_tensors.Image(out.contiguous()))
         return out if self._is_pure else tv_tensors.Image(out)
 
-    def _draw(self, stored: StoredImage, flips: Sequence[Any]) -> _Draw:
+    def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""
         size = torch.empty((0, stored.height, stored.width), device="cpu")  # only its size is used
         params = [step.make_params([size]) for step in self._steps]
@@ -169,8 +173,9 @@ class LeadingCrop:
         if region is not None:
             params = [{**params[0], "top": 0, "left": 0} if params[0] else {}]
         drawn = [type(step) for step in flips if not torch.rand(1) >= step.p]
-        odd = tuple(drawn.count(kind) % 2 == 1 for kind in _FLIPS)
-        return _Draw(region or Region(0, 0, stored.height, stored.width), params, odd)  # type: ignore[arg-type]
+        across, down = (drawn.count(kind) % 2 == 1 for kind in _FLIPS)
+        whole = Region(0, 0, stored.height, stored.width)
+        return _Draw(region or whole, params, across, down)
 
     def _table(self, channels: int) -> ValueTable | None:
         """The following transforms as a table; None if they fail or do not return float32."""
@@ -186,7 +191,7 @@ class LeadingCrop:
         return image
 
 
-def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | None:
+def _region(crop: v2.Transform, params: _Params, stored: StoredImage) -> Region | None:
     """The region of an image that a crop needs; None for the whole image."""
     if type(crop) is v2.RandomResizedCrop or (
         type(crop) is v2.RandomCrop and not params["needs_pad"]
@@ -196,16 +201,12 @@ def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | 
         height, width = crop.size
         if height <= stored.height and width <= stored.width:
             # Rounded as in torchvision: half to even.
-            return Region(
-                round((stored.height - height) / 2),
-                round((stored.width - width) / 2),
-                height,
-                width,
-            )
+            top, left = round((stored.height - height) / 2), round((stored.width - width) / 2)
+            return Region(top, left, height, width)
     return None
 
 
-def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw) -> torch.Tensor:
+def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> torch.Tensor:
     """uint8 [C, H, W]."""
     pixels = stored.pixels(draw.region)
     image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
@@ -217,8 +218,6 @@ def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw) -> torch.Tenso
 def _in_parts(write: Callable[[slice], None], number: int) -> None:
     """Call it for slices of ``number`` images, on the helper threads if there are any."""
     threads = _HELPERS.get()
-    if threads is None:
-        write(slice(0, number))
-        return
-    parts = [slice(begin, begin + _IMAGES_AT_ONCE) for begin in range(0, number, _IMAGES_AT_ONCE)]
-    list(threads.map(write, parts))
+    size = max(number, 1) if threads is None else _IMAGES_AT_ONCE
+    parts = [slice(begin, begin + size) for begin in range(0, number, size)]
+    list((threads.map if threads else map)(write, parts))

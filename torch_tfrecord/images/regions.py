@@ -71,23 +71,17 @@ def decode_region(
         format or mode, progressive, CMYK, truncated, damaged, or no library for regions. Decoding
         it whole then finds any error.
     """
-    if (
-        header.format != "jpeg"
-        or header.channels not in (1, 3)
-        or header.bits != 8
-        or mode not in ("RGB", "L")
-    ):
-        return None
-    native = optional_module("jpeg")
-    if not has_end_marker(data, header) or (native is None and nvimgcodec() is None):
+    is_plain = header.format == "jpeg" and header.channels in (1, 3) and header.bits == 8
+    decoder = region_decoder()
+    if not (decoder and is_plain and mode in ("RGB", "L") and has_end_marker(data, header)):
         return None
     try:
+        native = optional_module("jpeg")
         if native is None:
             return region_with_nvimgcodec(data, header, mode, region)
-        out = np.empty((region.height, region.width, CHANNELS[mode]), np.uint8)
-        is_read = native.read_region(
-            data, header.height, header.width, region.top, region.left, out
-        )
+        top, left, height, width = region
+        out = np.empty((height, width, CHANNELS[mode]), np.uint8)
+        is_read = native.read_region(data, header.height, header.width, top, left, out)
     except Exception:  # decoding the whole image raises the right error
         return None
     return out if is_read else None
@@ -186,16 +180,13 @@ class StoredImage:
             if pixels is not None:
                 return pixels
         image = decode_by_header(self._encoded, self._header, self._mode)
-        whole = view_pixels(
-            image if self._orientation == 1 else turn_upright(image, self._orientation)
-        )
+        whole = view_pixels(turn_upright(image, self._orientation))
         if whole.shape[:2] != (self.height, self.width):
             raise ImageDecodeError(
                 f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}"
             )
-        return whole[
-            region.top : region.top + region.height, region.left : region.left + region.width
-        ]
+        top, left, height, width = region
+        return whole[top : top + height, left : left + width]
 
 
 def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
