@@ -1,7 +1,7 @@
 """Files of an http server, whose requests are counted: opened at once, read at once, read ahead,
 and no more than is needed.
 
-Covers files/remote_file, files/ahead_file, files/file_source.
+Covers files/storage, files/ahead_file.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Writers to storages: S3 by moto through obstore and through s3fs, memory:// through fsspec; also
 test_upload_file's.
 
-Covers records/record_file, files/uploads.
+Covers records/record_file, files/transfers.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files import obstore_store, store, stores, uploads
+from torch_tfrecord.files import obstore_store, store, stores, transfers
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.files.transfers import infos_if_there
@@ -198,7 +198,7 @@ def test_file_systems_without_parts():
     write("memory://up/a/x", RECORDS[:3], None, write_index=True)
     ds = TFRecordDataset("memory://up/a/x", index="require")
     assert [ds.raw(number) for number in range(3)] == RECORDS[:3]
-    uploads.remove(["memory://up/a/x", "memory://up/a/none"], Access())
+    transfers.remove(["memory://up/a/x", "memory://up/a/none"], Access())
     assert infos_if_there(["memory://up/a/x"], Access()) == [None]
 
 

@@ -15,11 +15,9 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.descriptors import Descriptor
-from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import plan_reads, reading_order
-from torch_tfrecord.files.remote_file import RemoteFile
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile
 from torch_tfrecord.files.transfers import FileRange, begin_range, read_into
 from torch_tfrecord.native import native_module
 

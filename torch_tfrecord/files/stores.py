@@ -20,9 +20,9 @@ from typing import Any
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
-from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
 from torch_tfrecord.files.obstore_options import obstore_config
 from torch_tfrecord.files.obstore_store import ObstoreStore
+from torch_tfrecord.files.per_process import compiled_copy, module_of_process
 from torch_tfrecord.files.store import Store
 
 __all__ = ["fsspec_store_of", "obstore_module", "store_of"]

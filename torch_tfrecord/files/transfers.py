@@ -1,11 +1,15 @@
-"""Ranges of remote files, many at once, and what storages say of many files at once."""
+"""Ranges of remote files, many at once, what storages say of many files at once, and files written
+to them: each appears whole, or not at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
@@ -22,6 +26,7 @@ __all__ = [
     "FileRange",
     "RemotePart",
     "Started",
+    "Upload",
     "begin_range",
     "fetch",
     "fetch_directly",
@@ -30,14 +35,17 @@ __all__ = [
     "infos_if_there",
     "listing",
     "read_into",
+    "remove",
     "start",
     "start_directly",
     "start_info",
+    "upload",
 ]
 
 _LARGEST_PIECE = 8 << 20
 # takes as long as the answer's first byte, at the speed of one connection of a storage
 _SMALLEST_PIECE = 1 << 20
+_UPLOADS_AT_ONCE = 4  # files, each in several parts at once
 _SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
@@ -324,3 +332,77 @@ def without_signature(path: str) -> str:
 
 def _signs(name: str) -> bool:
     return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES
+
+
+class Upload(NamedTuple):
+    """One file to write.
+
+    Attributes:
+        path: Where to, with its scheme.
+        file: A binary file of this machine; all of it is written.
+        size: Its bytes.
+    """
+
+    path: str
+    file: IO[bytes]
+    size: int
+
+
+def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
+    """Write files, a few of them at once; what the storage says of each then.
+
+    Raises:
+        OSError, RemoteError: One could not be written, and is as it was before; others may have
+            been written.
+    """
+    found: list[RemoteInfo] = []
+    for first in range(0, len(uploads), _UPLOADS_AT_ONCE):
+        group = _Uploads()
+        try:
+            jobs = [group.job(item) for item in uploads[first : first + _UPLOADS_AT_ONCE]]
+            found += Transfer(jobs, access).answers()
+        finally:
+            group.end()
+    return found
+
+
+class _Uploads:
+    """Uploads at once. After the error of one the others end before anybody looks what is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_running, self._is_ended = 0, False
+
+    def job(self, item: Upload) -> Job:
+        """The request of one of them."""
+
+        def call(store: Store, name: str) -> RemoteInfo:
+            with self._changed:
+                if self._is_ended:
+                    raise StoreError("another one failed", is_passing=False)
+                self._num_running += 1
+            try:
+                item.file.seek(0)  # a second attempt begins anew
+                return store.upload(name, item.file, item.size)
+            finally:
+                with self._changed:
+                    self._num_running -= 1
+                    self._changed.notify_all()
+
+        return Job(item.path, f"its {item.size} bytes", 0, call)
+
+    def end(self) -> None:
+        """Wait for those that run; none begins any more."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.wait_for(lambda: not self._num_running)
+
+
+def remove(paths: Sequence[str], access: Access) -> None:
+    """Remove files; no error where there is none."""
+
+    def call(store: Store, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            store.remove(name)
+
+    Transfer([Job(path, "its removal", 0, call) for path in paths], access).answers()

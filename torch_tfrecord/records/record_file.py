@@ -28,10 +28,9 @@ from torch_tfrecord.files.atomic import (
     temporary_names,
 )
 from torch_tfrecord.files.descriptors import named, opened
-from torch_tfrecord.files.file_source import fingerprint
+from torch_tfrecord.files.storage import fingerprint
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import infos_if_there
-from torch_tfrecord.files.uploads import Upload, remove, upload
+from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, upload
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex

@@ -33,8 +33,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access, cache_dir
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.files.transfers import without_signature
 from torch_tfrecord.shown import without_secrets
 

@@ -23,10 +23,9 @@ from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files.storage import ByteSource, LocalFile, open_file
 from torch_tfrecord.protobuf.messages import parse_message, varint
 from torch_tfrecord.records.array_record import (
     FileIndex,

@@ -23,8 +23,7 @@ from torch_tfrecord.files.atomic import (
 )
 from torch_tfrecord.files.descriptors import opened
 from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.files.transfers import listing
-from torch_tfrecord.files.uploads import Upload, remove, upload
+from torch_tfrecord.files.transfers import Upload, listing, remove, upload
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.writer import TFRecordWriter
