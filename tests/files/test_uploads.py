@@ -21,6 +21,7 @@ from torch_tfrecord import (
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import obstore_store, store, stores, transfers
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.files.transfers import infos_if_there
 from torch_tfrecord.records.record_file import upload_bytes
@@ -48,7 +49,7 @@ def s3(server, request, monkeypatch):
     pytest.importorskip(request.param)
     if request.param == "s3fs":
         monkeypatch.setattr(stores, "obstore_module", lambda: None)
-        monkeypatch.setattr(stores, "_stores", {})
+        monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     client = boto3.client(
         "s3",
         endpoint_url=server,

@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -120,13 +121,19 @@ class Access:
         return without_secrets(text)
 
     def __eq__(self, other: object) -> bool:
-        return self._content() == other._content() if isinstance(other, Access) else NotImplemented
+        return self._content == other._content if isinstance(other, Access) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._content())
+        return hash(self._content)
 
+    @cached_property
     def _content(self) -> tuple[object, ...]:
+        # once: each store that is looked up asks for it
         return _frozen(self.storage_options), self.cache_dir, self.cache_bytes
+
+    def __getstate__(self) -> dict[str, object]:
+        # An option without a hash counts by its number, which is another one in another process.
+        return {name: value for name, value in self.__dict__.items() if name != "_content"}
 
     def __repr__(self) -> str:
         parts = (

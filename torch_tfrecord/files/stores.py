@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import re
 import sys
 import threading
@@ -22,7 +21,7 @@ from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
 from torch_tfrecord.files.obstore_options import obstore_config
 from torch_tfrecord.files.obstore_store import ObstoreStore
-from torch_tfrecord.files.per_process import compiled_copy, module_of_process
+from torch_tfrecord.files.per_process import PerProcess, compiled_copy, module_of_process
 from torch_tfrecord.files.store import Store
 
 __all__ = ["fsspec_store_of", "obstore_module", "store_of"]
@@ -75,8 +74,8 @@ class _Stores:
         self.found: dict[object, Store | None] = {}
 
 
-# by number of the process: what was made before a fork is of no use behind it
-_stores: dict[int, _Stores] = {}
+# A client of the parent is of no use after a fork, and its end would wait for threads.
+_STORES = PerProcess(_Stores, keeps_parents=True)
 
 
 def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
@@ -150,7 +149,7 @@ def _usual_options(scheme: str) -> Mapping[str, Any]:
 
 def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
     """What was made for a key, by this process."""
-    stores = _stores.setdefault(os.getpid(), _Stores())
+    stores = _STORES.get()
     with stores.lock:
         if key not in stores.found:
             if len(stores.found) >= _MOST_STORES:
