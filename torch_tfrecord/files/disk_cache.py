@@ -36,6 +36,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.errors import outer_level
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.shown import printable
 
 __all__ = [
@@ -146,17 +147,17 @@ class DiskCache:
             None if max_bytes is None else at_least(LEAST_BYTES, "cache_bytes", max_bytes)
         )
         self._group = _hash(group).hex()
-        self._state = _ProcessState()
+        self._state = PerProcess(_ProcessState)
 
     @property
     def hit_bytes(self) -> int:
         """Bytes that came from the cache, in this process."""
-        return self._state.hit_bytes
+        return self._state.get().hit_bytes
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes that were fetched by it."""
-        return self._state.fetched_bytes
+        return self._state.get().fetched_bytes
 
     def read(self, ranges: Sequence[Range], fetch: Fetch) -> list[bytes | memoryview]:
         """The bytes of each range, in order.
@@ -189,9 +190,7 @@ class DiskCache:
 
     def _open(self) -> _Folder | None:
         """The folder; None where it cannot be used."""
-        state = self._state
-        if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
-            state = self._state = _ProcessState()
+        state = self._state.get()
         with state.lock:
             if state.folder is not None and state.folder.is_current():
                 return state.folder
@@ -204,7 +203,7 @@ class DiskCache:
             return state.folder
 
     def _may_write(self, folder: _Folder) -> bool:
-        if self._state.aside_until > time.monotonic() or folder.full_until > time.monotonic():
+        if self._state.get().aside_until > time.monotonic() or folder.full_until > time.monotonic():
             return False
         with _StandingAside(self._stand_aside):
             free_bytes, disk_bytes = folder.free_bytes()
@@ -217,7 +216,7 @@ class DiskCache:
         """Keep what was fetched; say now and then how much was read, and that the data set is in
         use.
         """
-        state, counts = self._state, (0, 0)
+        state, counts = self._state.get(), (0, 0)
         with state.lock:
             folder = state.folder
             state.hit_bytes += reading.hit_bytes
@@ -237,29 +236,21 @@ class DiskCache:
     def _stand_aside(self, error: OSError) -> None:
         if isinstance(error, FileNotFoundError):  # it was cleared meanwhile
             return
-        self._state.aside_until = time.monotonic() + _ASIDE_SECONDS
+        self._state.get().aside_until = time.monotonic() + _ASIDE_SECONDS
         if not isinstance(error, BlockingIOError):  # others hold it for long
             self._warn(error.filename or self.folder, error.strerror or type(error).__name__)
 
     def _warn(self, path: str, reason: str) -> None:
-        if not self._state.is_warned:
-            self._state.is_warned = True
+        if not self._state.get().is_warned:
+            self._state.get().is_warned = True
             text = f"{printable(path)}: {reason}: remote data is read, but no more of it is cached"
             warnings.warn(text, stacklevel=outer_level())
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_state": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._state = _ProcessState()
-
 
 class _ProcessState:
-    """What belongs to one process, replaced as a whole."""
+    """What belongs to one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.folder: _Folder | None = None
         self.closed_until = self.aside_until = 0.0

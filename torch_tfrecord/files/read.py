@@ -289,7 +289,7 @@ class PendingRange:
         self.begin, self.end = begin, end
         self.has_failed = False
         self._lock = threading.Lock()
-        self._transfer = begin_range(FileRange(file.part, begin, end), file.access)
+        self._started = begin_range(FileRange(file.part, begin, end), file.access)
         self._data: memoryview | None = None
 
     def data(self) -> memoryview:
@@ -297,9 +297,9 @@ class PendingRange:
         with self._lock:
             if self._data is None:
                 try:
-                    answers = self._transfer.answers()
+                    (data,) = self._started.answers()
                 except BaseException:
                     self.has_failed = True
                     raise
-                self._data = memoryview(answers[0] if len(answers) == 1 else b"".join(answers))
+                self._data = memoryview(data)
             return self._data

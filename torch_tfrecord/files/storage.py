@@ -23,7 +23,6 @@ from torch_tfrecord.files.transfers import (
     FileRange,
     RemotePart,
     fetch,
-    fetch_directly,
     forget,
     infos,
 )
@@ -309,7 +308,7 @@ class RemoteFile(FileSource):
             FileRange(self.part, max(size - most, 0), size),
         ]
         # Not out of the cache: it tells changes that a storage's time may hide.
-        first, last = fetch_directly(ranges, self.access) if size else (b"", b"")
+        first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
         return int(crc32c(last, crc32c(first)))
 
 

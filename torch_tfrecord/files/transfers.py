@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range, Reading
+from torch_tfrecord.files.disk_cache import CachedFile, Range, Reading
 from torch_tfrecord.files.engine import Job, Transfer
 from torch_tfrecord.files.store import RemoteInfo, Store, StoreError
 from torch_tfrecord.files.stores import fsspec_store_of
@@ -29,7 +29,6 @@ __all__ = [
     "Upload",
     "begin_range",
     "fetch",
-    "fetch_directly",
     "forget",
     "infos",
     "infos_if_there",
@@ -37,10 +36,11 @@ __all__ = [
     "read_into",
     "remove",
     "start",
-    "start_directly",
     "start_info",
     "upload",
 ]
+
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 _LARGEST_PIECE = 8 << 20
 # takes as long as the answer's first byte, at the speed of one connection of a storage
@@ -72,43 +72,6 @@ class FileRange(NamedTuple):
     file: RemotePart
     begin: int
     end: int
-
-
-def _read_directly(
-    ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
-) -> None:
-    """Read ranges of any files at once, each to its place in a writable buffer of bytes.
-
-    Raises:
-        RemoteError, OSError, CorruptRecordError: As of `Attempts.ask`, for the first range that
-            fails.
-    """
-    target, jobs = np.frombuffer(buffer, np.uint8), []
-    for number, (file, begin, end) in _pieces(ranges):
-        start = starts[number] + begin - ranges[number].begin
-        jobs.append(_job(file, begin, end, partial(_read_to, target[start : start + end - begin])))
-    Transfer(jobs, access).answers()
-
-
-def fetch_directly(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """The bytes of ranges of any files, read at once; raises as `_read_directly`."""
-    pieces = _pieces(ranges)
-    found: list[list[bytes | memoryview]] = [[] for _ in ranges]
-    for (number, _), data in zip(
-        pieces, start_directly([piece for _, piece in pieces], access).answers(), strict=True
-    ):
-        found[number].append(data)
-    return [parts[0] if len(parts) == 1 else b"".join(parts) for parts in found]
-
-
-def start_directly(ranges: Sequence[FileRange], access: Access) -> Transfer:
-    """Begin to read ranges, each by one request."""
-    return Transfer([_job(*item) for item in ranges], access)
-
-
-def _begin_directly(wanted: FileRange, access: Access) -> Transfer:
-    """Begin to read a range; its answers are its pieces, one behind the other."""
-    return start_directly([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
 
 
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
@@ -162,30 +125,26 @@ def _info_if_there(store: Store, name: str) -> RemoteInfo | None:
         return None
 
 
-def _job(file: RemotePart, begin: int, end: int, read: Callable[..., Any] | None = None) -> Job:
-    return Job(
-        file.path, f"bytes {begin} to {end}", end - begin, partial(read or _read, file, begin, end)
-    )
+def _job(file: RemotePart, begin: int, end: int, target: _Bytes | None = None) -> Job:
+    """The request of a piece; with a target its bytes go there, and nothing is answered."""
 
+    def call(store: Store, name: str) -> bytes | memoryview | None:
+        data = store.read_range(name, begin, end, file.etag)
+        if len(data) != end - begin:
+            raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
+        if target is None:
+            return data
+        # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
+        # each.
+        target[:] = np.frombuffer(data, np.uint8)
+        return None
 
-def _read_to(
-    target: npt.NDArray[np.uint8], file: RemotePart, begin: int, end: int, store: Store, name: str
-) -> None:
-    # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
-    # each.
-    target[:] = np.frombuffer(_read(file, begin, end, store, name), np.uint8)
-
-
-def _read(file: RemotePart, begin: int, end: int, store: Store, name: str) -> bytes | memoryview:
-    data = store.read_range(name, begin, end, file.etag)
-    if len(data) != end - begin:
-        raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
-    return data
+    return Job(file.path, f"bytes {begin} to {end}", end - begin, call)
 
 
 def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[int, FileRange]]:
-    """Number of the range, and the piece of it, of each request; without a size so that there are
-    several.
+    """Cut ranges into pieces of about a size: each with the number of its range. Without a size
+    they are so small that there are several requests.
     """
     if size is None:
         total = sum(end - begin for _, begin, end in ranges)
@@ -233,54 +192,74 @@ class Started:
     """A read that was begun.
 
     Args:
-        transfer: Fetches what is missing; None where nothing is.
-        reading: Knows what is not; None where there is no cache.
+        ranges: What is asked for.
+        access: How it is reached.
+        piece_bytes: Of each request; None for as few as are quick.
+        reading: What the cache knows of it, which lacks these ranges; None where there is none.
     """
 
-    def __init__(self, transfer: Transfer | None, reading: Reading | None) -> None:
-        self._transfer, self._reading = transfer, reading
+    def __init__(
+        self,
+        ranges: Sequence[FileRange],
+        access: Access,
+        piece_bytes: int | None,
+        reading: Reading | None,
+    ) -> None:
+        pieces = _pieces(ranges, piece_bytes)
+        self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
+        self._transfer = Transfer([_job(*piece) for _, piece in pieces], access) if pieces else None
+        self._reading = reading
 
     def answers(self) -> list[bytes | memoryview]:
-        """The bytes of each range, when they are there."""
-        fetched: list[bytes | memoryview] = (
-            [] if self._transfer is None else self._transfer.answers()
-        )
-        return fetched if self._reading is None else self._reading.finish(fetched)
+        """The bytes of each range, when they are there.
+
+        Raises:
+            RemoteError, OSError, CorruptRecordError: For the range that fails first; see `engine`.
+        """
+        parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
+        if self._transfer is not None:
+            for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
+                parts[number].append(data)
+        found = [each[0] if len(each) == 1 else b"".join(each) for each in parts]
+        return found if self._reading is None else self._reading.finish(found)
 
 
-def start(ranges: Sequence[FileRange], access: Access) -> Started:
-    """As `start_directly`; what the cache has is not asked for."""
+def start(
+    ranges: Sequence[FileRange], access: Access, *, piece_bytes: int | None = None
+) -> Started:
+    """Begin to read ranges of any files, all at once; what the cache has is not asked for."""
     if access.cache is None or not all(map(_is_known, ranges)):
-        return Started(start_directly(ranges, access), None)
-    reading, missing = _begun(ranges, access, access.cache)
-    return Started(start_directly(missing, access) if missing else None, reading)
+        return Started(ranges, access, piece_bytes, None)
+    wanted = _wanted(ranges, access)
+    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
+    reading = access.cache.start(wanted)
+    missing = [FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing]
+    return Started(missing, access, piece_bytes, reading)
 
 
 def begin_range(wanted: FileRange, access: Access) -> Started:
-    """A range by its pieces; what the cache has is not asked for."""
-    if access.cache is None or not _is_known(wanted):
-        return Started(_begin_directly(wanted, access), None)
-    return start([wanted], access)
+    """Begin to read a range ahead of its use, in few requests: nobody waits for it yet."""
+    return start([wanted], access, piece_bytes=_LARGEST_PIECE)
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """As `fetch_directly`; what the cache has is not asked for."""
-    if access.cache is None or not all(map(_is_known, ranges)):
-        return fetch_directly(ranges, access)
-    reading, missing = _begun(ranges, access, access.cache)
-    return reading.finish(fetch_directly(missing, access) if missing else ())
+    """The bytes of ranges of any files, read at once; what the cache has is not asked for."""
+    return start(ranges, access).answers()
 
 
 def read_into(
     ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
 ) -> None:
-    """Read ranges of any files at once, each to its place in a writable buffer of bytes; what the
-    cache has is not asked for."""
-    if access.cache is None:
-        _read_directly(ranges, starts, buffer, access)
+    """As `fetch`, each range to its place in a writable buffer of bytes."""
+    if access.cache is not None:
+        for start, data in zip(starts, fetch(ranges, access), strict=True):
+            buffer[start : start + len(data)] = data
         return
-    for start, data in zip(starts, fetch(ranges, access), strict=True):
-        buffer[start : start + len(data)] = data
+    target, jobs = np.frombuffer(buffer, np.uint8), []
+    for number, (file, begin, end) in _pieces(ranges):
+        at = starts[number] + begin - ranges[number].begin
+        jobs.append(_job(file, begin, end, target[at : at + end - begin]))
+    Transfer(jobs, access).answers()
 
 
 def forget(ranges: Sequence[FileRange], access: Access) -> bool:
@@ -289,18 +268,6 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """
     known = [*filter(_is_known, ranges)]
     return access.cache is not None and access.cache.forget(_wanted(known, access))
-
-
-def _begun(
-    ranges: Sequence[FileRange], access: Access, cache: DiskCache
-) -> tuple[Reading, list[FileRange]]:
-    """A read through the cache, and what it lacks."""
-    wanted = _wanted(ranges, access)
-    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
-    reading = cache.start(wanted)
-    return reading, [
-        FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing
-    ]
 
 
 def _wanted(ranges: Sequence[FileRange], access: Access) -> list[Range]:
