@@ -14,9 +14,10 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from crc32c import crc32c
+
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.descriptors import Descriptor, named, open_descriptor, open_if_free
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import islice
 
-from torch_tfrecord.files.checksum import crc32c, mask
+from crc32c import crc32c
+
 from torch_tfrecord.files.inflated import SequentialSource
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import (
@@ -14,6 +15,7 @@ from torch_tfrecord.records.framing import (
     OVERHEAD_BYTES,
     find_headers,
     is_header,
+    mask,
     payload_length,
 )
 

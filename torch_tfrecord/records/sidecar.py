@@ -28,11 +28,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access, cache_dir
 from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.files.transfers import without_signature
 from torch_tfrecord.shown import without_secrets
