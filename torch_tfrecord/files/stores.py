@@ -61,6 +61,7 @@ def _own_copy() -> ModuleType:
 
 
 _HTTP = ("http", "https")
+_SCHEMES_OF_OBSTORE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", *_HTTP})
 # an address that nobody writes in another way
 _AS_IT_IS = re.compile(r"[\w/;=@:+$,!~*'()&.-]*", re.ASCII)
 _MOST_STORES = 64
@@ -122,9 +123,12 @@ def _parts(path: str) -> tuple[str, str, str | None]:
 
 
 def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
-    if not _may_be_obstores(scheme):
+    if scheme not in _SCHEMES_OF_OBSTORE:
         return None
-    options: Mapping[str, Any] = {**_usual_options(scheme), **access.storage_options}
+    import fsspec.config  # takes long, and most paths are local
+
+    usual = fsspec.config.conf.get(scheme, {})  # the user's configuration of fsspec
+    options = {**(usual if isinstance(usual, Mapping) else {}), **access.storage_options}
     config = obstore_config(scheme, f"{scheme}://{place}" if scheme in _HTTP else place, options)
     module = None if config is None else obstore_module()
     if config is None or module is None:
@@ -133,18 +137,6 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
         return ObstoreStore(module, f"{scheme}://{place}/", config, access)
     except Exception:  # the client does not take the options: whoever knows them says what is wrong
         return None
-
-
-def _may_be_obstores(scheme: str) -> bool:
-    return scheme in ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", *_HTTP)
-
-
-def _usual_options(scheme: str) -> Mapping[str, Any]:
-    """What the user's configuration of fsspec says for a scheme."""
-    import fsspec.config
-
-    options = fsspec.config.conf.get(scheme, {})
-    return options if isinstance(options, Mapping) else {}
 
 
 def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
