@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -32,7 +31,6 @@ def remote_folder() -> str:
 _SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
 
 
-@dataclass(frozen=True, repr=False, eq=False, init=False)
 class Access:
     """The user's options of a storage, and of the cache on the disk; holds no client, so that it
     may be pickled.
@@ -64,12 +62,6 @@ class Access:
         True
     """
 
-    storage_options: Mapping[str, Any]
-    cache_dir: str | None
-    cache_bytes: int | None
-    cache: DiskCache | None
-    endpoint: str
-
     def __init__(
         self,
         storage_options: Mapping[str, Any] | None = None,
@@ -81,8 +73,8 @@ class Access:
             raise TypeError(
                 f"storage_options must be a dict with names of str, or None, got {type(options).__name__}"
             )
-        object.__setattr__(self, "storage_options", _copied(options))
-        object.__setattr__(self, "endpoint", _endpoint(self.storage_options))
+        self.storage_options: Mapping[str, Any] = _copy_options(options)
+        self.endpoint = _endpoint(self.storage_options)
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
             raise TypeError(
                 f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
@@ -90,9 +82,9 @@ class Access:
         if cache_dir is None and cache_bytes is not None:
             cache_dir = remote_folder()
         cache = None if cache_dir is None else DiskCache(cache_dir, cache_bytes)
-        object.__setattr__(self, "cache_dir", None if cache is None else cache.folder)
-        object.__setattr__(self, "cache_bytes", cache_bytes)
-        object.__setattr__(self, "cache", cache)
+        self.cache_dir = None if cache is None else cache.folder
+        self.cache_bytes = cache_bytes
+        self.cache = cache
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""
@@ -109,7 +101,7 @@ class Access:
 
     def _with_cache(self, cache: DiskCache | None) -> Access:
         other = copy.copy(self)
-        object.__setattr__(other, "cache", cache)
+        other.cache = cache
         return other
 
     def without_secrets(self, text: str) -> str:
@@ -129,7 +121,7 @@ class Access:
     @cached_property
     def _content(self) -> tuple[object, ...]:
         # once: each store that is looked up asks for it
-        return _frozen(self.storage_options), self.cache_dir, self.cache_bytes
+        return _freeze(self.storage_options), self.cache_dir, self.cache_bytes
 
     def __getstate__(self) -> dict[str, object]:
         # An option without a hash counts by its number, which is another one in another process.
@@ -161,19 +153,19 @@ def _endpoint(options: Mapping[str, Any]) -> str:
     return " ".join(value for value in found if isinstance(value, str))
 
 
-def _copied(value: Any) -> Any:
+def _copy_options(value: Any) -> Any:
     """Dicts and lists anew, which their owner may change; all else as it is."""
     if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    return [*map(_copied, value)] if isinstance(value, list) else value
+        return {name: _copy_options(item) for name, item in value.items()}
+    return [*map(_copy_options, value)] if isinstance(value, list) else value
 
 
-def _frozen(value: Any) -> object:
+def _freeze(value: Any) -> object:
     """The same for equal content, with a hash; an object that has none counts as itself."""
     if isinstance(value, Mapping):
-        return frozenset((name, _frozen(item)) for name, item in value.items())
+        return frozenset((name, _freeze(item)) for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze, value))
     try:
         hash(value)
     except TypeError:

@@ -316,17 +316,14 @@ def _join(ranges: Sequence[Range]) -> list[Range]:
     """Ranges joined where they overlap, and where they touch up to what one request is good for."""
     joined: list[Range] = []
     for one in sorted(ranges, key=_order):
-        if joined and _joins(joined[-1], one):
-            joined[-1] = joined[-1]._replace(end=max(joined[-1].end, one.end))
+        last = joined[-1] if joined and joined[-1].file.identity == one.file.identity else None
+        if last is not None and (
+            one.begin < last.end or (one.begin == last.end and one.end - last.begin <= _PIECE_BYTES)
+        ):
+            joined[-1] = last._replace(end=max(last.end, one.end))
         else:
             joined.append(one)
     return joined
-
-
-def _joins(last: Range, one: Range) -> bool:
-    if last.file.identity != one.file.identity or one.begin > last.end:
-        return False
-    return one.begin < last.end or one.end - last.begin <= _PIECE_BYTES
 
 
 def _find(folder: _Folder | None, wanted: Range) -> Iterator[bytes | Range]:
@@ -400,7 +397,8 @@ class _Folder:
         name = os.path.join(path, STATE_NAME)
         self._fd = _open_own(name, os.O_CREAT)
         if os.pread(self._fd, len(_MAGIC), 0) not in (b"", _MAGIC):
-            raise _no_cache("expected nothing or a cache, got another file", name)
+            problem = "expected nothing or a cache, got another file"
+            raise FileExistsError(errno.EEXIST, problem, name)
         self._users = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with self.locked(checked=False):
             self._agree(max_bytes)
@@ -581,7 +579,7 @@ class _Copy:
 
     def __init__(self, fd: int, file: CachedFile) -> None:
         self._fd, self._size, self._sector_bytes = fd, file.size, file.sector_bytes
-        self._table_at = _round_up(file.size)
+        self._table_at = -(-file.size // _PAGE_BYTES) * _PAGE_BYTES
         header = _HEADER.pack(_MAGIC, file.version, 0)[:-4]
         self._header = header + crc32c(header).to_bytes(4, "little")
         self._seed = crc32c(file.version)
@@ -668,10 +666,6 @@ class _Copy:
             return b""
 
 
-def _round_up(size: int) -> int:
-    return -(-size // _PAGE_BYTES) * _PAGE_BYTES
-
-
 def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
@@ -684,17 +678,15 @@ def _open_own(path: str, flags: int = 0) -> int:
     flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     status = os.fstat(fd)
+    problem = None
     if status.st_uid != os.geteuid():
+        problem = "expected a file of this user's, got somebody else's"
+    elif status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
+        problem = "expected a cache, got another file, or one with a second name"
+    if problem is not None:
         os.close(fd)
-        raise _no_cache("expected a file of this user's, got somebody else's", path)
-    if status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise _no_cache("expected a cache, got another file, or one with a second name", path)
+        raise FileExistsError(errno.EEXIST, problem, path)
     return fd
-
-
-def _no_cache(problem: str, path: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, problem, path)
 
 
 def _try_lock(fd: int, kind: int) -> bool:

@@ -108,10 +108,10 @@ class FsspecStore:
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._translated(), self._turn or nullcontext():
             if self._filesystem.async_impl and not self._filesystem.asynchronous:
-                return self._awaited(getattr(self._filesystem, f"_{method}"), *args, **kwargs)
+                return self._await(getattr(self._filesystem, f"_{method}"), *args, **kwargs)
             return getattr(self._filesystem, method)(*args, **kwargs)
 
-    def _awaited(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _await(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from fsspec.asyn import sync  # no request may stand still for ever
 
         return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
@@ -238,7 +238,7 @@ class HttpStore(FsspecStore):
 
     def _request(self, *asked: Any) -> tuple[RemoteInfo, bytes]:
         with self._translated():
-            found: tuple[RemoteInfo, bytes] = self._awaited(self._answer, *asked)
+            found: tuple[RemoteInfo, bytes] = self._await(self._answer, *asked)
             return found
 
     async def _answer(

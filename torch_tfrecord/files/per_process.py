@@ -179,12 +179,12 @@ def compiled_copy(name: str) -> ModuleType:
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create(name), "wb") as file:  # noqa: PTH123 - it has no path
             # new in each process
-            return _loaded_from(name, file, content, f"/proc/{os.getpid()}/fd/{file.fileno()}")
+            return _load_from(name, file, content, f"/proc/{os.getpid()}/fd/{file.fileno()}")
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        return _loaded_from(name, file, content, file.name)
+        return _load_from(name, file, content, file.name)
 
 
-def _loaded_from(name: str, file: IO[bytes], content: bytes, path: str) -> ModuleType:
+def _load_from(name: str, file: IO[bytes], content: bytes, path: str) -> ModuleType:
     file.write(content)
     file.flush()
     loader = importlib.machinery.ExtensionFileLoader(name, path)

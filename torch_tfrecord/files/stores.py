@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
@@ -65,6 +65,7 @@ _SCHEMES_OF_OBSTORE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"
 # an address that nobody writes in another way
 _AS_IT_IS = re.compile(r"[\w/;=@:+$,!~*'()&.-]*", re.ASCII)
 _MOST_STORES = 64
+_Made = TypeVar("_Made", bound="Store | None")
 
 
 class _Stores:
@@ -72,7 +73,7 @@ class _Stores:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.found: dict[object, Store | None] = {}
+        self.found: dict[object, Any] = {}  # clients; None where there cannot be one
 
 
 # A client of the parent is of no use after a fork, and its end would wait for threads.
@@ -90,7 +91,8 @@ def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
     """
     scheme, place, name = _parts(path)
     if name is not None:
-        store = _kept((scheme, place, access), lambda: _obstore_store(scheme, place, access))
+        key = scheme, place, access
+        store = _find_or_make(key, lambda: _obstore_store(scheme, place, access))
         if store is not None:
             return store, name
     return fsspec_store_of(path, access)
@@ -100,8 +102,7 @@ def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
     """`store_of` by fsspec, whatever else there is."""
     filesystem, name = fsspec_filesystem(path, access)
     kind = HttpStore if "http" in filesystem.protocol else FsspecStore
-    store = _kept((filesystem, access), lambda: kind(filesystem, access))
-    return store or kind(filesystem, access), name
+    return _find_or_make((filesystem, access), lambda: kind(filesystem, access)), name
 
 
 def _parts(path: str) -> tuple[str, str, str | None]:
@@ -139,7 +140,7 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
         return None
 
 
-def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
+def _find_or_make(key: object, make: Callable[[], _Made]) -> _Made:
     """What was made for a key, by this process."""
     stores = _STORES.get()
     with stores.lock:
@@ -147,4 +148,5 @@ def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
             if len(stores.found) >= _MOST_STORES:
                 stores.found.clear()
             stores.found[key] = make()
-        return stores.found[key]
+        made: _Made = stores.found[key]
+        return made

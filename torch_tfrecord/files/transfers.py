@@ -170,8 +170,7 @@ _SIGNATURES = {
     "policy",
     "signature",
     "token",
-}
-_SIGNATURES |= {
+    # of Azure
     "se",
     "sig",
     "ske",
@@ -185,7 +184,7 @@ _SIGNATURES |= {
     "sr",
     "st",
     "sv",
-}  # of Azure
+}
 
 
 class Started:
