@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.descriptors import Descriptor, named, open_descriptor, open_if_free
+from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import (
     FileRange,
@@ -164,7 +164,7 @@ class LocalFile(FileSource):
         """The open file, for one read: it is not closed while its caller keeps this."""
         held = self._held
         if held is None:
-            with named(self.path):
+            with name_path(self.path):
                 held = self._held = self._same(open_descriptor(self._place, self))
         held.is_used = True
         return held
