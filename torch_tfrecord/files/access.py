@@ -96,6 +96,7 @@ class Access:
         """
         if self.cache_dir is None or not paths:
             return self
+        # What the first and the last in order have in common, all between them have.
         group = _common_folder(min(paths), max(paths))
         return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
 
@@ -108,6 +109,7 @@ class Access:
         """A text of somebody else's, such as a client's error, in which no value of an option or
         URL stands.
         """
+        # The longest first: a shorter one may be a part of it, and would leave the rest.
         for value in sorted(_texts(self.storage_options), key=len, reverse=True):
             text = text.replace(value, "...")
         return without_secrets(text)

@@ -175,6 +175,7 @@ class FilesAhead:
         """Ask for what comes next."""
         with self._lock:
             opened = list(self._open)
+            # Many pieces keep many connections busy; small ones cost more requests than they win.
             piece_bytes = max(_SMALL_PIECE, min(_LARGE_PIECE, self._window // _PIECES))
             left = self._window
             for file in opened:

@@ -193,6 +193,7 @@ def open_path(
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
+    # Ours are the only ones that we may close.
     _POOL.get().close_all()
     try:
         return function(path, *arguments, **options)

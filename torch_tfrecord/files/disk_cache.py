@@ -194,8 +194,10 @@ class DiskCache:
         with state.lock:
             if state.folder is not None and state.folder.is_current():
                 return state.folder
+            # It was cleared by another process, or could not be opened before.
             state.folder = None
             if state.closed_until < time.monotonic():
+                # Set before the attempt, so that it holds if that fails.
                 state.closed_until = time.monotonic() + _ASIDE_SECONDS
                 with _StandingAside(self._stand_aside):
                     state.folder = _Folder(self.folder, self._max_bytes, self._group)
@@ -476,6 +478,7 @@ class _Folder:
         """Write to the disk what was fetched, as far as there is room."""
         for (file, begin, end), data in fetched:
             size = file.sector_bytes
+            # Whole sectors only, as a checksum is of a whole one; the last ends with the file.
             last = end // size if end < file.size else file.sectors(begin, end).stop
             sectors = range(-(-begin // size), last)
             if len(data) != end - begin or not sectors:
@@ -523,6 +526,7 @@ class _Folder:
         if cap is None or (wanted is not None and (is_alone or wanted < cap)):
             cap = wanted or max(self.free_bytes()[0] // _DEFAULT_SHARE, LEAST_BYTES)
         used = self.usage()[1]
+        # All of it: who lowers a cap begins anew, which is rare, and simple.
         if used > cap:
             for path in self._paths():
                 os.unlink(path)
@@ -582,6 +586,7 @@ class _Copy:
         self._table_at = -(-file.size // _PAGE_BYTES) * _PAGE_BYTES
         header = _HEADER.pack(_MAGIC, file.version, 0)[:-4]
         self._header = header + crc32c(header).to_bytes(4, "little")
+        # In each check, so that no sector of an old version is taken for one of this.
         self._seed = crc32c(file.version)
 
     def __del__(self) -> None:
@@ -621,6 +626,7 @@ class _Copy:
         """Write sectors in a row: the bytes, then what makes them count."""
         begin = sectors.start * self._sector_bytes
         data = data[: min(sectors.stop * self._sector_bytes, self._size) - begin]
+        # In this order: a process that is killed between the two has written nothing that counts.
         _write_all(self._fd, data, begin)
         table = b""
         for sector, checksum in zip(sectors, map(crc32c, self._each_sector(data)), strict=True):
@@ -631,6 +637,7 @@ class _Copy:
         """Sectors are gone; whether any was there."""
         found = any(checksum is not None for checksum in self.checksums(sectors))
         if found:
+            # The bytes may stay: without its checksum no sector counts.
             _write_all(self._fd, bytes(8 * len(sectors)), self._entry_at(sectors.start))
         return found
 
@@ -675,6 +682,7 @@ def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 def _open_own(path: str, flags: int = 0) -> int:
     """Open a file of this user's: what another one can write is nothing to believe."""
+    # No link is followed, and no FIFO is waited for, that somebody put there.
     flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     status = os.fstat(fd)

@@ -75,6 +75,7 @@ class FsspecStore:
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, or all files below it."""
+        # What it remembers of a folder may be older than the files there.
         self._filesystem.invalidate_cache()
         if recursive:
             found: Mapping[str, Any] = self._ask("find", prefix, detail=True)
@@ -252,6 +253,7 @@ class HttpStore(FsspecStore):
         for _ in range(_MOST_REDIRECTS + 1):
             given = {**(options.get("headers") or {}), "Accept-Encoding": "identity", **headers}
             session = await filesystem.set_session()
+            # We follow redirects ourselves: the user's headers are not for another host.
             asked = {**options, "headers": given, "allow_redirects": False}
             async with session.request(method, url, **asked) as answer:
                 found = answer.headers

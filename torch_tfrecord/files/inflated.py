@@ -195,6 +195,7 @@ class InflatedSource(SequentialSource):
         return self._input[:num_bytes]
 
     def _inflate(self, inflater: zlib._Decompress) -> bytes:
+        # An error loses what was decompressed before it: `_salvage` does that again from here.
         before = inflater.copy()
         data = self._input
         try:

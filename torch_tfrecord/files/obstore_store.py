@@ -176,6 +176,7 @@ def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:
         and "region" not in client.config
         and "endpoint" not in client.config
     ):
+        # A request to another region than the bucket's is refused, and few users name it.
         region = bucket_region(config.place)
         return kind(config.place, **config.config, region=region, **more) if region else client
     return client

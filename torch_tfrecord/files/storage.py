@@ -173,6 +173,7 @@ class LocalFile(FileSource):
         """As `hold`, for whoever holds some already; None where too many are open."""
         held = self._held
         if held is None:
+            # Never waits: whoever holds one and waits for another may wait for itself.
             held = open_if_free(self._place, self)
             if held is None:
                 return None

@@ -145,6 +145,7 @@ def _find_or_make(key: object, make: Callable[[], _Made]) -> _Made:
     stores = _STORES.get()
     with stores.lock:
         if key not in stores.found:
+            # Whoever makes options anew each time must not fill the memory with clients.
             if len(stores.found) >= _MOST_STORES:
                 stores.found.clear()
             stores.found[key] = make()

@@ -265,6 +265,7 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """Drop what the cache has of ranges whose bytes are not what they should be; whether it had any
     of them.
     """
+    # What says no version was never kept.
     known = [*filter(_is_known, ranges)]
     return access.cache is not None and access.cache.forget(_wanted(known, access))
 
@@ -292,6 +293,7 @@ def without_signature(path: str) -> str:
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
         if not _signs(name)
     ]
+    # Only there is it a user and a password: abfss has the container before the @.
     place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
     return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
 
