@@ -29,9 +29,9 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import index_keeper, sidecar
+from torch_tfrecord.records import index_keeper, index_places
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.sidecar import places, sidecar_path, visible_sidecar_path
+from torch_tfrecord.records.index_places import places, sidecar_path, visible_sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -292,8 +292,8 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
     with pytest.raises(
         FileExistsError, match="expected nothing or an index at the place of the index"
     ):
-        sidecar.write_sidecar(str(place), index.to_bytes())
-    sidecar.remove_sidecar(data)
+        index_places.write_sidecar(str(place), index.to_bytes())
+    index_places.remove_sidecar(data)
     assert (place.read_bytes(), place.stat()) == before
     assert os.listdir(place.parent) == [place.name]
 
@@ -498,7 +498,7 @@ def test_an_empty_folder_that_another_process_removes(data):
             os.rmdir(os.path.dirname(place))
         build_index(data).save(place)
 
-    sidecar.in_sidecar_folder(place, write)
+    index_places.in_sidecar_folder(place, write)
     assert len(calls) == 2
     assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 

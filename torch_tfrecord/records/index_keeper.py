@@ -34,14 +34,14 @@ from torch_tfrecord.files.storage import is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
-from torch_tfrecord.records.sidecar import (
+from torch_tfrecord.records.index_places import (
     SIDECAR_FOLDER,
-    about_data,
     new_places,
     places,
     sidecar_folder,
     write_sidecar,
 )
+from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]
