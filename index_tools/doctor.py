@@ -109,6 +109,7 @@ def installation_report() -> str:
     lines = [head + f"{platform.system()} {platform.machine()}"]
     for title, rows in sections.items():
         lines += ["", title, *(f"  {row.name:<11}  {row.text}" for row in rows)]
+    # one compiler is the remedy of several parts
     remedies = dict.fromkeys(row.remedy for rows in sections.values() for row in rows if row.remedy)
     lines += (
         ["", "Missing", *(f"  {remedy}" for remedy in remedies)]
@@ -122,6 +123,7 @@ def _part(name: str) -> _Row:
     reason = fallback_reason(name)
     if reason is None:
         return _Row(name, f"compiled ({_PARTS[name]})")
+    # somebody wants the fallback: no compiler is missing
     if reason.startswith(PURE_PYTHON):
         remedy = f"Compiled core: unset {PURE_PYTHON}."
     elif name == "jpeg":
