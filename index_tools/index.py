@@ -31,7 +31,7 @@ from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
-from torch_tfrecord.records.index_places import sidecar_path, visible_sidecar_path, write_sidecar
+from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path, write_sidecar
 from torch_tfrecord.records.manifest_shards import write_manifest
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes

@@ -33,7 +33,7 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.index_places import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.record_file import RecordFile
 

@@ -25,7 +25,7 @@ from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.index_places import write_sidecar
+from torch_tfrecord.records.index_paths import write_sidecar
 from torch_tfrecord.records.manifest import (
     MANIFEST_SUFFIX,
     Manifest,

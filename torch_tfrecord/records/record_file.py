@@ -35,7 +35,7 @@ from torch_tfrecord.files.uploads import Upload, remove, upload
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_places import (
+from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
     in_sidecar_folder,
     remove_own,

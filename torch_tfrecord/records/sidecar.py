@@ -5,7 +5,7 @@ A sidecar is a safetensors file: arrays of one dimension, and text metadata with
 the other metadata and the arrays, so it detects any flipped bit that changes what is read. One
 array may be left out of it (`SidecarFormat.lazy`): it stays in the file, and its parts have
 checksums of their own. A checksum does not stop an attacker: code that reads a sidecar still checks
-its content against the data. `index_places` says where sidecars lie.
+its content against the data. `index_paths` says where sidecars lie.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "SIDECAR_FOLDER",
     "in_sidecar_folder",
-    "new_places",
-    "places",
+    "index_paths",
+    "new_index_paths",
     "remove_own",
     "remove_sidecar",
     "sidecar_folder",
@@ -68,7 +68,7 @@ def visible_sidecar_path(data_path: str) -> str:
     return data_path + _SIDECAR_SUFFIX
 
 
-def new_places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+def new_index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     """Where a new index of a data file goes: to the first of these that can be written."""
     if index_dir is not None or not is_remote(data_path):
         yield sidecar_path(data_path, index_dir)
@@ -76,9 +76,9 @@ def new_places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     yield sidecar_path(data_path, cache_dir())
 
 
-def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+def index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     """Where an index of a data file may lie, in the order of looking: first where new ones go."""
-    yield from new_places(data_path, index_dir)
+    yield from new_index_paths(data_path, index_dir)
     if index_dir is not None or is_remote(data_path):
         yield sidecar_path(data_path)
     yield visible_sidecar_path(data_path)
