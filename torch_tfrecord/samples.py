@@ -180,10 +180,11 @@ def check_for_torch(samples: Sequence[object], places: Places | None) -> None:
     it.
     """
     sizes = dict(_sizes(samples[0], ""))
-    each = ((number, *pair) for number, sample in enumerate(samples) for pair in _sizes(sample, ""))
-    for number, name, size in each:
-        # a key that the first sample lacks is a KeyError of torch
-        if sizes.get(name, size) != size:
+    for number, sample in enumerate(samples):
+        for name, size in _sizes(sample, ""):
+            # a key that the first sample lacks is a KeyError of torch
+            if sizes.get(name, size) == size:
+                continue
             where = "" if places is None else f" ({places(number)})"
             raise ValueError(
                 f"{name or 'samples'}: torch's default collate_fn stacks equal sizes only, got {sizes[name]} in sample "
