@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES

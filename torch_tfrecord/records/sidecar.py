@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files.storage import FileSource, open_file
 
 __all__ = [
     "Sidecar",
