@@ -3,7 +3,7 @@ from .columns.containers import RaggedTensor, SparseList
 from .columns.example_lists import ListFeatures, NestedExample
 from .columns.feature import SequenceFeatures
 from .columns.image import Image
-from .columns.inference import format_features, infer_features
+from .columns.inference import infer_features
 from .columns.lists import FixedLenFeature, VarLenFeature
 from .columns.media import Audio, Video
 from .columns.one_value import SerializedTensor, Text
@@ -102,7 +102,6 @@ __all__ = [
     "encode_image",
     "encode_sequence_example",
     "find_files",
-    "format_features",
     "infer_features",
     "make_dataloader",
     "parse_example",
