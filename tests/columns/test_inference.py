@@ -16,11 +16,10 @@ from torch_tfrecord.columns.inference import (
     infer_features,
     infer_features_from_records,
 )
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.record_parsers import parse_example, parse_sequence_example
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.images.codec import encode_image

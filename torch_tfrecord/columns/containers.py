@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from torch_tfrecord.torch_internals import jagged
@@ -24,6 +26,7 @@ __all__ = [
     "jagged_tensor",
     "join_nested",
     "make_sparse",
+    "nest_rows",
     "offsets_of",
     "split_lists",
     "wrap_nested",
@@ -237,6 +240,15 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
     for splits in reversed(row_splits):
         values = [values[low:high] for low, high in pairwise(splits)]
     return values
+
+
+def nest_rows(
+    values: torch.Tensor | list[Any], row_splits: Sequence[npt.NDArray[np.int64]]
+) -> Nested | list[Any]:
+    """Numbers as a `Nested`, strings as nested lists; row splits outermost first."""
+    if isinstance(values, list):
+        return split_lists(values, [splits.tolist() for splits in row_splits])
+    return Nested(values, tuple(map(torch.from_numpy, row_splits)))
 
 
 def make_sparse(

@@ -24,7 +24,16 @@ from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
-from torch_tfrecord.columns.reading import Column, Ints, Reader, Want, labelled, read_each
+from torch_tfrecord.columns.reading import (
+    Column,
+    Ints,
+    Reader,
+    Want,
+    labelled,
+    locate_row,
+    read_each,
+    splits_of,
+)
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -288,7 +297,7 @@ class ExampleListParser(PartParser):
         if width is None:
             return _lists(
                 examples,
-                np.concatenate([[0], sizes.cumsum()]),
+                splits_of(sizes),
                 sizes,
                 np.ones(len(examples), np.bool_),
             )
@@ -365,8 +374,8 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     """The error with its list as position, and with the Example's number in it as prefix."""
     if error.position is None:
         return error
-    row = int(np.searchsorted(lists.borders, error.position, side="right")) - 1
-    number, size = error.position - int(lists.borders[row]), int(lists.sizes[row])
+    row, number = locate_row(lists.borders, error.position)
+    size = int(lists.sizes[row])
     if number < size:
         return type(error)(f"example {number}: {error.args[0]}", position=row)
     return ParseError(

@@ -20,10 +20,9 @@ from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures, features_code
 from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files.access import Access

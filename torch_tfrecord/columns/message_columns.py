@@ -22,6 +22,7 @@ from torch_tfrecord.columns.reading import (
     Want,
     at_step,
     read_columns,
+    splits_of,
 )
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -76,7 +77,7 @@ def _column(want: Want, records: Sequence[_Features]) -> Column:
         )
     values, buffer = _spans(present) if want.kind is BYTES_LIST else (_numbers(want, present), b"")
     if want.num_values is None:
-        return Column(values, np.concatenate([NO_OFFSETS, [0], counts.cumsum()]), missing, buffer)
+        return Column(values, splits_of(counts), missing, buffer)
     return Column(_dense(want, values, missing, len(records)), NO_OFFSETS, missing, buffer)
 
 
@@ -136,7 +137,7 @@ def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
     [steps] = columns_of(
         [want], [{want.key: feature} for features in found for feature in features]
     )
-    borders = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    borders = splits_of([*map(len, found)])
     return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
 
 

@@ -26,10 +26,10 @@ from torch_tfrecord.columns.feature import (
     make_reader,
     make_step_reader,
 )
+from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.message_columns import read_one, read_steps
 from torch_tfrecord.columns.reading import Column, Reader, StepReader, read_columns, reserve_for
 from torch_tfrecord.columns.row_plan import RowPlan
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -301,7 +301,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
         >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
         ({}, {'x': tensor([5])})

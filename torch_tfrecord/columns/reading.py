@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import DType, ListKind, decode_text, dtype_name, list_kind
+from torch_tfrecord.columns.dtypes import DType, ListKind, cast, decode_text, dtype_name, list_kind
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 
@@ -35,13 +36,16 @@ __all__ = [
     "check_steps",
     "labelled",
     "list_want",
+    "locate_row",
     "part_of",
     "read_columns",
     "read_each",
+    "read_list",
     "read_record",
     "read_records",
     "reserve_for",
     "reserve_for_values",
+    "splits_of",
 ]
 
 _T = TypeVar("_T")
@@ -272,6 +276,24 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
         raise want.labelled(error) from error.__cause__
 
 
+def read_list(want: Want, column: Column, dtype: DType) -> torch.Tensor | list[Any]:
+    """All values of a column: a tensor of numbers, or a list of bytes or str."""
+    if isinstance(dtype, torch.dtype):
+        return labelled(want, cast, column.values, dtype)
+    return labelled(want, column.strings, dtype)
+
+
+def splits_of(lengths: npt.ArrayLike) -> Ints:
+    """The row splits of rows with these lengths: int64 [N + 1], from 0."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def locate_row(splits: Ints, position: int) -> tuple[int, int]:
+    """The row that has an inner position, and the number of the position in it."""
+    row = int(np.searchsorted(splits, position, side="right")) - 1
+    return row, position - int(splits[row])
+
+
 def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None:
     """`reserve` for a feature; the error names it and, given ``offsets``, the record with the most
     values.
@@ -366,9 +388,9 @@ def check_steps(want: Want, column: StepColumn, *, is_required: bool) -> None:
     counts = offsets[1:] - offsets[:-1]
     wrong = counts != want.num_values
     if np.count_nonzero(wrong):  # faster than any(), which matters for a single record
-        step = int(wrong.argmax())
-        record = int(np.searchsorted(column.borders, step, side="right")) - 1
-        raise at_step(want.wrong_count(int(counts[step])), step - int(column.borders[record]))
+        first = int(wrong.argmax())
+        _, step = locate_row(column.borders, first)
+        raise at_step(want.wrong_count(int(counts[first])), step)
 
 
 def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Any:
@@ -380,10 +402,8 @@ def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> An
     except LimitExceededError as error:
         if error.position is None:
             raise
-        record = int(np.searchsorted(borders, error.position, side="right")) - 1
-        raise at_step(error, error.position - int(borders[record])).locate(
-            position=record
-        ) from error.__cause__
+        record, step = locate_row(borders, error.position)
+        raise at_step(error, step).locate(position=record) from error.__cause__
 
 
 def read_record(reader: Reader, columns: Sequence[Column]) -> Any:

@@ -263,7 +263,7 @@ def parse_single_sequence_example(
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
         >>> record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
         >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
         ({}, {'x': tensor([5])})
