@@ -57,7 +57,7 @@ def rows_of_batch(parser, records, keys=None):
 
 
 def twin_plan(readers):
-    plan = ColumnPlan(readers)
+    plan = ColumnPlan([reader.wants for reader in readers])
     for part in plan.parts:
         part.core = None
     return plan

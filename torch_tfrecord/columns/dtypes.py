@@ -19,8 +19,10 @@ __all__ = [
     "BYTES_LIST",
     "FLOAT_LIST",
     "INT64_LIST",
+    "Array",
     "DType",
     "ListKind",
+    "Value",
     "cast",
     "check_dimension",
     "check_key",
@@ -38,6 +40,12 @@ __all__ = [
 ]
 
 DType: TypeAlias = torch.dtype | type[bytes] | type[str]
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of any dtype."""
+Value: TypeAlias = Any
+"""A value of a sample, or its column in a batch: the spec decides whether that is a tensor, str,
+bytes, list, dict or message, which types cannot say of a mapping of specs.
+"""
 
 
 class ListKind(NamedTuple):
@@ -126,7 +134,7 @@ def cast(
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _check_range(values: npt.NDArray[Any], dtype: torch.dtype) -> None:
+def _check_range(values: Array, dtype: torch.dtype) -> None:
     low, high = value_range(dtype)
     if dtype in _WITH_INFINITY:
         values = values[~np.isinf(values)]
@@ -175,14 +183,14 @@ def decode_text(data: bytes | memoryview) -> str:
         ) from None
 
 
-def nest(values: Sequence[Any], shape: Sequence[int]) -> Any:
+def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
     """Nest a flat list by a shape, row-major; the value itself for a scalar shape."""
     if len(shape) == 1:
         return list(values)
     return _nest(iter(values), tuple(shape))
 
 
-def _nest(values: Iterator[Any], shape: tuple[int, ...]) -> Any:
+def _nest(values: Iterator[Value], shape: tuple[int, ...]) -> Value:
     if not shape:
         return next(values)
     return [_nest(values, shape[1:]) for _ in range(shape[0])]
@@ -267,7 +275,7 @@ def _check_count(sizes: Sequence[int]) -> None:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 
 
-def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
+def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Value:
     """Check and flatten a default value: a scalar for shape (), else a tuple of Python values in
     row-major order.
     """
@@ -290,7 +298,7 @@ def _flatten(value: object) -> Iterable[object]:
         yield value
 
 
-def _default_scalar(value: object, dtype: DType) -> Any:
+def _default_scalar(value: object, dtype: DType) -> Value:
     if not isinstance(dtype, torch.dtype):
         if not isinstance(value, (bytes, str)):
             raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")

@@ -31,7 +31,6 @@ from torch_tfrecord.columns.reading import (
     Want,
     check_steps,
     labelled,
-    part_of,
     read_each,
     read_record,
     splits_of,
@@ -389,7 +388,7 @@ class _ValueSteps(StepReader):
         if begin == end:
             return []
         found: torch.Tensor | list[Any] = read_record(
-            self._reader, [part_of(column, begin, end) for column in columns]
+            self._reader, [column.part(begin, end) for column in columns]
         )
         return (
             tv_tensors.Video(found)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
-from torch_tfrecord.columns.column_plan import ColumnPlan
+from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
 from torch_tfrecord.columns.containers import Nested, wrap_nested
 from torch_tfrecord.columns.feature import (
     Feature,
@@ -29,7 +29,6 @@ from torch_tfrecord.columns.feature import (
 from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.message_columns import read_one, read_steps
 from torch_tfrecord.columns.reading import Column, Reader, StepReader, read_columns, reserve_for
-from torch_tfrecord.columns.row_plan import RowPlan
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -230,7 +229,7 @@ class ExampleParser(Parser[_Values, _Values]):
 
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
-        return ColumnPlan(self._readers)
+        return ColumnPlan([reader.wants for reader in self._readers])
 
     @functools.cached_property
     def _row_plan(self) -> RowPlan:
