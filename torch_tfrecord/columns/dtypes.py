@@ -23,6 +23,7 @@ __all__ = [
     "DType",
     "ListKind",
     "Value",
+    "Values",
     "cast",
     "check_dimension",
     "check_key",
@@ -46,6 +47,8 @@ Value: TypeAlias = Any
 """A value of a sample, or its column in a batch: the spec decides whether that is a tensor, str,
 bytes, list, dict or message, which types cannot say of a mapping of specs.
 """
+Values: TypeAlias = dict[str, Value]
+"""A sample or a batch: the name of each output and its value or column."""
 
 
 class ListKind(NamedTuple):
@@ -231,8 +234,9 @@ def fixed_shape(shape: object) -> tuple[int, ...]:
             raise TypeError(f"shape must be a tuple of ints, got {sizes!r}")
         if size < 0:
             raise ValueError(f"Dimension {size} must be >= 0")
-    _check_count(sizes)
-    return tuple(sizes)
+    known = tuple(size for size in sizes if isinstance(size, int))
+    _check_count(known)
+    return known
 
 
 def shape_with_names(
@@ -251,7 +255,7 @@ def shape_with_names(
     return sizes
 
 
-def _dimensions(shape: object) -> tuple[Any, ...]:
+def _dimensions(shape: object) -> tuple[int | str | None, ...]:
     """Convert a shape to a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import torch
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
 from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
@@ -27,6 +27,7 @@ from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrap
 from torch_tfrecord.columns.reading import (
     Column,
     Ints,
+    Keys,
     Reader,
     Want,
     labelled,
@@ -117,11 +118,11 @@ class _NestedReader:
         self._parser, self._is_json = InnerParser(spec.features, pads=pads), spec.format == "json"
         self.wants, self.keyed = (self._want,), self._parser.needs_keys
 
-    def read(self, columns: Sequence[Column], keys: Any = None) -> dict[str, Any]:
+    def read(self, columns: Sequence[Column], keys: Keys | None = None) -> Values:
         """The batch's columns, by name."""
         return labelled(self._want, self._read, columns[0], keys)
 
-    def _read(self, column: Column, keys: Any) -> dict[str, Any]:
+    def _read(self, column: Column, keys: Keys | None) -> Values:
         records = PackedRecords(column.buffer, column.values[:, 0], column.values[:, 1])
         if self._is_json:
             records = packed(read_each(example_of_json, records))
@@ -199,8 +200,6 @@ class ListFeatures:
     __hash__ = None  # type: ignore[assignment]
 
 
-_Keys: TypeAlias = "npt.NDArray[np.uint64]"
-
 _EIE = {
     "serialized_context": FixedLenFeature((), bytes),
     "serialized_examples": VarLenFeature(bytes),
@@ -260,21 +259,17 @@ class ExampleListParser(PartParser):
         )
         _check(features.example_features)
 
-    def _row(self, record: PackedRecords, keys: _Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _row(self, record: PackedRecords, keys: Keys) -> tuple[Values, Values]:
         context, examples = self._columns(record, keys, pads=False)
         return rows_of(context)[0] if context else {}, rows_of(examples)[0]
 
-    def _read(
-        self, found: PackedRecords, num_records: int, keys: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, found: PackedRecords, num_records: int, keys: Keys) -> tuple[Values, Values]:
         context, examples = self._columns(found, keys, pads=self._pads)
         return wrapped(context), wrapped(examples)
 
-    def _columns(
-        self, records: PackedRecords, keys: _Keys, *, pads: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _columns(self, records: PackedRecords, keys: Keys, *, pads: bool) -> tuple[Values, Values]:
         contexts, lists = _READ[self.features.format](records)
-        context: dict[str, Any] = {}
+        context: Values = {}
         if self._context is not None:
             try:
                 context = self._context.batch(contexts)
@@ -284,7 +279,7 @@ class ExampleListParser(PartParser):
                 ) from error.__cause__
         return context, self._read_lists(self._packed(lists, keys, pads=pads), self._examples[pads])
 
-    def _packed(self, lists: Sequence[Sequence[bytes]], keys: _Keys, *, pads: bool) -> _Lists:
+    def _packed(self, lists: Sequence[Sequence[bytes]], keys: Keys, *, pads: bool) -> _Lists:
         """All lists in a row, shuffled, cut and padded."""
         sizes = np.array([*map(len, lists)], np.int64)
         if self.features.shuffle_examples:
@@ -308,7 +303,7 @@ class ExampleListParser(PartParser):
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
         return _lists(examples, np.arange(len(lists) + 1) * width, sizes, is_own.reshape(-1), width)
 
-    def _read_lists(self, lists: _Lists, parser: InnerParser) -> dict[str, Any]:
+    def _read_lists(self, lists: _Lists, parser: InnerParser) -> Values:
         try:
             columns = parser.batch(lists.examples)
         except TFRecordError as error:
@@ -332,7 +327,7 @@ def _lists(
     return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, width)
 
 
-def _inner(features: Any, *, pads: bool) -> InnerParser:
+def _inner(features: Mapping[str, Feature], *, pads: bool) -> InnerParser:
     parser = InnerParser(features, pads=pads)
     if parser.needs_keys:
         raise ValueError(
@@ -341,7 +336,7 @@ def _inner(features: Any, *, pads: bool) -> InnerParser:
     return parser
 
 
-def _check(features: Any) -> None:
+def _check(features: Mapping[str, Feature]) -> None:
     for name, spec in features.items():
         if isinstance(spec, SparseFeature):
             raise ValueError(
@@ -384,11 +379,11 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     )
 
 
-def _in_lists(features: Any, columns: dict[str, Any], lists: _Lists) -> dict[str, Any]:
+def _in_lists(features: Mapping[str, Feature], columns: Values, lists: _Lists) -> Values:
     return {name: _column(spec, columns[name], lists) for name, spec in features.items()}
 
 
-def _column(spec: Feature, column: Any, lists: _Lists) -> Any:
+def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
     if isinstance(spec, NestedExample):
         return _in_lists(spec.features, column, lists)
     if isinstance(column, Nested):
@@ -408,7 +403,7 @@ def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
     return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
 
 
-def _parts(column: Any, lists: _Lists) -> list[Any]:
+def _parts(column: Value, lists: _Lists) -> list[Value]:
     """One value for each list: what of images and arrays is not ragged, but stacked or listed, as
     in a batch.
     """

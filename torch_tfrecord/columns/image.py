@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns.dtypes import dtype_name, shape_with_names
+from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column, labelled
@@ -174,14 +174,14 @@ class ImageReader(OneValueReader):
         self._crop: Crop | None = spec.crop
         self.keyed = spec.crop is not None and spec.crop.is_random
 
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
         values = self._completed(columns[0].views(), columns[0])
         return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
     def from_values(
-        self, values: Sequence[Any], shapes: Sequence[Shape], keys: Sequence[int] | None = None
-    ) -> Any:
+        self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
+    ) -> Value:
         """The column of several encoded images; arguments as in `OneValueReader`, and the records'
         keys.
         """
@@ -200,7 +200,7 @@ class ImageReader(OneValueReader):
         )
         return tv_tensors.Image(cropped)
 
-    def _stack(self, values: Sequence[Any], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
+    def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be
         decoded.
         """
@@ -224,7 +224,7 @@ class ImageReader(OneValueReader):
             check_image_shape(shape, (height, width, channels))
         return tv_tensors.Image(pixels)
 
-    def _read_one(self, data: memoryview, shape: Shape) -> Any:
+    def _read_one(self, data: memoryview, shape: Shape) -> Value:
         pixels = decode_image(
             data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
         )
@@ -257,7 +257,7 @@ class _ImagesReader(ImageReader):
         dtype = torch.uint8 if spec.normalize is None else torch.float32
         self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
 
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""
         bounds, shapes = columns[0].bounds(), self._shapes(columns)
         record = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)]
@@ -272,11 +272,11 @@ class _ImagesReader(ImageReader):
 
     def _images(
         self,
-        views: Sequence[Any],
+        views: Sequence[Value],
         shapes: Sequence[Shape],
         keys: Sequence[int],
         record: Sequence[int],
-    ) -> Any:
+    ) -> Value:
         """All images: a tensor, or a list; errors name the record, or for a single record the
         image.
         """
@@ -294,7 +294,7 @@ class _ImagesReader(ImageReader):
                     raise type(error)(f"image {number}: {error.args[0]}") from error.__cause__
             raise
 
-    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Any:
+    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Value:
         """The images of each record."""
         if not self._stacks:
             images = rows_of(images)

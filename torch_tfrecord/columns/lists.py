@@ -16,6 +16,7 @@ import torch
 from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
+    Value,
     cast,
     check_list_dtype,
     default_values,
@@ -189,12 +190,12 @@ class _FixedStrings(_FixedLenReader):
         self._dtype = spec.dtype
         self.is_plain, self.is_text = spec.shape == (), spec.dtype is str
 
-    def read(self, columns: Sequence[Column]) -> list[Any]:
+    def read(self, columns: Sequence[Column]) -> list[Value]:
         """The batch's column."""
         column, count, shape = columns[0], self._count, self._shape
         if column.missing is not None:
             self._check(column.missing)
-        values: list[Any] = labelled(self._want, column.strings, self._dtype)
+        values: list[Value] = labelled(self._want, column.strings, self._dtype)
         if shape != ():
             values = [
                 nest(values[row * count : (row + 1) * count], shape)
@@ -258,7 +259,7 @@ class VarLenReader:
         self.is_text = dtype is str
         self.is_plain = dtype in _STORED or not isinstance(dtype, torch.dtype)
 
-    def read(self, columns: Sequence[Column]) -> Nested | list[Any]:
+    def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
         column, want = columns[0], self._want
         if not isinstance(self._dtype, torch.dtype):
@@ -278,7 +279,7 @@ class VarLenSteps(StepReader):
         super().__init__(want)
         self._dtype = dtype
 
-    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
         want, (steps, borders, _) = self.wants[0], lists[0]
         values = read_list(want, steps, self._dtype)
@@ -357,7 +358,7 @@ class _RowReader:
         self._want = list_want(name, spec.key_of(name), spec.dtype)
         self.wants = (self._want,)
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Any]:
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Value]:
         """The batch's column."""
         size = math.prod(self._spec.shape)
         counts = np.diff(columns[0].offsets)
@@ -386,7 +387,7 @@ class _RowSteps(StepReader):
 
     def read(
         self, lists: Sequence[StepColumn], context: object
-    ) -> torch.Tensor | Nested | list[Any]:
+    ) -> torch.Tensor | Nested | list[Value]:
         """The batch's column."""
         want, column = self.step_wants[0], lists[0]
         check_steps(want, column, is_required=self.is_required)
@@ -395,7 +396,7 @@ class _RowSteps(StepReader):
 
 def _rows(
     column: Column, ends: Ints, want: Want, spec: FixedLenSequenceFeature, *, pads: bool
-) -> torch.Tensor | Nested | list[Any]:
+) -> torch.Tensor | Nested | list[Value]:
     """All values of a column as rows; ``ends`` are the row splits of the records."""
     values, shape = read_list(want, column, spec.dtype), (int(ends[-1]), *spec.shape)
     if isinstance(values, list):
@@ -421,7 +422,9 @@ def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -
     )
 
 
-def _pad_strings(want: Want, samples: list[list[Any]], spec: FixedLenSequenceFeature) -> list[Any]:
+def _pad_strings(
+    want: Want, samples: list[list[Value]], spec: FixedLenSequenceFeature
+) -> list[Value]:
     """Pad the rows of strings in each record to the longest record."""
     lengths = [*map(len, samples)]
     longest, size = max(lengths, default=0), math.prod(spec.shape)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Array, Value
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
@@ -30,7 +30,9 @@ from torch_tfrecord.protobuf.example import join_arrays
 
 __all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
 
-_Features: TypeAlias = "Mapping[str, Any] | _Step"
+_Message: TypeAlias = Any
+"""A protobuf message: the classes are made when the program runs, so their fields have no types."""
+_Features: TypeAlias = "Mapping[str, _Message] | _Step"
 """A map of key to Feature message."""
 
 _KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
@@ -45,7 +47,7 @@ def columns_of(wants: Sequence[Want], records: Sequence[_Features]) -> list[Colu
     return [_column(want, records) for want in wants]
 
 
-def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
+def read_one(reader: Reader, record: _Features, key: int = 0) -> Value:
     """The value of one record, the row of a batch of one; raises the errors of `columns_of` and the
     reader.
 
@@ -81,7 +83,7 @@ def _column(want: Want, records: Sequence[_Features]) -> Column:
     return Column(_dense(want, values, missing, len(records)), NO_OFFSETS, missing, buffer)
 
 
-def _list_of(want: Want, record: _Features) -> Any | None:
+def _list_of(want: Want, record: _Features) -> _Message | None:
     """The list message; None if the record lacks the key, or its kind is not set."""
     feature = record.get(want.key)
     if feature is None or not feature.HasField(want.kind.field):
@@ -97,7 +99,7 @@ def _list_of(want: Want, record: _Features) -> Any | None:
     return found
 
 
-def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
+def _numbers(want: Want, found: Sequence[_Message]) -> Array:
     return (
         join_arrays(found)
         if found
@@ -105,15 +107,15 @@ def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
     )
 
 
-def _spans(found: Sequence[Any]) -> tuple[Ints, bytes]:
+def _spans(found: Sequence[_Message]) -> tuple[Ints, bytes]:
     values = [value for item in found for value in item.value]
     lengths = np.array([*map(len, values)], np.int64)
     return np.stack([lengths.cumsum() - lengths, lengths], axis=1), b"".join(values)
 
 
 def _dense(
-    want: Want, values: npt.NDArray[Any], missing: npt.NDArray[np.uint8] | None, num_records: int
-) -> npt.NDArray[Any]:
+    want: Want, values: Array, missing: npt.NDArray[np.uint8] | None, num_records: int
+) -> Array:
     shape = (
         num_records,
         *(() if want.num_values == 1 else (want.num_values or 0,)),
@@ -126,7 +128,7 @@ def _dense(
     return dense
 
 
-def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
+def steps_of(want: Want, messages: Sequence[_Message]) -> StepColumn:
     """The steps of SequenceExample messages for a want with any number of values.
 
     Raises:
@@ -141,7 +143,7 @@ def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
     return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
 
 
-def read_steps(reader: StepReader, message: Any) -> Any:
+def read_steps(reader: StepReader, message: _Message) -> Value:
     """The value of one SequenceExample message, like `read_one`."""
 
     def context() -> list[Column]:
@@ -156,7 +158,7 @@ def read_steps(reader: StepReader, message: Any) -> Any:
         raise
 
 
-def _check(reader: StepReader, message: Any) -> None:
+def _check(reader: StepReader, message: _Message) -> None:
     """Check that a message has what a reader wants, with complete error texts."""
     lists = message.feature_lists.feature_list
     first = reader.step_wants[0]
@@ -174,10 +176,12 @@ def _check(reader: StepReader, message: Any) -> None:
 class _Step:
     """One step of some feature lists, viewed as an Example's map of key to Feature."""
 
-    def __init__(self, lists: Mapping[str, Any], context: Mapping[str, Any], number: int) -> None:
+    def __init__(
+        self, lists: Mapping[str, _Message], context: Mapping[str, _Message], number: int
+    ) -> None:
         self._lists, self._context, self._number = lists, context, number
 
-    def get(self, key: str) -> Any | None:
+    def get(self, key: str) -> _Message | None:
         found = self._lists.get(key)
         if found is None or len(found.feature) <= self._number:
             return self._context.get(key)

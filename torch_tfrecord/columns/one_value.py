@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, Value
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
@@ -229,7 +229,7 @@ class Json(OneValueSpec, Feature):
         return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
 
 
-def _read_json(data: memoryview, shape: object) -> Any:
+def _read_json(data: memoryview, shape: object) -> Value:
     value = parse_json(data)
     return (
         JsonObject(value)
@@ -281,7 +281,7 @@ class OneValueReader:
         )
         self._is_whole = isinstance(shape, str)
         what, count = ("shape", None) if self._is_whole else ("size", 1)
-        self.shape: list[Any] = [
+        self.shape: list[Value] = [
             Want(name, entry, INT64_LIST, what, num_values=count, is_required=True)
             if isinstance(entry, str)
             else entry
@@ -289,18 +289,18 @@ class OneValueReader:
         ]
         self.wants = (self._want, *(entry for entry in self.shape if isinstance(entry, Want)))
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Value]:
         """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a
         list.
         """
-        values: list[Any] = columns[0].views()
+        values: list[Value] = columns[0].views()
         if self.several:
             values = [values[begin:end] for begin, end in columns[0].bounds()]
         return labelled(
             self._want, self.from_values, self._completed(values, columns[0]), self._shapes(columns)
         )
 
-    def _completed(self, values: list[Any], column: Column) -> list[Any]:
+    def _completed(self, values: list[Value], column: Column) -> list[Value]:
         """The values, with the default of records that lack the feature."""
         if column.missing is not None:
             for row in column.missing.nonzero()[0]:
@@ -308,8 +308,8 @@ class OneValueReader:
         return values
 
     def from_values(
-        self, values: Sequence[Any], shapes: Sequence[Shape]
-    ) -> torch.Tensor | list[Any]:
+        self, values: Sequence[Value], shapes: Sequence[Shape]
+    ) -> torch.Tensor | list[Value]:
         """The column of several values with their shapes."""
         return stack(
             read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True))
@@ -367,7 +367,7 @@ class _ValueSteps(StepReader):
         self._reader, self._pads = reader, pads
         self.context_wants = self.wants[1:]
 
-    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> torch.Tensor | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> torch.Tensor | list[Value]:
         """The batch's column."""
         want, borders = self.step_wants[0], lists[0].borders
         check_steps(want, lists[0], is_required=True)
@@ -383,11 +383,13 @@ class _ValueSteps(StepReader):
         samples = read_each(lambda ends: self._sample(columns, *ends), pairwise(borders.tolist()))
         return labelled(want, stack, samples) if self._pads else samples
 
-    def _sample(self, columns: Sequence[Column], begin: int, end: int) -> torch.Tensor | list[Any]:
+    def _sample(
+        self, columns: Sequence[Column], begin: int, end: int
+    ) -> torch.Tensor | list[Value]:
         """Read one record's steps as a batch of records."""
         if begin == end:
             return []
-        found: torch.Tensor | list[Any] = read_record(
+        found: torch.Tensor | list[Value] = read_record(
             self._reader, [column.part(begin, end) for column in columns]
         )
         return (

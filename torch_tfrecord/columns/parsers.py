@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
 from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
 from torch_tfrecord.columns.containers import Nested, wrap_nested
+from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
     Feature,
     SequenceFeatures,
@@ -28,7 +28,14 @@ from torch_tfrecord.columns.feature import (
 )
 from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.message_columns import read_one, read_steps
-from torch_tfrecord.columns.reading import Column, Reader, StepReader, read_columns, reserve_for
+from torch_tfrecord.columns.reading import (
+    Column,
+    Keys,
+    Reader,
+    StepReader,
+    read_columns,
+    reserve_for,
+)
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -46,13 +53,13 @@ __all__ = [
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
-_Keys: TypeAlias = "npt.NDArray[np.uint64]"
-_Values: TypeAlias = dict[str, Any]
 _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
+_Found = TypeVar("_Found")
+"""What a parser finds in the records of a batch, before its readers make values of it."""
 
 
-class Parser(Generic[_Sample, _Batch]):
+class Parser(Generic[_Sample, _Batch, _Found]):
     """The shared base of all parsers: a batch reports the lowest position that fails."""
 
     features: Any
@@ -64,15 +71,15 @@ class Parser(Generic[_Sample, _Batch]):
     def __init__(self, max_batch_bytes: int) -> None:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle the specs; the readers are built again."""
-        kind: Callable[..., Any] = type(self)
+        kind: Callable[..., object] = type(self)
         return functools.partial(
             kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
         ), self._specs
 
     @property
-    def _specs(self) -> tuple[Any, ...]:
+    def _specs(self) -> tuple[object, ...]:
         return (self.features,)
 
     def budget(self, num_batches: int = 1) -> BatchBudget:
@@ -83,7 +90,7 @@ class Parser(Generic[_Sample, _Batch]):
         """Parse one record."""
         raise NotImplementedError
 
-    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> _Batch:
+    def batch(self, records: Iterable[_Bytes], keys: Keys | None = None) -> _Batch:
         """Parse several records into columns.
 
         Dense columns of a batch may share one block of memory, which lives as long as any of them.
@@ -101,7 +108,7 @@ class Parser(Generic[_Sample, _Batch]):
         return self.batches(rows, keys, (0, len(rows)))[0]
 
     def batches(
-        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]
+        self, records: PackedRecords, keys: Keys | None, borders: Sequence[int]
     ) -> list[_Batch]:
         """Parse several batches at once.
 
@@ -127,10 +134,10 @@ class Parser(Generic[_Sample, _Batch]):
         except TFRecordError as error:
             raise error.locate(position=position) from error.__cause__
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[_Batch]:
+    def _batches(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Batch]:
         batches = []
         with self.budget(len(borders) - 1):
-            found = self._plan.read(rows, borders)
+            found = self._find(rows, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
                 with self.budget():
@@ -140,17 +147,16 @@ class Parser(Generic[_Sample, _Batch]):
                 raise
         return batches
 
-    @functools.cached_property
-    def _plan(self) -> Any:
-        """The plan, whose ``read`` returns the columns of several batches."""
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> Sequence[_Found]:
+        """What stands in the records of several batches, not yet as values."""
         raise NotImplementedError
 
-    def _read(self, found: Any, num_records: int, keys: _Keys) -> _Batch:
+    def _read(self, found: _Found, num_records: int, keys: Keys) -> _Batch:
         """Read every feature of a batch from its columns."""
         raise NotImplementedError
 
 
-class ExampleParser(Parser[_Values, _Values]):
+class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
     """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
@@ -188,7 +194,7 @@ class ExampleParser(Parser[_Values, _Values]):
             raise TypeError(
                 f"features must be a mapping of names to specs, got {type(features).__name__}"
             )
-        self.features: _Values = dict(features)
+        self.features: Values = dict(features)
         self._pads = pads
         # One set for samples, one for batches: they differ if rows are padded.
         self._use([make_reader(name, spec) for name, spec in self.features.items()])
@@ -213,7 +219,7 @@ class ExampleParser(Parser[_Values, _Values]):
         self._row_bytes = _row_bytes(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> _Values:
+    def single(self, serialized: _Bytes, key: int = 0) -> Values:
         """Parse one serialized Example; see `parse_single_example`.
 
         Args:
@@ -227,6 +233,9 @@ class ExampleParser(Parser[_Values, _Values]):
                 found = [read_one(reader, record, key) for reader in self._row_readers]
         return dict(zip(self.features, found, strict=True))
 
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
+        return self._plan.read(rows, borders)
+
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
         return ColumnPlan([reader.wants for reader in self._readers])
@@ -235,10 +244,10 @@ class ExampleParser(Parser[_Values, _Values]):
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._row_readers, self.budget)
 
-    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> _Values:
+    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: Keys) -> Values:
         """Read every feature from its columns."""
         _reserve(self._readers, self._row_bytes, num_records)
-        values: _Values = {}
+        values: Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
@@ -253,12 +262,12 @@ class InnerParser(ExampleParser):
     _wraps = False
 
 
-class PartParser(Parser[Any, Any]):
+class PartParser(Parser[Value, Value, PackedRecords]):
     """The base of parsers of other records than Examples: each batch is read by itself, a sample as
     a batch of one.
     """
 
-    def single(self, serialized: _Bytes, key: int = 0) -> Any:
+    def single(self, serialized: _Bytes, key: int = 0) -> Value:
         """Parse one record."""
         try:
             with self.budget():
@@ -267,22 +276,15 @@ class PartParser(Parser[Any, Any]):
             error.position = None  # only the number within the batch of one
             raise
 
-    def _row(self, record: PackedRecords, keys: _Keys) -> Any:
+    def _row(self, record: PackedRecords, keys: Keys) -> Value:
         """The only row of a batch of one record."""
         raise NotImplementedError
 
-    @functools.cached_property
-    def _plan(self) -> _PartPlan:
-        return _PartPlan()
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
+        return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
 
 
-class _PartPlan:
-    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
-        """The records of each batch."""
-        return [records[begin:end] for begin, end in itertools.pairwise(borders)]
-
-
-class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
+class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], SequenceColumns]):
     """Parses SequenceExamples, like :class:`ExampleParser`.
 
     Args:
@@ -326,10 +328,10 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         ]
 
     @property
-    def _specs(self) -> tuple[Any, ...]:
+    def _specs(self) -> tuple[object, ...]:
         return self.features.context_features, self.features.sequence_features
 
-    def single(self, serialized: _Bytes, key: int = 0) -> tuple[_Values, _Values]:
+    def single(self, serialized: _Bytes, key: int = 0) -> tuple[Values, Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
         sample = self._compiled(serialized)
         if sample is not None:
@@ -344,7 +346,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
                 {name: read_steps(reader, message) for name, reader in self._steps.items()},
             )
 
-    def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
+    def _compiled(self, serialized: _Bytes) -> tuple[Values, Values] | None:
         """Read one sample with the compiled core; None if it cannot, or the record is bad (fall
         back to messages).
         """
@@ -366,6 +368,9 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
             zip(self._steps, sequences, strict=True)
         )
 
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
+        return self._plan.read(rows, borders)
+
     @functools.cached_property
     def _plan(self) -> SequencePlan:
         return SequencePlan([*self._context.values()], [*self._steps.values()])
@@ -379,7 +384,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         specs = self.features.sequence_features or {}
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
-    def _read(self, found: SequenceColumns, num_records: int, keys: _Keys) -> tuple[_Values, ...]:
+    def _read(self, found: SequenceColumns, num_records: int, keys: Keys) -> tuple[Values, ...]:
         _reserve([*self._context.values()], self._row_bytes, num_records)
         readers = zip(self._context.items(), found.context, strict=True)
         context = {name: wrapped(reader.read(columns)) for (name, reader), columns in readers}
@@ -400,7 +405,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         }
         return context, sequences, lengths
 
-    def scalar(self, serialized: _Bytes) -> tuple[_Values, _Values, dict[str, torch.Tensor]]:
+    def scalar(self, serialized: _Bytes) -> tuple[Values, Values, dict[str, torch.Tensor]]:
         """Parse one record as a batch without the batch dimension, as in TensorFlow."""
         context, sequences = self.single(serialized)
         return (
@@ -410,7 +415,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         )
 
 
-def _has_rows(features: Mapping[str, Any]) -> bool:
+def _has_rows(features: Mapping[str, object]) -> bool:
     """Whether there are rows that are padded in a batch, at any depth."""
     return any(
         isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
@@ -437,7 +442,7 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
 _WRAPPED = (Nested, dict)
 
 
-def wrapped(column: Any) -> Any:
+def wrapped(column: Value) -> Value:
     """The column, or the columns by name, with ragged ones in the type that users see."""
     if type(column) is Nested:
         return wrap_nested(column)
@@ -446,7 +451,7 @@ def wrapped(column: Any) -> Any:
     )
 
 
-def packed(records: Any) -> PackedRecords:
+def packed(records: Iterable[Value]) -> PackedRecords:
     """The bytes of several records, in one buffer."""
     if isinstance(records, PackedRecords):
         return records
@@ -465,7 +470,7 @@ def packed(records: Any) -> PackedRecords:
     return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
 
 
-def _checked_keys(keys: _Keys | None, num_records: int) -> _Keys:
+def _checked_keys(keys: Keys | None, num_records: int) -> Keys:
     if keys is None:
         return np.zeros(num_records, np.uint64)
     if len(keys) != num_records:

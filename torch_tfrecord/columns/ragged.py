@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.containers import Nested, join_nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     INT64_LIST,
+    Array,
     DType,
+    Value,
     cast,
     check_dimension,
     check_key,
@@ -404,14 +406,16 @@ class _RaggedReader:
             if isinstance(one, UniformRowLength)
         )
 
-    def read(self, columns: Sequence[Column]) -> Nested | list[Any]:
+    def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
         if not isinstance(self._dtype, torch.dtype):
             return self._strings(columns)
         together = self._together(columns, self._dtype)
         return self._one_by_one(columns, self._dtype) if together is None else together
 
-    def _together(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested | list[Any] | None:
+    def _together(
+        self, columns: Sequence[Column], dtype: torch.dtype
+    ) -> Nested | list[Value] | None:
         """The values of all records at once; None if records must be read one by one."""
         values, ends, _, _ = columns[0]
         if self._inner:
@@ -438,7 +442,7 @@ class _RaggedReader:
             parts, Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
         )
 
-    def _nested(self, values: npt.NDArray[Any], levels: list[Ints], dtype: torch.dtype) -> Nested:
+    def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
         if levels:
             values = values[: levels[-1][-1]]
         tensor = labelled(self._want, cast, values, dtype)
@@ -446,12 +450,12 @@ class _RaggedReader:
             tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
         return Nested(tensor, tuple(map(torch.from_numpy, levels[: self._depth])))
 
-    def _strings(self, columns: Sequence[Column]) -> list[Any]:
+    def _strings(self, columns: Sequence[Column]) -> list[Value]:
         rows = labelled(self._want, columns[0].strings, self._dtype, True)
         levels = self._partitions.read(columns[1:], [*map(len, rows)])
         return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
 
-    def _nested_lists(self, values: list[Any], levels: list[Ints]) -> list[Any]:
+    def _nested_lists(self, values: list[Value], levels: list[Ints]) -> list[Value]:
         reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
 
@@ -465,7 +469,7 @@ class _RaggedSteps(StepReader):
         super().__init__(*reader.wants)
         self._reader, self._validate = reader, validate
 
-    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
         lengths = np.stack([np.diff(column.borders) for column in lists])
         self._check_lengths(lengths, np.stack([column.missing for column in lists]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch_tfrecord.columns.containers import SparseList, make_sparse
 from torch_tfrecord.columns.dtypes import (
     INT64_LIST,
     DType,
+    Value,
     cast,
     check_key,
     check_list_dtype,
@@ -132,7 +132,7 @@ class _SparseReader:
         if repeated and self._spec.validate:
             raise self._values.error(f"expected distinct indices, got {repeated} duplicates")
 
-    def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Any]:
+    def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Value]:
         dtype = self._spec.dtype
         if isinstance(dtype, torch.dtype):
             return labelled(self._values, cast, column.values[order], dtype)
