@@ -175,6 +175,8 @@ class PlanPart:
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
         """The columns of the wants for each batch; see `ColumnPlan.read`."""
         if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
+            # Short records could make gigabytes of defaults: check first, by
+            # messages, that they fit.
             self._check_growth(records)
         if self.core is None:
             messages = [parse_message(record).features.feature for record in records]
@@ -190,6 +192,7 @@ class PlanPart:
         block = empty_bytes(self.begins[-1] * num_records)
         offsets = np.empty((len(self.any_places), num_records + 1), np.int64)
         missing = np.zeros((len(self.slots), num_records), np.uint8)
+        # The core fills dense columns in place; lists of any length grow in memory of its own.
         found = self.core.parse(
             buffer,
             starts,
@@ -205,6 +208,7 @@ class PlanPart:
         lacking = (
             [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
         )
+        # Records in an unusual form were encoded anew; their strings stand behind the others.
         buffer = b"".join([buffer, *extras]) if extras else buffer
         dense = self._dense(block, num_records)
         pairs = zip(self.any_places, memories, strict=True)
@@ -243,6 +247,7 @@ class PlanPart:
             else np.frombuffer(lacking, np.uint8, 1, place)
         )
         if slot.want.num_values is None:
+            # Copied: the same memory may be the tensor of another reader.
             values = slot.from_memory(memories[self.any_places.index(place)]).copy()
             return Column(values, np.array([0, len(values)]), missing, record)
         if not slot.row_bytes:
@@ -270,9 +275,11 @@ def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
     ways: list[dict[str, Slot]] = [{}]
     for slot in map(Slot, wants):
         name = slot.want.key
+        # Equal wants share a slot; another kind or count of the same key needs another pass.
         way = next((way for way in ways if way.get(name, slot).key == slot.key), None)
         if way is None:
             ways.append(way := {})
+        # Of equal wants the required one stays, so that a missing key is found by the core.
         if name not in way or slot.want.is_required:
             way[name] = slot
     return [way.values() for way in ways]
@@ -339,6 +346,7 @@ class RowPlan:
             return
         native: Any = native_module("columns")
         self._string_at, self._strings_in = native.string_at, native.strings_in
+        # A column that two readers take must not be the memory of both.
         users = [place for places in plan.places for place in places]
         slots = self._part.slots
         own = {
@@ -402,6 +410,7 @@ class RowPlan:
         except UnicodeDecodeError:
             return None
         for begin, count, dtype, shape in self._blocks:
+            # All numbers of one shape are one tensor, split in one call.
             block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
             values += (block if len(shape) == 1 else block.view(shape)).unbind()
         values += lists

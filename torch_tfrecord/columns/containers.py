@@ -96,6 +96,7 @@ class RaggedTensor:
         low, high = (int(end) for end in self.row_splits[0][first : first + 2])
         inner = []
         for splits in self.row_splits[1:]:
+            # Each level says which rows of the next one belong to this row.
             part = splits[low : high + 1]
             low, high = int(part[0]), int(part[-1])
             inner.append(part - low)
@@ -192,6 +193,7 @@ def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
     """Join parts as outermost rows; all have the depth and inner shape of ``template``, which has
     no rows.
     """
+    # The parts become the outermost dimension.
     outer = offsets_of([part.num_rows for part in parts])
     if not parts:
         return Nested(template.values, (outer, *template.row_splits))

@@ -165,6 +165,7 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:
         flat = (
+            # bytearray: torch warns about memory that it may not write to.
             torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
         )
         return flat.reshape(tuple(shape))
@@ -294,6 +295,7 @@ def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Value
 
 def _flatten(value: object) -> Iterable[object]:
     if not isinstance(value, (list, tuple, bytes, str)) and hasattr(value, "tolist"):
+        # Arrays, tensors and numbers of any library.
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         for item in value:

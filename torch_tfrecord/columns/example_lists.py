@@ -296,8 +296,10 @@ class ExampleListParser(PartParser):
                 sizes,
                 np.ones(len(examples), np.bool_),
             )
+        # A long list makes all of a batch long: checked before the arrays of places are made.
         reserve(2 * 8 * len(lists) * width)
         is_own = np.arange(width) < sizes[:, None]
+        # Padding is an Example of no bytes: start 0, length 0.
         starts, lengths = np.zeros((2, *is_own.shape), np.int64)
         starts[is_own], lengths[is_own] = examples.starts, examples.lengths
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
@@ -342,6 +344,7 @@ def _check(features: Mapping[str, Feature]) -> None:
             raise ValueError(
                 f"Unsupported SparseFeature for key {name!r} of a list of Examples: read it as VarLenFeature"
             )
+        # An inner Example may hold one, too.
         if isinstance(spec, NestedExample):
             _check(spec.features)
 
@@ -390,6 +393,7 @@ def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
         return Nested(column.values, (lists.offsets, *column.row_splits))
     if isinstance(column, torch.Tensor):
         is_whole = isinstance(spec, OneValueSpec) and lists.width is None
+        # A tensor of images or arrays has no ragged form: one value a list.
         return _parts(column, lists) if is_whole else _tensor(column, lists)
     if isinstance(spec, OneValueSpec):
         return _parts(column, lists)

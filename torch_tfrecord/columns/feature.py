@@ -158,6 +158,7 @@ class ValueEncoder:
             return
         buffer = b""
         if want.kind is BYTES_LIST:
+            # As the core gives them: one buffer, and the span of each string in it.
             buffer = b"".join(found.values)
             values = np.stack([np.cumsum(values) - values, values], axis=1)
         offsets = NO_OFFSETS if want.num_values is not None else np.array([0, count])
@@ -370,6 +371,7 @@ def _makes(method: _Method, kind: type) -> bool:
 
 def _kinds(method: _Method) -> str:
     """The names of all specs of this package that build such a reader."""
+    # All specs register as subclasses, once their modules are imported.
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         importlib.import_module(module.name)
     known = [

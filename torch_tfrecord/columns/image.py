@@ -15,7 +15,7 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
-from torch_tfrecord.columns.reading import Column, labelled
+from torch_tfrecord.columns.reading import Column, labelled, raise_first
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
@@ -212,6 +212,7 @@ class ImageReader(OneValueReader):
         if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
             return None
         try:
+            # Straight into the memory of the batch; what it cannot decode, the loop below words.
             pixels = decode_stack(
                 [*map(bytes, values)], self._mode, range(len(values)), len(values)
             )
@@ -255,11 +256,13 @@ class _ImagesReader(ImageReader):
         )
         size = (height, width) if spec.crop is None else spec.crop.size
         dtype = torch.uint8 if spec.normalize is None else torch.float32
+        # What a record without images gives, so that a batch of such records stacks, too.
         self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""
         bounds, shapes = columns[0].bounds(), self._shapes(columns)
+        # Each image has the shape, and the random key, of its record.
         record = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)]
         keys = [0] * len(bounds) if keys is None else keys
         each = (
@@ -287,11 +290,11 @@ class _ImagesReader(ImageReader):
                 error.position = record[error.position]
             raise
         except TFRecordError:
-            for number, (view, shape, key) in enumerate(zip(views, shapes, keys, strict=True)):
-                try:
-                    self.from_values([view], [shape], [key])
-                except TFRecordError as error:
-                    raise type(error)(f"image {number}: {error.args[0]}") from error.__cause__
+            raise_first(
+                "image",
+                len(views),
+                lambda at: self.from_values([views[at]], [shapes[at]], [keys[at]]),
+            )
             raise
 
     def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Value:

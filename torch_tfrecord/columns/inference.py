@@ -172,6 +172,7 @@ def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
     """
     steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
     spec = _propose(key, steps)
+    # A list that some record lacks needs a spec that takes none.
     lacking = any(key not in lists for _, lists in samples)
     if isinstance(spec, FixedLenFeature):
         return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
@@ -327,6 +328,7 @@ def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
     """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else
     without prefix.
     """
+    # Writers put the sizes beside the array: "image/raw" and "image/height".
     prefixes = (key[: key.rfind("/") + 1], "")
     found = []
     for names in _SIZE_NAMES:

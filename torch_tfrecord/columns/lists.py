@@ -52,7 +52,7 @@ __all__ = [
 
 # The dtypes of the lists themselves: the core's values need no cast.
 _STORED = (torch.int64, torch.float32)
-# An integer dtype of each size, to copy the bits of any dtype: torch cannot index float8.
+# An integer dtype of each size, to copy the bits of any dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POINTER_BYTES = 8  # per entry of a Python list
 
@@ -164,14 +164,17 @@ class _FixedNumbers(_FixedLenReader):
         values, _, missing, _ = columns[0]
         if missing is None:
             if self._is_column:
+                # The common case, and worth a shortcut: a batch may have forty such columns.
                 return torch.from_numpy(values)
         else:
             self._check(missing)
             if self._default is not None and missing.all():
                 default: torch.Tensor = self._default.expand(len(values), *self._shape)
+                # No record has the feature; a copy, as the batch is the user's to change.
                 return default.clone(memory_format=torch.contiguous_format)
         tensor = labelled(self._want, cast, values, self._dtype).reshape(len(values), *self._shape)
         if missing is not None and self._default is not None:
+            # Bit for bit: a NaN or a float8 keeps its bits.
             bits = _BITS[self._dtype.itemsize]
             tensor.view(bits)[torch.from_numpy(missing != 0)] = self._default.view(bits)
         return tensor
@@ -361,6 +364,7 @@ class _RowReader:
     def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Value]:
         """The batch's column."""
         size = math.prod(self._spec.shape)
+        # Row splits of values become row splits of rows if each list is whole rows.
         counts = np.diff(columns[0].offsets)
         wrong = counts % size if size else counts
         if wrong.any():
@@ -415,6 +419,7 @@ def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -
     longest = int(lengths.max(initial=0))
     num_values = len(lengths) * longest * math.prod(shape)
     reserve_for(want, num_values * values.dtype.itemsize, ends)
+    # Nothing to pad, and so nothing to copy.
     if len(lengths) and lengths.min() == longest:
         return values.reshape(len(lengths), longest, *shape)
     return pad_rows(
@@ -433,6 +438,7 @@ def _pad_strings(
     padding = nothing if spec.default_value is None else spec.default_value
     missing = [longest - length for length in lengths]
     return [
+        # The padding is nested anew for each record, so that no two share a list.
         rows + nest([padding] * (number * size), (number, *spec.shape))
         for rows, number in zip(samples, missing, strict=True)
     ]

@@ -180,6 +180,7 @@ class Audio(MediaSpec, Feature):
         """The samples of a file, and their rate."""
         sound = read_wav(data)
         if sound is None or self.sample_rate not in (None, sound.sample_rate):
+            # To draw a window one must know the whole length.
             needed = None if self.random_start else self.num_samples
             sound = decode_sound(data, self.sample_rate, needed)
         samples = self._cut(sound.samples, sound.full_scale, key)
@@ -197,6 +198,7 @@ class Audio(MediaSpec, Feature):
         stored = stored[begin : begin + length, kept]
         out = empty_tensor((channels, length), torch.float32)
         array = out.numpy()
+        # The memory is not zeroed, and only a short sound leaves some of it over.
         array[:, len(stored) :] = 0
         # doubles that float32 cannot hold become infinite
         with np.errstate(over="ignore", invalid="ignore"):
@@ -297,6 +299,7 @@ class Video(MediaSpec, Feature):
         if self.step is None:
             gaps = max(self.num_frames - 1, 1)
             return [number * (total - 1) // gaps for number in range(self.num_frames)]
+        # A window spans its first to its last frame, whatever the step.
         begin = window_start(self, key, total, (self.num_frames - 1) * self.step + 1)
         return [min(begin + number * self.step, total - 1) for number in range(self.num_frames)]
 

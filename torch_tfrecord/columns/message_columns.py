@@ -20,12 +20,12 @@ from torch_tfrecord.columns.reading import (
     StepColumn,
     StepReader,
     Want,
-    at_step,
+    raise_first,
     read_columns,
     splits_of,
 )
 from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.protobuf.example import join_arrays
 
 __all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
@@ -87,6 +87,7 @@ def _list_of(want: Want, record: _Features) -> _Message | None:
     """The list message; None if the record lacks the key, or its kind is not set."""
     feature = record.get(want.key)
     if feature is None or not feature.HasField(want.kind.field):
+        # A Feature whose kind is not set counts as missing, as in TensorFlow.
         stored = None if feature is None else feature.WhichOneof("kind")
         if stored is not None:
             raise want.wrong_kind(_KINDS[stored])
@@ -123,6 +124,7 @@ def _dense(
     )
     if missing is None:
         return values.reshape(shape)
+    # Records without values get zeros; the reader puts its default there.
     dense = np.zeros(shape, values.dtype)
     dense[missing == 0] = values.reshape(-1, *shape[1:])
     return dense
@@ -154,6 +156,7 @@ def read_steps(reader: StepReader, message: _Message) -> Value:
             0
         ]
     except TFRecordError:
+        # The columns do not know the record's keys, which the best error lists.
         _check(reader, message)
         raise
 
@@ -166,11 +169,11 @@ def _check(reader: StepReader, message: _Message) -> None:
         raise first.missing_list(lists)
     context = message.context.feature if reader.context_wants else {}
     found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
-    for number in range(max(map(len, found), default=0)):
-        try:
-            columns_of(reader.step_wants, [_Step(lists, context, number)])
-        except ParseError as error:
-            raise at_step(error, number) from None
+    raise_first(
+        "step",
+        max(map(len, found), default=0),
+        lambda number: columns_of(reader.step_wants, [_Step(lists, context, number)]),
+    )
 
 
 class _Step:

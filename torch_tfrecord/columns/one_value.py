@@ -68,6 +68,7 @@ class OneValueSpec:
             raise TypeError(
                 f"default_value must be {self._default_type.__name__} or None, got {type(default).__name__}"
             )
+        # Reads the default as it would a record's bytes, so that a bad one fails here.
         reader: Any = self.reader("")
         if len(reader.wants) > 1:
             raise ValueError(
@@ -173,6 +174,7 @@ class Proto(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
+        # Asked once here, not for each record.
         if _is_importable(kind):
             return OneValueReader(name, self, lambda data, shape: parse_message(data, kind, what))
         return OneValueReader(name, self, self._read_unnamed)
@@ -393,6 +395,7 @@ class _ValueSteps(StepReader):
             self._reader, [column.part(begin, end) for column in columns]
         )
         return (
+            # Pictures of equal size in the steps of a record are its frames.
             tv_tensors.Video(found)
             if isinstance(found, tv_tensors.Image) and found.dim() == 4
             else found
@@ -411,6 +414,7 @@ def _step_sizes(
     lengths = np.diff(borders)
     record = np.repeat(np.arange(len(lengths)), lengths)
     number = np.arange(borders[-1]) - borders[record]
+    # A list of sizes may be shorter than that of the values: the context has the rest.
     is_own = number < np.diff(column.borders)[record]
     values, offsets, rows = (
         column.steps.values,
@@ -429,5 +433,6 @@ def _step_sizes(
             "expected one value" if want.num_values == 1 else "expected at least one size, got none"
         )
     ends = splits_of(counts)
+    # The sizes of all steps in one take: each row's begin, and its numbers from there.
     taken = values[np.repeat(begins - ends[:-1], counts) + np.arange(ends[-1])]
     return Column(taken, NO_OFFSETS if want.num_values == 1 else ends, None, b"")

@@ -73,6 +73,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle the specs; the readers are built again."""
+        # A reader may hold compiled objects and lambdas, which do not pickle.
         kind: Callable[..., object] = type(self)
         return functools.partial(
             kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
@@ -124,6 +125,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         try:
             return self._batches(records, keys, borders)
         except TFRecordError:
+            # The batch may have met another bad record first, or say less than the message does.
             for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
                 self._single_at(position, row, key)
             raise
@@ -136,6 +138,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
 
     def _batches(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Batch]:
         batches = []
+        # What the core finds counts against all batches together, what readers make of it each.
         with self.budget(len(borders) - 1):
             found = self._find(rows, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
@@ -208,6 +211,7 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
         cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES
     ) -> ExampleParser:
         """Build a parser from readers; such a parser cannot be pickled."""
+        # `__init__` takes specs, and makes readers of them.
         parser = cls.__new__(cls)
         Parser.__init__(parser, max_batch_bytes)
         parser.features = dict(readers)
@@ -226,6 +230,7 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
             serialized: The record's bytes.
             key: Random key for specs that draw at random, an unsigned 64-bit integer.
         """
+        # The core reads plain records; messages read the rest, and word all errors.
         found = self._row_plan.read(serialized, key)
         if found is None:
             record = parse_message(serialized).features.feature
@@ -399,6 +404,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
         }
         if not self._pads:
             return context, sequences
+        # Where each record's steps end is known before anything is padded.
         lists = dict(zip(self._steps, found.lists, strict=True))
         lengths = {
             name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted
@@ -465,6 +471,7 @@ def packed(records: Iterable[Value]) -> PackedRecords:
             raise TypeError(
                 f"Expected serialized to be a scalar or vector: a list of bytes, got {type(row).__name__} at {position}"
             )
+    # A view may have other item sizes, so its length may not be its number of bytes.
     parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))

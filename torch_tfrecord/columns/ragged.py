@@ -69,7 +69,7 @@ class Partition:
         (value,) = vars(self).values()
         return f"RaggedFeature.{type(self).__name__}({value!r})"
 
-    def row_splits(self, stored: Ints, count: int, *, validate: bool) -> Ints:
+    def row_splits(self, stored: Ints, count: int, validate: bool) -> Ints:
         """The row splits of one record.
 
         Args:
@@ -133,6 +133,7 @@ class RowStarts(_KeyPartition):
     """Key of the list of row starts: ``[0, 2, 2]``."""
 
     def _splits(self, stored: Ints, count: int) -> Ints:
+        # The last row ends where the values end.
         return np.append(stored, count)
 
 
@@ -160,6 +161,7 @@ class ValueRowIds(_KeyPartition):
             )
         reserve((rows + 1) * 8)
         splits = np.zeros(rows + 1, np.int64)
+        # How many values have each id is the length of that row.
         np.bincount(stored, minlength=rows).cumsum(out=splits[1:])
         return splits
 
@@ -214,6 +216,7 @@ class Partitions:
 
     def __init__(self, name: str, partitions: Sequence[Partition], *, validate: bool) -> None:
         self._validate = validate
+        # A uniform length has no key, but errors of its rows need a label.
         keys = [one.key if isinstance(one, _KeyPartition) else name for one in partitions]
         wants = [
             Want(name, key, INT64_LIST, type(one).__name__)
@@ -246,17 +249,15 @@ class Partitions:
 
     def _levels(self, stored: list[Ints], count: int) -> list[Ints]:
         levels: list[Ints] = []
+        # From the inside out: the rows of a partition are the values of the one around it.
         for partition, want in reversed(self._all):
             own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
-            levels.insert(0, labelled(want, self._row_splits, partition, own, count))
+            levels.insert(0, labelled(want, partition.row_splits, own, count, self._validate))
             count = len(levels[0]) - 1
         if not self._validate:  # drop trailing rows that belong to no row of the outer dimension
             for outer, inner in pairwise(range(len(levels))):
                 levels[inner] = levels[inner][: levels[outer][-1] + 1]
         return levels
-
-    def _row_splits(self, partition: Partition, stored: Ints, count: int) -> Ints:
-        return partition.row_splits(stored, count, validate=self._validate)
 
     def read_together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, ...] | None:
         """The row splits of all records at once, for a single RowLengths or RowSplits: records to
@@ -275,8 +276,10 @@ class Partitions:
         ):
             return None
         stored, bounds = columns[0].values, columns[0].offsets
+        # The splits of each record begin at 0 again, so they take more than a sum.
         if isinstance(self._all[0][0], RowSplits):
             return _splits_together(stored, bounds, ends)
+        # Clipped, so that no sum overflows to one that looks right.
         splits = splits_of(np.clip(stored, -1, _MAX_LENGTH))
         return None if (stored < 0).any() or (splits[bounds] != ends).any() else (bounds, splits)
 
@@ -410,6 +413,7 @@ class _RaggedReader:
         """The batch's column."""
         if not isinstance(self._dtype, torch.dtype):
             return self._strings(columns)
+        # A loop over the records takes far longer, and most features have one partition.
         together = self._together(columns, self._dtype)
         return self._one_by_one(columns, self._dtype) if together is None else together
 
@@ -443,10 +447,12 @@ class _RaggedReader:
         )
 
     def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
+        # Without validation, values behind the last row belong to none.
         if levels:
             values = values[: levels[-1][-1]]
         tensor = labelled(self._want, cast, values, dtype)
         if self._inner:
+            # Rows of one length need no splits: they are a dimension of the tensor.
             tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
         return Nested(tensor, tuple(map(torch.from_numpy, levels[: self._depth])))
 
@@ -502,6 +508,7 @@ def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
     steps, own, _ = column
     if (own == borders).all():
         return steps
+    # A partition of a step that its list lacks is an empty one.
     counts = np.zeros(borders[-1], np.int64)
     counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
         steps.offsets

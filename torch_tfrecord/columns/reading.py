@@ -47,6 +47,7 @@ __all__ = [
     "labelled",
     "list_want",
     "locate_row",
+    "raise_first",
     "read_columns",
     "read_each",
     "read_list",
@@ -239,6 +240,7 @@ class Column(NamedTuple):
         try:
             read: Callable[..., list[Value]] = native.copies if dtype is bytes else native.texts
             return read(self.buffer, self.values.reshape(-1), offsets)
+        # The core decodes by Python's C API; its error is worded like that of `decode_text`.
         except UnicodeDecodeError as error:
             raise ParseError(
                 f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
@@ -327,6 +329,7 @@ def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
+        # With one record its number says nothing.
         longest = (
             int(np.diff(offsets).argmax()) if offsets is not None and len(offsets) > 1 else None
         )
@@ -337,6 +340,7 @@ def reserve_for_values(want: Want, num_bytes: int, offsets: Ints) -> None:
     """`reserve_for` for values stored in the records: a single record cannot need more than its
     bytes allow.
     """
+    # Two or more records: one bad length must not let a batch grow without bound.
     if len(offsets) > 2:
         reserve_for(want, num_bytes, offsets)
 
@@ -348,6 +352,7 @@ def read_each(read: Callable[[_Record], _T], records: Iterable[_Record]) -> list
     values = []
     try:
         for record in records:
+            # Not a comprehension: how many there are says which record is too large.
             values.append(read(record))
     except LimitExceededError as error:
         raise error.locate(position=len(values)) from error.__cause__
@@ -410,6 +415,7 @@ class StepReader:
 
 
 def _of_any_number(want: Want) -> Want:
+    # The label stays, so that errors of the steps name the same feature.
     found = copy.copy(want)
     found.num_values, found.is_required = None, False
     return found
@@ -454,9 +460,18 @@ def read_record(reader: Reader, columns: Sequence[Column]) -> Value:
         error.position = None  # the caller knows the record's own number
         raise
     except TFRecordError:
-        for number in range(num_steps):
-            try:
-                reader.read([column.part(number, number + 1) for column in columns])
-            except TFRecordError as error:
-                raise at_step(error, number) from error.__cause__
+        raise_first(
+            "step",
+            num_steps,
+            lambda number: reader.read([column.part(number, number + 1) for column in columns]),
+        )
         raise
+
+
+def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
+    """Read several things again one by one, so that the error is that of the first bad one."""
+    for number in range(count):
+        try:
+            read(number)
+        except TFRecordError as error:
+            raise type(error)(f"{unit} {number}: {error.args[0]}") from error.__cause__

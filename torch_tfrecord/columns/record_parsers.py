@@ -90,6 +90,7 @@ class ValueParser(PartParser):
                 f"features must be a mapping of names to specs, or one spec that reads the record's bytes alone, got "
                 f"{features!r}"
             )
+        # There is no key to name: the record is the value.
         want.label = want.what
         self.needs_keys = getattr(self._reader, "keyed", False)
 
@@ -116,6 +117,7 @@ _kept: deque[tuple[object, _Specs, int, Value]] = deque(maxlen=8)
 
 def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
     """The parser for some specs, cached by identity, as specs are immutable."""
+    # A copy of the deque, as another thread may add to it.
     for known, others, limit, parser in tuple(_kept):
         is_same = (
             known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
@@ -124,6 +126,7 @@ def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
             found: _P = parser
             return found
     parser = kind(*specs, max_batch_bytes=max_batch_bytes)
+    # A copy, as the caller may change the mapping and pass it again.
     copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
     _kept.append((kind, copies, max_batch_bytes, parser))
     return parser

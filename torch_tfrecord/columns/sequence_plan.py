@@ -126,6 +126,7 @@ class SequencePlan:
             for slot, (values, ends), rows, lacks in zip(
                 slots, parts, borders, missing, strict=True
             ):
+                # A view of the core's memory, which the column keeps alive.
                 offsets = np.frombuffer(ends, np.int64)
                 steps = Column(slot.from_memory(values), offsets, None, buffer)
                 lists.append(StepColumn(steps, rows, lacks))

@@ -63,6 +63,7 @@ def stack(values: list[Value]) -> torch.Tensor | list[Value]:
         return values
     if len(values) > 1:
         reserve(len(values) * first.nbytes)
+    # A single tensor gets its dimension as a view, without a copy.
     stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
     return as_kind_of(stacked, first)
 
@@ -101,6 +102,7 @@ def rows_of(column: Value) -> Sequence[Value]:
 
 
 def _nested_rows(column: Nested) -> list[Value]:
+    # Each sample comes this way, so without the work of splitting.
     if len(column.row_splits[0]) == 2:  # a batch of one
         return [
             wrap_nested(Nested(column.values, column.row_splits[1:]))
@@ -119,6 +121,7 @@ def _sparse_rows(
     indices: torch.Tensor, values: torch.Tensor | list[Value], shape: tuple[int, ...]
 ) -> list[Value]:
     """Split sparse values into one sample per first index; first indices must ascend."""
+    # First indices ascend, so a sample is a range of the values.
     ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
     return [
         make_sparse(
@@ -219,6 +222,7 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     if len(shapes) > 1:
         raise ValueError(f"expected sparse samples of equal size, got {sorted(shapes)}")
     places, values = zip(*map(_sparse_parts, samples), strict=True)
+    # The sample's number becomes the first index of each of its values.
     rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in places]))
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
     is_list = isinstance(samples[0], SparseList)
@@ -271,6 +275,7 @@ def _fill(
     native = optional_module("memory")
     if native is not None:
         return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
+    # Which places of the padded rows hold values: one mask for all rows.
     kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
     out.reshape(-1, len(fill))[:] = fill
     out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)

@@ -217,6 +217,7 @@ def _typed_values(proto: _Proto, row: _Type) -> Array:
         return np.frombuffer(stored, dtype=np.uint8)
     values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, row.element))
     if row.element.startswith("c"):
+        # Real and imaginary parts in turn; an odd last one has no partner.
         return values[: values.size // 2 * 2].view(row.element)
     return values.astype(row.element)
 
@@ -246,6 +247,7 @@ def _strings(proto: _Proto, shape: tuple[int, ...], max_bytes: int | None) -> li
     content = proto.tensor_content
     values = _split_strings(content, count) if content and count else list(proto.string_val[:count])
     # Count the entries of all nested lists, as [N, 1, 1, ...] creates many lists of few values.
+    # Below a dimension of 0 there are no lists.
     sizes = shape[: shape.index(0) + 1] if 0 in shape else shape
     entries = sum(math.prod(sizes[:rank]) for rank in range(1, len(sizes) + 1))
     _check_growth((entries - len(values)) * _POINTER_BYTES, max_bytes)
@@ -297,6 +299,7 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
         )
     proto = _empty_proto(row, tensor.shape)
     if tensor.numel():
+        # Lazily conjugated or negated views hold other bytes than their values.
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         proto.tensor_content = flat.view(torch.uint8).numpy().tobytes()
     return bytes(proto.SerializeToString(deterministic=True))
