@@ -26,7 +26,6 @@ from index_tools._terminal import (
 from torch_tfrecord.columns.inference import (
     Decoded,
     decode_record,
-    format_features,
     looks_like,
     propose_features,
     read_text,
@@ -312,7 +311,7 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
         for name, spec in (specs or {}).items()
         if spec == FixedLenFeature((), bytes)
     ]
-    return "\n".join([f"# inferred {source}", *filter(None, notes), format_features(features)])
+    return "\n".join([f"# inferred {source}", *filter(None, notes), str(features)])
 
 
 def _not_image(name: str, decoded: Sequence[Decoded], samples: Sequence[SpreadRecord]) -> str:

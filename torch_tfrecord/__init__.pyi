@@ -3,10 +3,10 @@ from .columns.containers import RaggedTensor, SparseList
 from .columns.example_lists import ListFeatures, NestedExample
 from .columns.feature import SequenceFeatures
 from .columns.image import Image
-from .columns.inference import format_features, infer_features
-from .columns.lists import FixedLenFeature, VarLenFeature
+from .columns.inference import infer_features
+from .columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .columns.media import Audio, Video
-from .columns.one_value import SerializedTensor, Text
+from .columns.one_value import Json, Proto, SerializedTensor, Text
 from .columns.ragged import RaggedFeature
 from .columns.raw_tensor import RawTensor
 from .columns.record_parsers import (
@@ -15,11 +15,9 @@ from .columns.record_parsers import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from .columns.rows import FixedLenSequenceFeature
 from .columns.source import Source
 from .columns.sparse import SparseFeature
 from .columns.tensors import parse_tensor, serialize_tensor
-from .columns.whole_values import Json, Proto
 from .errors import (
     CompressionError,
     CorruptRecordError,
@@ -102,7 +100,6 @@ __all__ = [
     "encode_image",
     "encode_sequence_example",
     "find_files",
-    "format_features",
     "infer_features",
     "make_dataloader",
     "parse_example",

@@ -22,12 +22,11 @@ from torch_tfrecord.columns import column_plan, parsers
 from torch_tfrecord.columns.column_plan import ColumnPlan
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList
 from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueReader, SerializedTensor, Text
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
@@ -58,7 +57,7 @@ def rows_of_batch(parser, records, keys=None):
 
 
 def twin_plan(readers):
-    plan = ColumnPlan(readers)
+    plan = ColumnPlan([reader.wants for reader in readers])
     for part in plan.parts:
         part.core = None
     return plan

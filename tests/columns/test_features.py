@@ -21,12 +21,11 @@ from torch_tfrecord.columns.feature import (
     make_step_reader,
 )
 from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.media import Audio, Video
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import is_ragged, mark_ragged
 

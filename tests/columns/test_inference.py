@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.inference import (
-    format_features,
+    InferredFeatures,
     infer_features,
     infer_features_from_records,
 )
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.record_parsers import parse_example, parse_sequence_example
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.images.codec import encode_image
@@ -127,7 +126,7 @@ def test_printed_code():
         "it's": FixedLenFeature((), torch.int64, -1),
         'q"': Text(),
     }
-    assert format_features(spec) == "\n".join(
+    assert str(InferredFeatures(spec)) == "\n".join(
         [
             "import torch",
             "from torch_tfrecord import FixedLenFeature, Image, Text",
@@ -139,7 +138,7 @@ def test_printed_code():
             "}",
         ]
     )
-    assert format_features({}) == "features = {}"
+    assert str(InferredFeatures()) == "features = {}"
 
 
 NAMES = st.text(max_size=6).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
@@ -158,7 +157,7 @@ def test_proposals_read_their_records_and_their_code_runs(row, count):
     spec = infer(*[row] * count)
     assert spec.keys() == row.keys()
     names = {}
-    exec(format_features(spec), names)
+    exec(str(spec), names)
     assert names["features"] == spec
 
 
@@ -180,7 +179,7 @@ def infer_sequences(*rows):
     records = [encode_sequence_example(context, lists) for context, lists in rows]
     spec = infer_features_from_records(records)
     names = {}
-    exec(format_features(spec), names)
+    exec(str(spec), names)
     assert names["features"] == spec
     # it reads what it was shown
     parse_sequence_example(records, spec.context_features, spec.sequence_features)
@@ -239,7 +238,7 @@ def test_printed_code_of_sequences(tmp_path):
         writer.write(encode_sequence_example({"id": 2}, {"frame": [PNG, PNG], "x": [1]}))
     spec = infer_features(path)
     assert isinstance(spec, SequenceFeatures)
-    assert format_features(spec) == "\n".join(
+    assert str(spec) == "\n".join(
         [
             "import torch",
             "from torch_tfrecord import FixedLenFeature, FixedLenSequenceFeature, Image, SequenceFeatures",
@@ -256,7 +255,7 @@ def test_printed_code_of_sequences(tmp_path):
         ]
     )
     text_only = SequenceFeatures(sequence_features={"t": Text()})
-    assert format_features(text_only) == "\n".join(
+    assert str(text_only) == "\n".join(
         [
             "from torch_tfrecord import SequenceFeatures, Text",
             "",

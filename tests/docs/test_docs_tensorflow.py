@@ -201,7 +201,6 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "RecordIndex",
         "build_index",
         "build_manifest",
-        "format_features",
         "RaggedTensor",
         "SparseList",
         "SequenceFeatures",

@@ -21,7 +21,7 @@ from sidecars import changed, flipped_in_place, flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, tfds
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 

@@ -1,25 +1,50 @@
-"""The plan for reading records: what the readers want, and where the compiled core puts it."""
+"""The plan for reading records: what the readers want, and where the compiled core puts it.
+
+A `ColumnPlan` reads the columns of batches, a `RowPlan` the values of one record.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 
 from torch_tfrecord.batch_memory import empty_bytes
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Array, ListKind, Value
 from torch_tfrecord.columns.message_columns import columns_of
-from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Want, reserve_for
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.columns.reading import (
+    NO_OFFSETS,
+    Buffer,
+    Column,
+    Reader,
+    Want,
+    read_columns,
+    reserve_for,
+)
+from torch_tfrecord.columns.stacking import mark_ragged, rows_of
+from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.messages import Example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
-__all__ = ["ColumnPlan", "PlanPart", "Slot", "Wanting", "plain_form_of", "ways"]
+__all__ = [
+    "ColumnPlan",
+    "Pick",
+    "PlanPart",
+    "RowPlan",
+    "Slot",
+    "make_picks",
+    "plain_form_of",
+    "ways",
+]
 
 # Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
@@ -27,7 +52,21 @@ _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 # one byte becomes eight, and records may lack a feature with a default. Beyond that, check first
 # that the records fit.
 _MAX_GROWTH = 16
+_NOTHING = Column(NO_OFFSETS, NO_OFFSETS, None, b"")
 _FREE_BYTES = 1 << 26
+_Memory: TypeAlias = Any
+"""Memory of the core, by Python's buffer protocol, which has no type before 3.12."""
+_Found: TypeAlias = "tuple[_Memory, list[_Memory], bytes | None]"
+"""What the core's `parse_one` returns: the block, each list of any length, which keys are lacking."""
+
+
+class _Copied(Protocol):
+    def copied(self: _C) -> _C:
+        """The same in memory of its own."""
+
+
+_C = TypeVar("_C", bound=_Copied)
+Pick: TypeAlias = Callable[[Sequence[_C]], Sequence[_C]]
 
 
 class Slot:
@@ -44,7 +83,7 @@ class Slot:
     def __init__(self, want: Want) -> None:
         self.want, count = want, want.num_values
         self.key = want.key, want.kind, count
-        self.dtype: Any = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
         self.tail = (() if count in (1, None) else (count,)) + (
             (2,) if want.kind is BYTES_LIST else ()
         )
@@ -59,7 +98,7 @@ class Slot:
         # contiguous.
         self.order = want.kind is FLOAT_LIST, *self.of_core[1:3], want.shape, want.what
 
-    def from_memory(self, memory: Any) -> Any:
+    def from_memory(self, memory: _Memory) -> Array:
         """The values that the core found, for any number of values."""
         array = (
             np.frombuffer(memory, self.dtype)
@@ -69,14 +108,6 @@ class Slot:
         return array.reshape(-1, *self.tail)
 
 
-class Wanting(Protocol):
-    """An object that wants something from records, such as a `Reader`."""
-
-    @property
-    def wants(self) -> tuple[Want, ...]:
-        """What it wants."""
-
-
 class ColumnPlan:
     """What several readers want, with each key once. Immutable, so threads may share it.
 
@@ -84,27 +115,21 @@ class ColumnPlan:
     each way takes another pass over the records.
 
     Args:
-        readers: The readers, in the order of the outputs.
+        wants: What each reader wants, in the order of the outputs.
 
     Attributes:
         parts: One per pass over the records.
         places: For each reader, the numbers of its columns among those of all parts.
     """
 
-    def __init__(self, readers: Sequence[Wanting]) -> None:
-        self.parts = [
-            PlanPart(way) for way in ways(want for reader in readers for want in reader.wants)
-        ]
+    def __init__(self, wants: Sequence[Sequence[Want]]) -> None:
+        self.parts = [PlanPart(way) for way in ways(itertools.chain.from_iterable(wants))]
         place = {
             slot.key: number
             for number, slot in enumerate(slot for part in self.parts for slot in part.slots)
         }
-        self.places = [[place[Slot(want).key] for want in reader.wants] for reader in readers]
-        seen: set[int] = set()
-        self._picks = []
-        for places in self.places:
-            self._picks.append(_picker(places, is_shared=not seen.isdisjoint(places)))
-            seen.update(places)
+        self.places = [[place[Slot(want).key] for want in each] for each in wants]
+        self._picks: list[Pick[Column]] = make_picks(self.places)
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
         """Read records.
@@ -150,6 +175,8 @@ class PlanPart:
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
         """The columns of the wants for each batch; see `ColumnPlan.read`."""
         if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
+            # Short records could make gigabytes of defaults: check first, by
+            # messages, that they fit.
             self._check_growth(records)
         if self.core is None:
             messages = [parse_message(record).features.feature for record in records]
@@ -161,10 +188,11 @@ class PlanPart:
             np.ascontiguousarray(records.lengths),
         )
         num_records = len(records)
-        buffer: Any = records.buffer
+        buffer: Buffer = records.buffer
         block = empty_bytes(self.begins[-1] * num_records)
         offsets = np.empty((len(self.any_places), num_records + 1), np.int64)
         missing = np.zeros((len(self.slots), num_records), np.uint8)
+        # The core fills dense columns in place; lists of any length grow in memory of its own.
         found = self.core.parse(
             buffer,
             starts,
@@ -180,6 +208,7 @@ class PlanPart:
         lacking = (
             [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
         )
+        # Records in an unusual form were encoded anew; their strings stand behind the others.
         buffer = b"".join([buffer, *extras]) if extras else buffer
         dense = self._dense(block, num_records)
         pairs = zip(self.any_places, memories, strict=True)
@@ -187,7 +216,7 @@ class PlanPart:
         batches = []
         # A small batch may have forty columns, so the work per column matters.
         for begin, end in pairwise(borders):
-            columns: list[Any] = [None] * len(self.slots)
+            columns = [_NOTHING] * len(self.slots)
             for place, array in dense:
                 columns[place] = Column(array[begin:end], NO_OFFSETS, None, buffer)
             for place, array, ends in zip(self.any_places, values, offsets, strict=True):
@@ -207,9 +236,7 @@ class PlanPart:
         for slot in self.slots:
             reserve_for(slot.want, slot.row_bytes * len(records))
 
-    def row_column(
-        self, found: tuple[Any, Sequence[Any], bytes | None], place: int, record: Any
-    ) -> Column:
+    def row_column(self, found: _Found, place: int, record: Buffer) -> Column:
         """One column of a single record, copied from the result of the core's `parse_one`: several
         may read it.
         """
@@ -220,6 +247,7 @@ class PlanPart:
             else np.frombuffer(lacking, np.uint8, 1, place)
         )
         if slot.want.num_values is None:
+            # Copied: the same memory may be the tensor of another reader.
             values = slot.from_memory(memories[self.any_places.index(place)]).copy()
             return Column(values, np.array([0, len(values)]), missing, record)
         if not slot.row_bytes:
@@ -229,11 +257,11 @@ class PlanPart:
         )
         return Column(values.reshape(1, *slot.tail).copy(), NO_OFFSETS, missing, record)
 
-    def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
+    def _dense(self, block: Array, num_records: int) -> list[tuple[int, Array]]:
         """The numbers and arrays of the dense columns; the block of columns with equal shape is
         split in one call.
         """
-        parts: list[Any] = []
+        parts: list[Array] = []
         begin = 0
         for number, slot in self._groups:
             end = begin + number * num_records * slot.row_bytes
@@ -247,26 +275,33 @@ def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
     ways: list[dict[str, Slot]] = [{}]
     for slot in map(Slot, wants):
         name = slot.want.key
+        # Equal wants share a slot; another kind or count of the same key needs another pass.
         way = next((way for way in ways if way.get(name, slot).key == slot.key), None)
         if way is None:
             ways.append(way := {})
+        # Of equal wants the required one stays, so that a missing key is found by the core.
         if name not in way or slot.want.is_required:
             way[name] = slot
     return [way.values() for way in ways]
 
 
-def _picker(
-    places: Sequence[int], *, is_shared: bool
-) -> Callable[[Sequence[Column]], Sequence[Column]]:
-    """Build the function that selects a reader's columns; copies columns that become the tensors of
-    another reader.
+def make_picks(places: Sequence[Sequence[int]]) -> list[Pick[_C]]:
+    """For each reader, a function that selects its columns by their places.
+
+    A column that an earlier reader has got is copied, as that reader may have made its tensor of
+    the same memory.
     """
-    take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-    return (lambda columns: [*map(_copied, take(columns))]) if is_shared else take
+    seen: set[int] = set()
+    picks: list[Pick[_C]] = []
+    for own in places:
+        take = itemgetter(*own) if len(own) > 1 else itemgetter(slice(own[0], own[0] + 1))
+        picks.append(take if seen.isdisjoint(own) else functools.partial(_pick_copies, take))
+        seen.update(own)
+    return picks
 
 
-def _copied(column: Column) -> Column:
-    return column._replace(values=column.values.copy(), offsets=column.offsets.copy())
+def _pick_copies(take: Pick[_C], columns: Sequence[_C]) -> list[_C]:
+    return [column.copied() for column in take(columns)]
 
 
 def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
@@ -275,7 +310,7 @@ def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
     return [(len(group), group[0]) for group in groups]
 
 
-def plain_form_of(record: Any, message_class: Any = Example) -> bytes:
+def plain_form_of(record: Buffer, message_class: Any = Example) -> bytes:
     """Re-encode a record in the canonical form that the core reads.
 
     Raises:
@@ -285,3 +320,151 @@ def plain_form_of(record: Any, message_class: Any = Example) -> bytes:
     message.DiscardUnknownFields()
     form: bytes = message.SerializeToString(deterministic=True)
     return form
+
+
+class RowPlan:
+    """Reads the row of a batch of one.
+
+    Numbers that need no cast are stored in blocks of equal shape, which torch splits in one call:
+    that costs less than creating each tensor. Single strings are sliced from the record, and lists
+    of any length built from what the core found. Other features, and those missing from the record,
+    are read like the columns of a batch.
+
+    Args:
+        readers: The readers, in the order of the outputs.
+        budget: Creates the memory budget of a sample.
+    """
+
+    def __init__(
+        self, readers: Sequence[Reader], budget: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        plan = ColumnPlan([reader.wants for reader in readers])
+        self._readers, self._budget, self._places = readers, budget, plan.places
+        self._part = plan.parts[0]
+        self._is_useful = self._part.core is not None and len(plan.parts) == 1
+        if not self._is_useful:
+            return
+        native: Any = native_module("columns")
+        self._string_at, self._strings_in = native.string_at, native.strings_in
+        # A column that two readers take must not be the memory of both.
+        users = [place for places in plan.places for place in places]
+        slots = self._part.slots
+        own = {
+            places[0]: number
+            for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
+            if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
+        }
+        plain = {place: number for place, number in own.items() if slots[place].want.num_values}
+        numbers = [place for place in sorted(plain) if slots[place].want.kind is not BYTES_LIST]
+        self._plain, self._blocks = plain, [*map(self._block, _runs(slots, numbers))]
+        # First among the slots, and so in the values.
+        strings = sorted(plain.keys() - {*numbers})
+        self._strings = [
+            (self._part.begins[place], getattr(readers[plain[place]], "is_text", False))
+            for place in strings
+        ]
+        lists = [
+            (place, number) for place, number in own.items() if slots[place].want.num_values is None
+        ]
+        self._lists = [
+            (self._part.any_places.index(place), *self._list(readers[number], slots[place]))
+            for place, number in lists
+        ]
+        quick = [*(plain[place] for place in sorted(plain)), *(number for _, number in lists)]
+        self._others = [number for number in range(len(readers)) if number not in quick]
+        found = [*quick, *self._others]
+        order = sorted(range(len(found)), key=found.__getitem__)
+        self._in_order: Callable[[list[Value]], Sequence[Value]] = (
+            list if order == sorted(order) else itemgetter(*order)
+        )
+
+    def read(self, record: object, key: int) -> Sequence[Value] | None:
+        """The values of a record, in the order of the readers.
+
+        Args:
+            record: The record's bytes.
+            key: See ``ExampleParser.single``.
+
+        Returns:
+            None without a core, or if the record is not plain or does not fit: the caller then
+            falls back to protobuf messages, which find the values or raise the error.
+        """
+        if not self._is_useful or not isinstance(record, (bytes, bytearray, memoryview)):
+            return None
+        if type(record) is not bytes:
+            record = bytes(record)  # a view may have other item sizes, or change meanwhile
+        found: _Found | None = self._part.core.parse_one(record)
+        if found is None:
+            return None
+        at = self._string_at
+        try:
+            values: list[Value] = [
+                at(record, found[0], begin, is_text) for begin, is_text in self._strings
+            ]
+            lists = [
+                self._strings_in(record, found[1][place], is_text)
+                if dtype is None
+                else _numbers(found[1][place], dtype)
+                for place, dtype, is_text in self._lists
+            ]
+        except UnicodeDecodeError:
+            return None
+        for begin, count, dtype, shape in self._blocks:
+            # All numbers of one shape are one tensor, split in one call.
+            block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
+            values += (block if len(shape) == 1 else block.view(shape)).unbind()
+        values += lists
+        if not self._others and found[2] is None:
+            return self._in_order(values)
+        try:
+            with self._budget():
+                values += [self._value(number, found, record, key) for number in self._others]
+                return self._completed(self._in_order(values), found, record, key)
+        except TFRecordError:
+            return None
+
+    def _completed(
+        self, values: Sequence[Value], found: _Found, record: bytes, key: int
+    ) -> Sequence[Value]:
+        """Fill in the defaults of plain features that the record lacks."""
+        if found[2] is None:
+            return values
+        completed = list(values)
+        for place, number in self._plain.items():
+            if found[2][place]:
+                completed[number] = self._value(number, found, record, key)
+        return completed
+
+    def _value(self, number: int, found: _Found, record: bytes, key: int) -> Value:
+        columns = [self._part.row_column(found, place, record) for place in self._places[number]]
+        return rows_of(read_columns(self._readers[number], columns, key))[0]
+
+    def _block(self, places: Sequence[int]) -> tuple[int, int, torch.dtype, tuple[int, ...]]:
+        """First byte, number of values, dtype and shape of a run of slots."""
+        first, begins = self._part.slots[places[0]], self._part.begins
+        count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
+        return begins[places[0]], count, _dtype(first), (len(places), *first.want.shape)
+
+    def _list(self, reader: Reader, slot: Slot) -> tuple[torch.dtype | None, bool]:
+        """The dtype of a list of any length (None for strings), and whether strings are str."""
+        return None if slot.want.kind is BYTES_LIST else _dtype(slot), getattr(
+            reader, "is_text", False
+        )
+
+
+def _dtype(slot: Slot) -> torch.dtype:
+    return torch.float32 if slot.dtype == np.float32 else torch.int64
+
+
+def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
+    has_values = memoryview(memory).nbytes > 0
+    return mark_ragged(
+        torch.frombuffer(memory, dtype=dtype) if has_values else torch.empty(0, dtype=dtype)
+    )
+
+
+def _runs(slots: Sequence[Slot], places: Sequence[int]) -> list[list[int]]:
+    """Split ascending places into runs of equal shape and dtype."""
+    numbered = enumerate(places)
+    runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
+    return [[place for _, place in run] for _, run in runs]

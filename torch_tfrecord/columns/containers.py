@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from torch_tfrecord.torch_internals import jagged
@@ -24,6 +26,7 @@ __all__ = [
     "jagged_tensor",
     "join_nested",
     "make_sparse",
+    "nest_rows",
     "offsets_of",
     "split_lists",
     "wrap_nested",
@@ -93,6 +96,7 @@ class RaggedTensor:
         low, high = (int(end) for end in self.row_splits[0][first : first + 2])
         inner = []
         for splits in self.row_splits[1:]:
+            # Each level says which rows of the next one belong to this row.
             part = splits[low : high + 1]
             low, high = int(part[0]), int(part[-1])
             inner.append(part - low)
@@ -189,6 +193,7 @@ def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
     """Join parts as outermost rows; all have the depth and inner shape of ``template``, which has
     no rows.
     """
+    # The parts become the outermost dimension.
     outer = offsets_of([part.num_rows for part in parts])
     if not parts:
         return Nested(template.values, (outer, *template.row_splits))
@@ -237,6 +242,15 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
     for splits in reversed(row_splits):
         values = [values[low:high] for low, high in pairwise(splits)]
     return values
+
+
+def nest_rows(
+    values: torch.Tensor | list[Any], row_splits: Sequence[npt.NDArray[np.int64]]
+) -> Nested | list[Any]:
+    """Numbers as a `Nested`, strings as nested lists; row splits outermost first."""
+    if isinstance(values, list):
+        return split_lists(values, [splits.tolist() for splits in row_splits])
+    return Nested(values, tuple(map(torch.from_numpy, row_splits)))
 
 
 def make_sparse(

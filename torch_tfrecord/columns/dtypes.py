@@ -1,5 +1,5 @@
-"""Convert list values to tensors of a dtype: the list kind of each dtype, checked casts, and copies
-from bytes.
+"""Convert list values to tensors of a dtype: the list kind of each dtype, the error for another one,
+checked casts, and copies from bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ __all__ = [
     "BYTES_LIST",
     "FLOAT_LIST",
     "INT64_LIST",
+    "Array",
     "DType",
     "ListKind",
+    "Value",
+    "Values",
     "cast",
     "check_dimension",
     "check_key",
@@ -38,6 +41,14 @@ __all__ = [
 ]
 
 DType: TypeAlias = torch.dtype | type[bytes] | type[str]
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of any dtype."""
+Value: TypeAlias = Any
+"""A value of a sample, or its column in a batch: the spec decides whether that is a tensor, str,
+bytes, list, dict or message, which types cannot say of a mapping of specs.
+"""
+Values: TypeAlias = dict[str, Value]
+"""A sample or a batch: the name of each output and its value or column."""
 
 
 class ListKind(NamedTuple):
@@ -50,6 +61,14 @@ class ListKind(NamedTuple):
     def __reduce__(self) -> str:
         """Pickle the name of the constant: kinds are compared by identity."""
         return self.field.upper()
+
+    def mismatch(self, found: ListKind) -> str:
+        """The text of the error for values of another dtype than asked for, as TensorFlow words
+        it.
+        """
+        return (
+            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.tf_name}"
+        )
 
 
 INT64_LIST = ListKind("int64_list", "int64", "int64")
@@ -126,7 +145,7 @@ def cast(
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _check_range(values: npt.NDArray[Any], dtype: torch.dtype) -> None:
+def _check_range(values: Array, dtype: torch.dtype) -> None:
     low, high = value_range(dtype)
     if dtype in _WITH_INFINITY:
         values = values[~np.isinf(values)]
@@ -154,6 +173,7 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:
         flat = (
+            # bytearray: torch warns about memory that it may not write to.
             torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
         )
         return flat.reshape(tuple(shape))
@@ -175,14 +195,14 @@ def decode_text(data: bytes | memoryview) -> str:
         ) from None
 
 
-def nest(values: Sequence[Any], shape: Sequence[int]) -> Any:
+def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
     """Nest a flat list by a shape, row-major; the value itself for a scalar shape."""
     if len(shape) == 1:
         return list(values)
     return _nest(iter(values), tuple(shape))
 
 
-def _nest(values: Iterator[Any], shape: tuple[int, ...]) -> Any:
+def _nest(values: Iterator[Value], shape: tuple[int, ...]) -> Value:
     if not shape:
         return next(values)
     return [_nest(values, shape[1:]) for _ in range(shape[0])]
@@ -223,8 +243,9 @@ def fixed_shape(shape: object) -> tuple[int, ...]:
             raise TypeError(f"shape must be a tuple of ints, got {sizes!r}")
         if size < 0:
             raise ValueError(f"Dimension {size} must be >= 0")
-    _check_count(sizes)
-    return tuple(sizes)
+    known = tuple(size for size in sizes if isinstance(size, int))
+    _check_count(known)
+    return known
 
 
 def shape_with_names(
@@ -243,7 +264,7 @@ def shape_with_names(
     return sizes
 
 
-def _dimensions(shape: object) -> tuple[Any, ...]:
+def _dimensions(shape: object) -> tuple[int | str | None, ...]:
     """Convert a shape to a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)
@@ -267,7 +288,7 @@ def _check_count(sizes: Sequence[int]) -> None:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 
 
-def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
+def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Value:
     """Check and flatten a default value: a scalar for shape (), else a tuple of Python values in
     row-major order.
     """
@@ -282,6 +303,7 @@ def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
 
 def _flatten(value: object) -> Iterable[object]:
     if not isinstance(value, (list, tuple, bytes, str)) and hasattr(value, "tolist"):
+        # Arrays, tensors and numbers of any library.
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         for item in value:
@@ -290,7 +312,7 @@ def _flatten(value: object) -> Iterable[object]:
         yield value
 
 
-def _default_scalar(value: object, dtype: DType) -> Any:
+def _default_scalar(value: object, dtype: DType) -> Value:
     if not isinstance(dtype, torch.dtype):
         if not isinstance(value, (bytes, str)):
             raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,22 @@ import torch
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
 from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
-from torch_tfrecord.columns.reading import Column, Ints, Reader, Want, labelled, read_each
+from torch_tfrecord.columns.reading import (
+    Column,
+    Ints,
+    Keys,
+    Reader,
+    Want,
+    labelled,
+    locate_row,
+    read_each,
+    splits_of,
+)
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -108,11 +118,11 @@ class _NestedReader:
         self._parser, self._is_json = InnerParser(spec.features, pads=pads), spec.format == "json"
         self.wants, self.keyed = (self._want,), self._parser.needs_keys
 
-    def read(self, columns: Sequence[Column], keys: Any = None) -> dict[str, Any]:
+    def read(self, columns: Sequence[Column], keys: Keys | None = None) -> Values:
         """The batch's columns, by name."""
         return labelled(self._want, self._read, columns[0], keys)
 
-    def _read(self, column: Column, keys: Any) -> dict[str, Any]:
+    def _read(self, column: Column, keys: Keys | None) -> Values:
         records = PackedRecords(column.buffer, column.values[:, 0], column.values[:, 1])
         if self._is_json:
             records = packed(read_each(example_of_json, records))
@@ -190,8 +200,6 @@ class ListFeatures:
     __hash__ = None  # type: ignore[assignment]
 
 
-_Keys: TypeAlias = "npt.NDArray[np.uint64]"
-
 _EIE = {
     "serialized_context": FixedLenFeature((), bytes),
     "serialized_examples": VarLenFeature(bytes),
@@ -251,21 +259,17 @@ class ExampleListParser(PartParser):
         )
         _check(features.example_features)
 
-    def _row(self, record: PackedRecords, keys: _Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _row(self, record: PackedRecords, keys: Keys) -> tuple[Values, Values]:
         context, examples = self._columns(record, keys, pads=False)
         return rows_of(context)[0] if context else {}, rows_of(examples)[0]
 
-    def _read(
-        self, found: PackedRecords, num_records: int, keys: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, found: PackedRecords, num_records: int, keys: Keys) -> tuple[Values, Values]:
         context, examples = self._columns(found, keys, pads=self._pads)
         return wrapped(context), wrapped(examples)
 
-    def _columns(
-        self, records: PackedRecords, keys: _Keys, *, pads: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _columns(self, records: PackedRecords, keys: Keys, *, pads: bool) -> tuple[Values, Values]:
         contexts, lists = _READ[self.features.format](records)
-        context: dict[str, Any] = {}
+        context: Values = {}
         if self._context is not None:
             try:
                 context = self._context.batch(contexts)
@@ -275,7 +279,7 @@ class ExampleListParser(PartParser):
                 ) from error.__cause__
         return context, self._read_lists(self._packed(lists, keys, pads=pads), self._examples[pads])
 
-    def _packed(self, lists: Sequence[Sequence[bytes]], keys: _Keys, *, pads: bool) -> _Lists:
+    def _packed(self, lists: Sequence[Sequence[bytes]], keys: Keys, *, pads: bool) -> _Lists:
         """All lists in a row, shuffled, cut and padded."""
         sizes = np.array([*map(len, lists)], np.int64)
         if self.features.shuffle_examples:
@@ -288,18 +292,20 @@ class ExampleListParser(PartParser):
         if width is None:
             return _lists(
                 examples,
-                np.concatenate([[0], sizes.cumsum()]),
+                splits_of(sizes),
                 sizes,
                 np.ones(len(examples), np.bool_),
             )
+        # A long list makes all of a batch long: checked before the arrays of places are made.
         reserve(2 * 8 * len(lists) * width)
         is_own = np.arange(width) < sizes[:, None]
+        # Padding is an Example of no bytes: start 0, length 0.
         starts, lengths = np.zeros((2, *is_own.shape), np.int64)
         starts[is_own], lengths[is_own] = examples.starts, examples.lengths
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
         return _lists(examples, np.arange(len(lists) + 1) * width, sizes, is_own.reshape(-1), width)
 
-    def _read_lists(self, lists: _Lists, parser: InnerParser) -> dict[str, Any]:
+    def _read_lists(self, lists: _Lists, parser: InnerParser) -> Values:
         try:
             columns = parser.batch(lists.examples)
         except TFRecordError as error:
@@ -323,7 +329,7 @@ def _lists(
     return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, width)
 
 
-def _inner(features: Any, *, pads: bool) -> InnerParser:
+def _inner(features: Mapping[str, Feature], *, pads: bool) -> InnerParser:
     parser = InnerParser(features, pads=pads)
     if parser.needs_keys:
         raise ValueError(
@@ -332,12 +338,13 @@ def _inner(features: Any, *, pads: bool) -> InnerParser:
     return parser
 
 
-def _check(features: Any) -> None:
+def _check(features: Mapping[str, Feature]) -> None:
     for name, spec in features.items():
         if isinstance(spec, SparseFeature):
             raise ValueError(
                 f"Unsupported SparseFeature for key {name!r} of a list of Examples: read it as VarLenFeature"
             )
+        # An inner Example may hold one, too.
         if isinstance(spec, NestedExample):
             _check(spec.features)
 
@@ -365,8 +372,8 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     """The error with its list as position, and with the Example's number in it as prefix."""
     if error.position is None:
         return error
-    row = int(np.searchsorted(lists.borders, error.position, side="right")) - 1
-    number, size = error.position - int(lists.borders[row]), int(lists.sizes[row])
+    row, number = locate_row(lists.borders, error.position)
+    size = int(lists.sizes[row])
     if number < size:
         return type(error)(f"example {number}: {error.args[0]}", position=row)
     return ParseError(
@@ -375,17 +382,18 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     )
 
 
-def _in_lists(features: Any, columns: dict[str, Any], lists: _Lists) -> dict[str, Any]:
+def _in_lists(features: Mapping[str, Feature], columns: Values, lists: _Lists) -> Values:
     return {name: _column(spec, columns[name], lists) for name, spec in features.items()}
 
 
-def _column(spec: Feature, column: Any, lists: _Lists) -> Any:
+def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
     if isinstance(spec, NestedExample):
         return _in_lists(spec.features, column, lists)
     if isinstance(column, Nested):
         return Nested(column.values, (lists.offsets, *column.row_splits))
     if isinstance(column, torch.Tensor):
         is_whole = isinstance(spec, OneValueSpec) and lists.width is None
+        # A tensor of images or arrays has no ragged form: one value a list.
         return _parts(column, lists) if is_whole else _tensor(column, lists)
     if isinstance(spec, OneValueSpec):
         return _parts(column, lists)
@@ -399,7 +407,7 @@ def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
     return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
 
 
-def _parts(column: Any, lists: _Lists) -> list[Any]:
+def _parts(column: Value, lists: _Lists) -> list[Value]:
     """One value for each list: what of images and arrays is not ragged, but stacked or listed, as
     in a batch.
     """

@@ -47,6 +47,7 @@ __all__ = [
     "SequenceFeatures",
     "ValueEncoder",
     "copy_mappings",
+    "features_code",
     "make_context_reader",
     "make_reader",
     "make_step_reader",
@@ -157,6 +158,7 @@ class ValueEncoder:
             return
         buffer = b""
         if want.kind is BYTES_LIST:
+            # As the core gives them: one buffer, and the span of each string in it.
             buffer = b"".join(found.values)
             values = np.stack([np.cumsum(values) - values, values], axis=1)
         offsets = NO_OFFSETS if want.num_values is not None else np.array([0, count])
@@ -264,6 +266,46 @@ class SequenceFeatures:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __str__(self) -> str:
+        """Show the Python code that builds it, with its imports."""
+        return features_code(self)
+
+
+def features_code(features: Mapping[str, Feature] | SequenceFeatures) -> str:
+    """A program that builds some features, with its imports."""
+    kinds: set[type] = set()
+    mappings: list[Mapping[str, Feature]] = []
+    if isinstance(features, SequenceFeatures):
+        kinds.add(SequenceFeatures)
+        mappings += [features.context_features or {}, features.sequence_features or {}]
+        indent = "    "
+        context, steps = (_mapping_code(mapping, indent) for mapping in mappings)
+        code = (
+            f"SequenceFeatures(\n{indent}context_features={context},\n"
+            f"{indent}sequence_features={steps},\n)"
+        )
+    else:
+        mappings.append(features)
+        code = _mapping_code(features, "")
+    kinds.update(type(spec) for mapping in mappings for spec in mapping.values())
+    lines = [f"features = {code}"]
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        lines = [f"from torch_tfrecord import {names}", "", *lines]
+    return "\n".join(["import torch", *lines] if "torch." in code else lines)
+
+
+def _mapping_code(features: Mapping[str, Feature], indent: str) -> str:
+    if not features:
+        return "{}"
+    lines = [f"{indent}    {_quoted(name)}: {spec!r},\n" for name, spec in features.items()]
+    return "".join(["{\n", *lines, indent, "}"])
+
+
+def _quoted(name: str) -> str:
+    text = repr(name)
+    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
+
 
 def copy_mappings(features: object, *names: str) -> None:
     """Copy these fields, mappings of specs, where None becomes an empty one; TypeError for anything
@@ -329,6 +371,7 @@ def _makes(method: _Method, kind: type) -> bool:
 
 def _kinds(method: _Method) -> str:
     """The names of all specs of this package that build such a reader."""
+    # All specs register as subclasses, once their modules are imported.
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         importlib.import_module(module.name)
     known = [

@@ -12,10 +12,10 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns.dtypes import dtype_name, shape_with_names
+from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
-from torch_tfrecord.columns.reading import Column, labelled
+from torch_tfrecord.columns.reading import Column, labelled, raise_first
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
@@ -174,14 +174,14 @@ class ImageReader(OneValueReader):
         self._crop: Crop | None = spec.crop
         self.keyed = spec.crop is not None and spec.crop.is_random
 
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
         values = self._completed(columns[0].views(), columns[0])
         return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
     def from_values(
-        self, values: Sequence[Any], shapes: Sequence[Shape], keys: Sequence[int] | None = None
-    ) -> Any:
+        self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
+    ) -> Value:
         """The column of several encoded images; arguments as in `OneValueReader`, and the records'
         keys.
         """
@@ -200,7 +200,7 @@ class ImageReader(OneValueReader):
         )
         return tv_tensors.Image(cropped)
 
-    def _stack(self, values: Sequence[Any], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
+    def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be
         decoded.
         """
@@ -212,6 +212,7 @@ class ImageReader(OneValueReader):
         if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
             return None
         try:
+            # Straight into the memory of the batch; what it cannot decode, the loop below words.
             pixels = decode_stack(
                 [*map(bytes, values)], self._mode, range(len(values)), len(values)
             )
@@ -224,7 +225,7 @@ class ImageReader(OneValueReader):
             check_image_shape(shape, (height, width, channels))
         return tv_tensors.Image(pixels)
 
-    def _read_one(self, data: memoryview, shape: Shape) -> Any:
+    def _read_one(self, data: memoryview, shape: Shape) -> Value:
         pixels = decode_image(
             data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
         )
@@ -255,11 +256,13 @@ class _ImagesReader(ImageReader):
         )
         size = (height, width) if spec.crop is None else spec.crop.size
         dtype = torch.uint8 if spec.normalize is None else torch.float32
+        # What a record without images gives, so that a batch of such records stacks, too.
         self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
 
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""
         bounds, shapes = columns[0].bounds(), self._shapes(columns)
+        # Each image has the shape, and the random key, of its record.
         record = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)]
         keys = [0] * len(bounds) if keys is None else keys
         each = (
@@ -272,11 +275,11 @@ class _ImagesReader(ImageReader):
 
     def _images(
         self,
-        views: Sequence[Any],
+        views: Sequence[Value],
         shapes: Sequence[Shape],
         keys: Sequence[int],
         record: Sequence[int],
-    ) -> Any:
+    ) -> Value:
         """All images: a tensor, or a list; errors name the record, or for a single record the
         image.
         """
@@ -287,14 +290,14 @@ class _ImagesReader(ImageReader):
                 error.position = record[error.position]
             raise
         except TFRecordError:
-            for number, (view, shape, key) in enumerate(zip(views, shapes, keys, strict=True)):
-                try:
-                    self.from_values([view], [shape], [key])
-                except TFRecordError as error:
-                    raise type(error)(f"image {number}: {error.args[0]}") from error.__cause__
+            raise_first(
+                "image",
+                len(views),
+                lambda at: self.from_values([views[at]], [shapes[at]], [keys[at]]),
+            )
             raise
 
-    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Any:
+    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Value:
         """The images of each record."""
         if not self._stacks:
             images = rows_of(images)

@@ -18,12 +18,11 @@ import torch
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns.dtypes import decode_text
-from torch_tfrecord.columns.feature import Feature, SequenceFeatures
+from torch_tfrecord.columns.feature import Feature, SequenceFeatures, features_code
 from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
 from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files.access import Access
@@ -37,8 +36,8 @@ from torch_tfrecord.records.spread import spread_records
 
 __all__ = [
     "Decoded",
+    "InferredFeatures",
     "decode_record",
-    "format_features",
     "infer_features",
     "infer_features_from_records",
     "looks_like",
@@ -63,6 +62,25 @@ Decoded: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
 """A record's context and feature lists; an Example is a context without lists."""
 
 
+class InferredFeatures(dict[str, Feature]):
+    """Output name -> spec; printed, it is the code that builds it.
+
+    Example:
+        >>> print(InferredFeatures({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
+        import torch
+        from torch_tfrecord import FixedLenFeature, Image
+        <BLANKLINE>
+        features = {
+            "image": Image(),
+            "label": FixedLenFeature((), torch.int64),
+        }
+    """
+
+    # `repr` stays the dict's, an expression, which errors and the repr of a dataset quote.
+    def __str__(self) -> str:
+        return features_code(self)
+
+
 def infer_features(
     paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Feature] | SequenceFeatures:
@@ -79,7 +97,7 @@ def infer_features(
 
     Returns:
         Key -> spec, or SequenceFeatures if a record has feature lists; see
-        `infer_features_from_records`. `format_features` prints it as code.
+        `infer_features_from_records`. Printed, it is Python code to paste, with its imports.
 
     Raises:
         ParseError: A record is not an Example; names the record, and says what it looks like and
@@ -144,9 +162,8 @@ def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | Sequenc
 
 
 def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
-    keys = sorted(set[str]().union(*samples))
-    specs = {key: _propose(key, samples) for key in keys}
-    return {key: spec for key, spec in specs.items() if spec is not None}
+    specs = ((key, _propose(key, samples)) for key in sorted(set[str]().union(*samples)))
+    return InferredFeatures((key, spec) for key, spec in specs if spec is not None)
 
 
 def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
@@ -155,6 +172,7 @@ def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
     """
     steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
     spec = _propose(key, steps)
+    # A list that some record lacks needs a spec that takes none.
     lacking = any(key not in lists for _, lists in samples)
     if isinstance(spec, FixedLenFeature):
         return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
@@ -173,61 +191,6 @@ def _steps_as_examples(
             **context,
             **{name: steps[number] for name, steps in lists.items() if number < len(steps)},
         }
-
-
-def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
-    """Print a spec as Python code that builds it, with its imports.
-
-    Args:
-        features: Output name -> spec, or SequenceFeatures.
-
-    Example:
-        >>> print(format_features({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
-        import torch
-        from torch_tfrecord import FixedLenFeature, Image
-        <BLANKLINE>
-        features = {
-            "image": Image(),
-            "label": FixedLenFeature((), torch.int64),
-        }
-    """
-    lines = ["features = " + "\n".join(_code_lines(features, ""))]
-    names = set()
-    if isinstance(features, SequenceFeatures):
-        names.add("SequenceFeatures")
-        specs = [
-            *(features.context_features or {}).values(),
-            *(features.sequence_features or {}).values(),
-        ]
-    else:
-        specs = [*features.values()]
-    names.update(type(spec).__name__ for spec in specs)
-    imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
-    if names:
-        imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
-    return "\n".join([*imports, "", *lines] if imports else lines)
-
-
-def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
-    if isinstance(features, SequenceFeatures):
-        lines = ["SequenceFeatures("]
-        for name in ("context_features", "sequence_features"):
-            first, *rest = _code_lines(getattr(features, name) or {}, indent + "    ")
-            lines += [f"{indent}    {name}={first}", *rest]
-            lines[-1] += ","
-        return [*lines, f"{indent})"]
-    if not features:
-        return ["{}"]
-    return [
-        "{",
-        *(f"{indent}    {_quoted(name)}: {spec!r}," for name, spec in features.items()),
-        f"{indent}}}",
-    ]
-
-
-def _quoted(name: str) -> str:
-    text = repr(name)
-    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
 def decode_record(
@@ -365,6 +328,7 @@ def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
     """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else
     without prefix.
     """
+    # Writers put the sizes beside the array: "image/raw" and "image/height".
     prefixes = (key[: key.rfind("/") + 1], "")
     found = []
     for names in _SIZE_NAMES:

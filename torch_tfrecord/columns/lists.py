@@ -1,5 +1,5 @@
-"""The FixedLenFeature and VarLenFeature specs (one list of numbers or strings), and their
-readers.
+"""The specs of one list of numbers or strings, and their readers: FixedLenFeature (as many values in
+each record), VarLenFeature (any number) and FixedLenSequenceFeature (rows of equal shape).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.columns.containers import Nested, split_lists
+from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
+    Value,
     cast,
     check_list_dtype,
     default_values,
@@ -26,19 +27,34 @@ from torch_tfrecord.columns.dtypes import (
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     Column,
+    Ints,
     Reader,
     StepColumn,
     StepReader,
     Want,
+    check_steps,
     labelled,
     list_want,
+    read_list,
+    reserve_for,
     reserve_for_values,
+    splits_of,
 )
+from torch_tfrecord.columns.stacking import pad_rows
 
-__all__ = ["FixedLenFeature", "VarLenFeature", "VarLenSteps"]
+__all__ = [
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "VarLenFeature",
+    "VarLenReader",
+    "VarLenSteps",
+]
 
+# The dtypes of the lists themselves: the core's values need no cast.
+_STORED = (torch.int64, torch.float32)
 # An integer dtype of each size, to copy the bits of any dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_POINTER_BYTES = 8  # per entry of a Python list
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,20 +98,16 @@ class FixedLenFeature(Feature):
                 self, "default_value", default_values(self.default_value, self.shape, self.dtype)
             )
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def reader(self, name: str, *, pads: bool = False, in_context: bool = False) -> Reader:
         """Build the reader for Examples."""
-        return (
-            _FixedNumbers(name, self)
-            if isinstance(self.dtype, torch.dtype)
-            else _FixedStrings(name, self)
-        )
+        kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
+        return kind(name, self, in_context=in_context)
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context; a feature whose kind is not set is an error, even with a
         default.
         """
-        kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
-        return kind(name, self, in_context=True)
+        return self.reader(name, in_context=True)
 
 
 class _FixedLenReader:
@@ -105,13 +117,16 @@ class _FixedLenReader:
         self._shape, self._count = spec.shape, math.prod(spec.shape)
         # an empty default counts as no default, as in TensorFlow
         self._default: Any = spec.default_value if self._count else None
-        self._in_context, is_required = in_context, self._default is None
-        wanted: Any = {
-            "num_values": self._count,
-            "is_required": is_required and not in_context,
-            "shape": spec.shape,
-        }
-        self._want = list_want(name, spec.key_of(name), spec.dtype, **wanted)
+        self._in_context = in_context
+        self._want = list_want(
+            name,
+            spec.key_of(name),
+            spec.dtype,
+            num_values=self._count,
+            # in a context `_check` says it, with TensorFlow's texts
+            is_required=self._default is None and not in_context,
+            shape=spec.shape,
+        )
         self.wants = (self._want,)
 
     def _check(self, missing: npt.NDArray[np.uint8]) -> None:
@@ -138,7 +153,8 @@ class _FixedNumbers(_FixedLenReader):
         if self._default is not None:
             self._default = torch.tensor(self._default, dtype=self._dtype).reshape(spec.shape)
         self.row_bytes = self._count * self._dtype.itemsize
-        self.is_plain = self._dtype in (torch.int64, torch.float32)
+        self.is_plain = self._dtype in _STORED
+        # The column's array is the batch's tensor as it stands: no cast, no reshape.
         self._is_column = (
             self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
         )
@@ -148,14 +164,17 @@ class _FixedNumbers(_FixedLenReader):
         values, _, missing, _ = columns[0]
         if missing is None:
             if self._is_column:
+                # The common case, and worth a shortcut: a batch may have forty such columns.
                 return torch.from_numpy(values)
         else:
             self._check(missing)
             if self._default is not None and missing.all():
                 default: torch.Tensor = self._default.expand(len(values), *self._shape)
+                # No record has the feature; a copy, as the batch is the user's to change.
                 return default.clone(memory_format=torch.contiguous_format)
         tensor = labelled(self._want, cast, values, self._dtype).reshape(len(values), *self._shape)
         if missing is not None and self._default is not None:
+            # Bit for bit: a NaN or a float8 keeps its bits.
             bits = _BITS[self._dtype.itemsize]
             tensor.view(bits)[torch.from_numpy(missing != 0)] = self._default.view(bits)
         return tensor
@@ -174,12 +193,12 @@ class _FixedStrings(_FixedLenReader):
         self._dtype = spec.dtype
         self.is_plain, self.is_text = spec.shape == (), spec.dtype is str
 
-    def read(self, columns: Sequence[Column]) -> list[Any]:
+    def read(self, columns: Sequence[Column]) -> list[Value]:
         """The batch's column."""
         column, count, shape = columns[0], self._count, self._shape
         if column.missing is not None:
             self._check(column.missing)
-        values: list[Any] = labelled(self._want, column.strings, self._dtype)
+        values: list[Value] = labelled(self._want, column.strings, self._dtype)
         if shape != ():
             values = [
                 nest(values[row * count : (row + 1) * count], shape)
@@ -221,8 +240,7 @@ class VarLenFeature(Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
-        is_numbers = isinstance(self.dtype, torch.dtype)
-        return (_VarLenNumbers if is_numbers else _VarLenStrings)(name, self)
+        return VarLenReader(list_want(name, self.key_of(name), self.dtype), self.dtype)
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
@@ -233,44 +251,26 @@ class VarLenFeature(Feature):
         return VarLenSteps(list_want(name, self.key_of(name), self.dtype), self.dtype)
 
 
-class _VarLenReader:
-    """The shared base of the VarLenFeature readers."""
+class VarLenReader:
+    """Reads a VarLenFeature, or a RaggedFeature without partitions: [N, *], or N lists.
 
-    def __init__(self, name: str, spec: VarLenFeature) -> None:
-        self._want, self._dtype = list_want(name, spec.key_of(name), spec.dtype), spec.dtype
-        self.wants = (self._want,)
+    For the attributes see `_FixedNumbers` and `_FixedStrings`.
+    """
 
+    def __init__(self, want: Want, dtype: DType) -> None:
+        self._want, self._dtype, self.wants = want, dtype, (want,)
+        self.is_text = dtype is str
+        self.is_plain = dtype in _STORED or not isinstance(dtype, torch.dtype)
 
-class _VarLenNumbers(_VarLenReader):
-    """Reads a VarLenFeature of numbers: [N, *]; for `is_plain` see `_FixedNumbers`."""
-
-    def __init__(self, name: str, spec: VarLenFeature) -> None:
-        super().__init__(name, spec)
-        self.is_plain = self._dtype in (torch.int64, torch.float32)
-
-    def read(self, columns: Sequence[Column]) -> Nested:
+    def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
         column, want = columns[0], self._want
+        if not isinstance(self._dtype, torch.dtype):
+            # The core builds the list of each row as it goes.
+            return labelled(want, column.strings, self._dtype, True)
         values = labelled(want, cast, column.values, self._dtype)
         reserve_for_values(want, values.nbytes, column.offsets)
         return Nested(values, (torch.from_numpy(column.offsets),))
-
-
-class _VarLenStrings(_VarLenReader):
-    """Reads a VarLenFeature of bytes or str: a list of N lists; for the attributes see
-    `_FixedStrings`.
-    """
-
-    is_plain = True
-
-    def __init__(self, name: str, spec: VarLenFeature) -> None:
-        super().__init__(name, spec)
-        self.is_text = spec.dtype is str
-
-    def read(self, columns: Sequence[Column]) -> list[list[Any]]:
-        """The batch's column."""
-        rows: list[list[Any]] = labelled(self._want, columns[0].strings, self._dtype, True)
-        return rows
 
 
 class VarLenSteps(StepReader):
@@ -282,12 +282,163 @@ class VarLenSteps(StepReader):
         super().__init__(want)
         self._dtype = dtype
 
-    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
         want, (steps, borders, _) = self.wants[0], lists[0]
-        if not isinstance(self._dtype, torch.dtype):
-            strings = labelled(want, steps.strings, self._dtype)
-            return split_lists(strings, [borders.tolist(), steps.offsets.tolist()])
-        values = labelled(want, cast, steps.values, self._dtype)
-        reserve_for_values(want, values.nbytes + 8 * len(steps.offsets), borders)
-        return Nested(values, (torch.from_numpy(borders), torch.from_numpy(steps.offsets)))
+        values = read_list(want, steps, self._dtype)
+        if isinstance(values, torch.Tensor):
+            reserve_for_values(want, values.nbytes + 8 * len(steps.offsets), borders)
+        return nest_rows(values, (borders, steps.offsets))
+
+
+@dataclass(frozen=True, repr=False)
+class FixedLenSequenceFeature(Feature):
+    """Any number of rows of the same shape.
+
+    In an Example, one list holds all rows; in a feature list, each step is a row. A sample is a
+    tensor [T, *shape], or a (nested) list with dtype ``bytes`` or ``str``. A batch from
+    ``parse_example`` or ``parse_sequence_example`` is [B, longest T, *shape], padded at the end.
+
+    Args:
+        shape: Shape of one row; an int means one dimension, ``()`` a scalar.
+        dtype: See :class:`FixedLenFeature`.
+        allow_missing: Whether a record may lack the feature; it then has no rows. Must be True for
+            an Example, as in TensorFlow.
+        default_value: Padding value of a batch, one element; None means 0, ``b""`` or ``""``. Only
+            for an Example.
+        key: Name of the feature in the record, if it differs from the output's name.
+
+    Raises:
+        TypeError: The dtype is unknown, or the default value has another type.
+        ValueError: The shape is missing, or has an unknown or negative dimension; or the default
+            value has more than one element or is out of range.
+
+    Example:
+        >>> FixedLenSequenceFeature((2,), torch.float32, allow_missing=True)
+        FixedLenSequenceFeature((2,), torch.float32, allow_missing=True)
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    allow_missing: bool = False
+    default_value: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        object.__setattr__(self, "shape", fixed_shape(self.shape))
+        check_list_dtype(self.dtype)
+        if self.default_value is not None:
+            object.__setattr__(
+                self, "default_value", default_values(self.default_value, (), self.dtype)
+            )
+
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
+        """Build the reader for Examples."""
+        if not self.allow_missing:
+            raise ValueError(
+                "Unsupported: FixedLenSequenceFeature requires allow_missing to be True. "
+                f"(Feature {name!r}, of an Example)"
+            )
+        return _RowReader(name, self, pads=pads)
+
+    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        """Build the reader for a feature list."""
+        if self.default_value is not None:
+            raise ValueError(
+                f"Value feature_list.dense_defaults[{name}] must be None: a feature list is padded with 0"
+            )
+        return _RowSteps(name, self, pads=pads)
+
+
+class _RowReader:
+    """Reads a FixedLenSequenceFeature: [N, longest T, *shape] padded, or jagged; strings are N
+    lists of rows.
+    """
+
+    def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
+        self._spec, self._pads = spec, pads
+        self._want = list_want(name, spec.key_of(name), spec.dtype)
+        self.wants = (self._want,)
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Value]:
+        """The batch's column."""
+        size = math.prod(self._spec.shape)
+        # Row splits of values become row splits of rows if each list is whole rows.
+        counts = np.diff(columns[0].offsets)
+        wrong = counts % size if size else counts
+        if wrong.any():
+            raise self._want.error(
+                f"Number of {self._want.kind.counted} values is not a multiple of stride length: got "
+                f"{counts[wrong.argmax()]}, the number of elements should be divisible by {size} for rows of shape "
+                f"{[*self._spec.shape]}"
+            )
+        return _rows(
+            columns[0], columns[0].offsets // max(size, 1), self._want, self._spec, pads=self._pads
+        )
+
+
+class _RowSteps(StepReader):
+    """Reads the steps of a FixedLenSequenceFeature like `_RowReader`, with each step as a row."""
+
+    def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
+        size = math.prod(spec.shape)
+        super().__init__(
+            list_want(name, spec.key_of(name), spec.dtype, num_values=size, shape=spec.shape)
+        )
+        self.is_required = not spec.allow_missing
+        self._spec, self._pads = spec, pads
+
+    def read(
+        self, lists: Sequence[StepColumn], context: object
+    ) -> torch.Tensor | Nested | list[Value]:
+        """The batch's column."""
+        want, column = self.step_wants[0], lists[0]
+        check_steps(want, column, is_required=self.is_required)
+        return _rows(column.steps, column.borders, want, self._spec, pads=self._pads)
+
+
+def _rows(
+    column: Column, ends: Ints, want: Want, spec: FixedLenSequenceFeature, *, pads: bool
+) -> torch.Tensor | Nested | list[Value]:
+    """All values of a column as rows; ``ends`` are the row splits of the records."""
+    values, shape = read_list(want, column, spec.dtype), (int(ends[-1]), *spec.shape)
+    if isinstance(values, list):
+        rows = split_lists(nest(values, shape), [ends.tolist()])
+        return _pad_strings(want, rows, spec) if pads else rows
+    values = values.reshape(shape)
+    if pads:
+        return _pad_numbers(want, values, ends, spec.default_value or 0)
+    reserve_for_values(want, values.nbytes, ends)
+    return Nested(values, (torch.from_numpy(ends),))
+
+
+def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -> torch.Tensor:
+    """Pad rows with the given row splits to [N, longest, ...]."""
+    lengths, shape = np.diff(ends), values.shape[1:]
+    longest = int(lengths.max(initial=0))
+    num_values = len(lengths) * longest * math.prod(shape)
+    reserve_for(want, num_values * values.dtype.itemsize, ends)
+    # Nothing to pad, and so nothing to copy.
+    if len(lengths) and lengths.min() == longest:
+        return values.reshape(len(lengths), longest, *shape)
+    return pad_rows(
+        values, torch.from_numpy(ends), longest, torch.tensor(padding, dtype=values.dtype)
+    )
+
+
+def _pad_strings(
+    want: Want, samples: list[list[Value]], spec: FixedLenSequenceFeature
+) -> list[Value]:
+    """Pad the rows of strings in each record to the longest record."""
+    lengths = [*map(len, samples)]
+    longest, size = max(lengths, default=0), math.prod(spec.shape)
+    reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, splits_of(lengths))
+    nothing = b"" if spec.dtype is bytes else ""
+    padding = nothing if spec.default_value is None else spec.default_value
+    missing = [longest - length for length in lengths]
+    return [
+        # The padding is nested anew for each record, so that no two share a list.
+        rows + nest([padding] * (number * size), (number, *spec.shape))
+        for rows, number in zip(samples, missing, strict=True)
+    ]

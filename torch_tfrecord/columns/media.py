@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, Array, Value
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.media_decoders import decode_frames, decode_sound, read_wav
 from torch_tfrecord.columns.one_value import OneValueSpec
@@ -96,14 +95,14 @@ class MediaReader:
         )
         self.wants = (self._want,)
 
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: a tensor [N, ...] for samples of one length, else a list; or a dict
         of such parts.
         """
         views = columns[0].views()
         return labelled(self._want, self._column, views, [0] * len(views) if keys is None else keys)
 
-    def _column(self, values: Sequence[memoryview], keys: Sequence[int]) -> Any:
+    def _column(self, values: Sequence[memoryview], keys: Sequence[int]) -> Value:
         rows = read_each(
             lambda found: self._spec.decode(found[0], int(found[1])), zip(values, keys, strict=True)
         )
@@ -112,7 +111,7 @@ class MediaReader:
         }
         return parts if self.returns_parts else next(iter(parts.values()), [])
 
-    def _together(self, values: list[torch.Tensor]) -> Any:
+    def _together(self, values: list[torch.Tensor]) -> Value:
         if self._has_length or not values[0].dim():
             return stack(values)
         return [*map(mark_listed, values)]
@@ -181,6 +180,7 @@ class Audio(MediaSpec, Feature):
         """The samples of a file, and their rate."""
         sound = read_wav(data)
         if sound is None or self.sample_rate not in (None, sound.sample_rate):
+            # To draw a window one must know the whole length.
             needed = None if self.random_start else self.num_samples
             sound = decode_sound(data, self.sample_rate, needed)
         samples = self._cut(sound.samples, sound.full_scale, key)
@@ -189,7 +189,7 @@ class Audio(MediaSpec, Feature):
             "sample_rate": torch.tensor(sound.sample_rate, dtype=torch.int32),
         }
 
-    def _cut(self, stored: npt.NDArray[Any], full_scale: int, key: int) -> torch.Tensor:
+    def _cut(self, stored: Array, full_scale: int, key: int) -> torch.Tensor:
         """The wanted window and channels of samples [N, channels]."""
         total, found = stored.shape
         length, channels = self.num_samples or total, self.num_channels or found
@@ -198,6 +198,7 @@ class Audio(MediaSpec, Feature):
         stored = stored[begin : begin + length, kept]
         out = empty_tensor((channels, length), torch.float32)
         array = out.numpy()
+        # The memory is not zeroed, and only a short sound leaves some of it over.
         array[:, len(stored) :] = 0
         # doubles that float32 cannot hold become infinite
         with np.errstate(over="ignore", invalid="ignore"):
@@ -298,6 +299,7 @@ class Video(MediaSpec, Feature):
         if self.step is None:
             gaps = max(self.num_frames - 1, 1)
             return [number * (total - 1) // gaps for number in range(self.num_frames)]
+        # A window spans its first to its last frame, whatever the step.
         begin = window_start(self, key, total, (self.num_frames - 1) * self.step + 1)
         return [min(begin + number * self.step, total - 1) for number in range(self.num_frames)]
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
+from torch_tfrecord.columns.dtypes import Array, Value
 from torch_tfrecord.errors import LimitExceededError, ParseError
 
 __all__ = [
@@ -60,11 +60,11 @@ class Sound(NamedTuple):
     """
 
     sample_rate: int
-    samples: npt.NDArray[Any]
+    samples: Array
     full_scale: int
     integer_scale: int
 
-    def integers(self) -> npt.NDArray[Any]:
+    def integers(self) -> Array:
         """The samples as integers from -integer_scale to integer_scale - 1; floats are rounded and
         clipped.
         """
@@ -137,7 +137,7 @@ def _samples(
         )
     frame_bytes = channels * bits // 8
     kept = data[: min(size, len(data)) // frame_bytes * frame_bytes]
-    found: npt.NDArray[Any] = np.frombuffer(kept, dtype) if len(kept) else np.zeros(0, dtype)
+    found: Array = np.frombuffer(kept, dtype) if len(kept) else np.zeros(0, dtype)
     if encoding == _FLOAT:
         return Sound(sample_rate, found.reshape(-1, channels), 1, 1 << 31)
     full_scale = 1 << bits - 1
@@ -185,7 +185,7 @@ _FFMPEG_LIBRARY = re.compile(
 
 
 @functools.cache
-def _decoders() -> Any:
+def _decoders() -> Value:
     """torchcodec's decoders.
 
     Raises:
@@ -291,7 +291,7 @@ def _sound(found: Any, facts: Any) -> Sound:
     return Sound(int(found.sample_rate), found.data.numpy().T, 1, integer_scale)
 
 
-def _beginning(decoder: Any, stop_seconds: float) -> Any:
+def _beginning(decoder: Any, stop_seconds: float) -> Value:
     """The samples up to a time; None if there are none, as the header may not say when the sound
     begins.
     """

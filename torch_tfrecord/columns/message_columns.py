@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Array, Value
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
@@ -20,16 +20,19 @@ from torch_tfrecord.columns.reading import (
     StepColumn,
     StepReader,
     Want,
-    at_step,
+    raise_first,
     read_columns,
+    splits_of,
 )
 from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.protobuf.example import join_arrays
 
 __all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
 
-_Features: TypeAlias = "Mapping[str, Any] | _Step"
+_Message: TypeAlias = Any
+"""A protobuf message: the classes are made when the program runs, so their fields have no types."""
+_Features: TypeAlias = "Mapping[str, _Message] | _Step"
 """A map of key to Feature message."""
 
 _KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
@@ -44,7 +47,7 @@ def columns_of(wants: Sequence[Want], records: Sequence[_Features]) -> list[Colu
     return [_column(want, records) for want in wants]
 
 
-def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
+def read_one(reader: Reader, record: _Features, key: int = 0) -> Value:
     """The value of one record, the row of a batch of one; raises the errors of `columns_of` and the
     reader.
 
@@ -76,14 +79,15 @@ def _column(want: Want, records: Sequence[_Features]) -> Column:
         )
     values, buffer = _spans(present) if want.kind is BYTES_LIST else (_numbers(want, present), b"")
     if want.num_values is None:
-        return Column(values, np.concatenate([NO_OFFSETS, [0], counts.cumsum()]), missing, buffer)
+        return Column(values, splits_of(counts), missing, buffer)
     return Column(_dense(want, values, missing, len(records)), NO_OFFSETS, missing, buffer)
 
 
-def _list_of(want: Want, record: _Features) -> Any | None:
+def _list_of(want: Want, record: _Features) -> _Message | None:
     """The list message; None if the record lacks the key, or its kind is not set."""
     feature = record.get(want.key)
     if feature is None or not feature.HasField(want.kind.field):
+        # A Feature whose kind is not set counts as missing, as in TensorFlow.
         stored = None if feature is None else feature.WhichOneof("kind")
         if stored is not None:
             raise want.wrong_kind(_KINDS[stored])
@@ -96,7 +100,7 @@ def _list_of(want: Want, record: _Features) -> Any | None:
     return found
 
 
-def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
+def _numbers(want: Want, found: Sequence[_Message]) -> Array:
     return (
         join_arrays(found)
         if found
@@ -104,15 +108,15 @@ def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
     )
 
 
-def _spans(found: Sequence[Any]) -> tuple[Ints, bytes]:
+def _spans(found: Sequence[_Message]) -> tuple[Ints, bytes]:
     values = [value for item in found for value in item.value]
     lengths = np.array([*map(len, values)], np.int64)
     return np.stack([lengths.cumsum() - lengths, lengths], axis=1), b"".join(values)
 
 
 def _dense(
-    want: Want, values: npt.NDArray[Any], missing: npt.NDArray[np.uint8] | None, num_records: int
-) -> npt.NDArray[Any]:
+    want: Want, values: Array, missing: npt.NDArray[np.uint8] | None, num_records: int
+) -> Array:
     shape = (
         num_records,
         *(() if want.num_values == 1 else (want.num_values or 0,)),
@@ -120,12 +124,13 @@ def _dense(
     )
     if missing is None:
         return values.reshape(shape)
+    # Records without values get zeros; the reader puts its default there.
     dense = np.zeros(shape, values.dtype)
     dense[missing == 0] = values.reshape(-1, *shape[1:])
     return dense
 
 
-def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
+def steps_of(want: Want, messages: Sequence[_Message]) -> StepColumn:
     """The steps of SequenceExample messages for a want with any number of values.
 
     Raises:
@@ -136,11 +141,11 @@ def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
     [steps] = columns_of(
         [want], [{want.key: feature} for features in found for feature in features]
     )
-    borders = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    borders = splits_of([*map(len, found)])
     return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
 
 
-def read_steps(reader: StepReader, message: Any) -> Any:
+def read_steps(reader: StepReader, message: _Message) -> Value:
     """The value of one SequenceExample message, like `read_one`."""
 
     def context() -> list[Column]:
@@ -151,11 +156,12 @@ def read_steps(reader: StepReader, message: Any) -> Any:
             0
         ]
     except TFRecordError:
+        # The columns do not know the record's keys, which the best error lists.
         _check(reader, message)
         raise
 
 
-def _check(reader: StepReader, message: Any) -> None:
+def _check(reader: StepReader, message: _Message) -> None:
     """Check that a message has what a reader wants, with complete error texts."""
     lists = message.feature_lists.feature_list
     first = reader.step_wants[0]
@@ -163,20 +169,22 @@ def _check(reader: StepReader, message: Any) -> None:
         raise first.missing_list(lists)
     context = message.context.feature if reader.context_wants else {}
     found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
-    for number in range(max(map(len, found), default=0)):
-        try:
-            columns_of(reader.step_wants, [_Step(lists, context, number)])
-        except ParseError as error:
-            raise at_step(error, number) from None
+    raise_first(
+        "step",
+        max(map(len, found), default=0),
+        lambda number: columns_of(reader.step_wants, [_Step(lists, context, number)]),
+    )
 
 
 class _Step:
     """One step of some feature lists, viewed as an Example's map of key to Feature."""
 
-    def __init__(self, lists: Mapping[str, Any], context: Mapping[str, Any], number: int) -> None:
+    def __init__(
+        self, lists: Mapping[str, _Message], context: Mapping[str, _Message], number: int
+    ) -> None:
         self._lists, self._context, self._number = lists, context, number
 
-    def get(self, key: str) -> Any | None:
+    def get(self, key: str) -> _Message | None:
         found = self._lists.get(key)
         if found is None or len(found.feature) <= self._number:
             return self._context.get(key)

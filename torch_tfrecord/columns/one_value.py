@@ -1,19 +1,24 @@
-"""The SerializedTensor and Text specs (one bytes value), and the readers that specs of bytes
-share.
+"""The specs of one bytes value (SerializedTensor, Text, Proto, Json), and the readers that specs of
+bytes share.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from google.protobuf.message import Message
+from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, Value
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
@@ -26,15 +31,17 @@ from torch_tfrecord.columns.reading import (
     Want,
     check_steps,
     labelled,
-    part_of,
     read_each,
     read_record,
+    splits_of,
 )
-from torch_tfrecord.columns.stacking import stack
+from torch_tfrecord.columns.stacking import JsonList, JsonObject, stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.protobuf.json_text import parse_json
+from torch_tfrecord.protobuf.messages import parse_message
 
-__all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"]
+__all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]
 
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of one value: ints, -1 or None."""
@@ -61,6 +68,7 @@ class OneValueSpec:
             raise TypeError(
                 f"default_value must be {self._default_type.__name__} or None, got {type(default).__name__}"
             )
+        # Reads the default as it would a record's bytes, so that a bad one fails here.
         reader: Any = self.reader("")
         if len(reader.wants) > 1:
             raise ValueError(
@@ -133,6 +141,107 @@ class Text(OneValueSpec, Feature):
         return _TextReader(name, self, lambda text, shape: text)
 
 
+@dataclass(frozen=True, repr=False)
+class Proto(OneValueSpec, Feature):
+    """A protobuf message in one bytes value, parsed with your generated class.
+
+    A sample is the message, a batch a list of messages. Records that are such messages themselves:
+    give the spec alone, ``TFRecordDataset(path, Proto(Scenario))``.
+
+    Args:
+        message_class: The class, as ``protoc`` generates it. DataLoader workers send messages by
+            the name of their class, which must be importable.
+        key: Name of the feature in the record, if it differs from the output's name.
+
+    Raises:
+        TypeError: ``message_class`` is not a class of messages.
+
+    Example:
+        >>> from scenario_pb2 import Scenario  # doctest: +SKIP
+        >>> TFRecordDataset("data/scenarios-*", Proto(Scenario))[0].scenario_id  # doctest: +SKIP
+    """
+
+    message_class: type[Message]
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if not isinstance(self.message_class, type) or not issubclass(self.message_class, Message):
+            raise TypeError(
+                f"message_class must be a generated protobuf class, got {self.message_class!r}"
+            )
+
+    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+        """Build the reader for Examples."""
+        kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
+        # Asked once here, not for each record.
+        if _is_importable(kind):
+            return OneValueReader(name, self, lambda data, shape: parse_message(data, kind, what))
+        return OneValueReader(name, self, self._read_unnamed)
+
+    def stored(self, value: object) -> object:
+        """A message as its bytes."""
+        return value.SerializeToString() if isinstance(value, self.message_class) else value
+
+    def _read_unnamed(self, data: memoryview, shape: object) -> Message:
+        kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
+        # a queue that cannot send it would leave the loader waiting forever
+        if get_worker_info() is not None:
+            raise TypeError(
+                f"Proto: a DataLoader worker sends messages by the name of their class, and {what} cannot be imported: "
+                "take the class from a module that protoc generated, or use num_workers=0"
+            )
+        message: Message = parse_message(data, kind, what)
+        return message
+
+
+def _is_importable(kind: type) -> bool:
+    try:
+        found: Any = reduce(getattr, kind.__qualname__.split("."), sys.modules[kind.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return found is kind
+
+
+@dataclass(frozen=True, repr=False)
+class Json(OneValueSpec, Feature):
+    """JSON text in one bytes value, as Python objects.
+
+    A sample is what the text says (dict, list, str, int, float, bool or None). A batch holds the
+    same: a tensor of numbers (int64, or float64 if one is a float) or of bools; else a list, so
+    also where bools stand among numbers, an integer exceeds int64, or one beside a float exceeds
+    float64's 53 bits. `parse_example` gives a list.
+
+    Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For
+    the JSON form of Examples: ``NestedExample(features, format="json")``.
+
+    The text must be JSON in UTF-8, of 200 levels at most: NaN and Infinity, which Python writes,
+    raise ParseError.
+
+    Args:
+        key: Name of the feature in the record, if it differs from the output's name.
+    """
+
+    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+        """Build the reader for Examples."""
+        return OneValueReader(name, self, _read_json)
+
+    def stored(self, value: object) -> object:
+        """A value as JSON text; bytes are the text already."""
+        return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
+
+
+def _read_json(data: memoryview, shape: object) -> Value:
+    value = parse_json(data)
+    return (
+        JsonObject(value)
+        if isinstance(value, dict)
+        else JsonList(value)
+        if isinstance(value, list)
+        else value
+    )
+
+
 class OneValueReader:
     """Reads a single bytes value, or all bytes values of a list together.
 
@@ -174,7 +283,7 @@ class OneValueReader:
         )
         self._is_whole = isinstance(shape, str)
         what, count = ("shape", None) if self._is_whole else ("size", 1)
-        self.shape: list[Any] = [
+        self.shape: list[Value] = [
             Want(name, entry, INT64_LIST, what, num_values=count, is_required=True)
             if isinstance(entry, str)
             else entry
@@ -182,18 +291,18 @@ class OneValueReader:
         ]
         self.wants = (self._want, *(entry for entry in self.shape if isinstance(entry, Want)))
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Value]:
         """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a
         list.
         """
-        values: list[Any] = columns[0].views()
+        values: list[Value] = columns[0].views()
         if self.several:
             values = [values[begin:end] for begin, end in columns[0].bounds()]
         return labelled(
             self._want, self.from_values, self._completed(values, columns[0]), self._shapes(columns)
         )
 
-    def _completed(self, values: list[Any], column: Column) -> list[Any]:
+    def _completed(self, values: list[Value], column: Column) -> list[Value]:
         """The values, with the default of records that lack the feature."""
         if column.missing is not None:
             for row in column.missing.nonzero()[0]:
@@ -201,8 +310,8 @@ class OneValueReader:
         return values
 
     def from_values(
-        self, values: Sequence[Any], shapes: Sequence[Shape]
-    ) -> torch.Tensor | list[Any]:
+        self, values: Sequence[Value], shapes: Sequence[Shape]
+    ) -> torch.Tensor | list[Value]:
         """The column of several values with their shapes."""
         return stack(
             read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True))
@@ -260,7 +369,7 @@ class _ValueSteps(StepReader):
         self._reader, self._pads = reader, pads
         self.context_wants = self.wants[1:]
 
-    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> torch.Tensor | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> torch.Tensor | list[Value]:
         """The batch's column."""
         want, borders = self.step_wants[0], lists[0].borders
         check_steps(want, lists[0], is_required=True)
@@ -276,14 +385,17 @@ class _ValueSteps(StepReader):
         samples = read_each(lambda ends: self._sample(columns, *ends), pairwise(borders.tolist()))
         return labelled(want, stack, samples) if self._pads else samples
 
-    def _sample(self, columns: Sequence[Column], begin: int, end: int) -> torch.Tensor | list[Any]:
+    def _sample(
+        self, columns: Sequence[Column], begin: int, end: int
+    ) -> torch.Tensor | list[Value]:
         """Read one record's steps as a batch of records."""
         if begin == end:
             return []
-        found: torch.Tensor | list[Any] = read_record(
-            self._reader, [part_of(column, begin, end) for column in columns]
+        found: torch.Tensor | list[Value] = read_record(
+            self._reader, [column.part(begin, end) for column in columns]
         )
         return (
+            # Pictures of equal size in the steps of a record are its frames.
             tv_tensors.Video(found)
             if isinstance(found, tv_tensors.Image) and found.dim() == 4
             else found
@@ -302,6 +414,7 @@ def _step_sizes(
     lengths = np.diff(borders)
     record = np.repeat(np.arange(len(lengths)), lengths)
     number = np.arange(borders[-1]) - borders[record]
+    # A list of sizes may be shorter than that of the values: the context has the rest.
     is_own = number < np.diff(column.borders)[record]
     values, offsets, rows = (
         column.steps.values,
@@ -319,6 +432,7 @@ def _step_sizes(
         raise want.error(
             "expected one value" if want.num_values == 1 else "expected at least one size, got none"
         )
-    ends = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    ends = splits_of(counts)
+    # The sizes of all steps in one take: each row's begin, and its numbers from there.
     taken = values[np.repeat(begins - ends[:-1], counts) + np.arange(ends[-1])]
     return Column(taken, NO_OFFSETS if want.num_values == 1 else ends, None, b"")

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
-from torch_tfrecord.columns.column_plan import ColumnPlan
+from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
 from torch_tfrecord.columns.containers import Nested, wrap_nested
+from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
     Feature,
     SequenceFeatures,
@@ -26,10 +26,16 @@ from torch_tfrecord.columns.feature import (
     make_reader,
     make_step_reader,
 )
+from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.message_columns import read_one, read_steps
-from torch_tfrecord.columns.reading import Column, Reader, StepReader, read_columns, reserve_for
-from torch_tfrecord.columns.row_plan import RowPlan
-from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+from torch_tfrecord.columns.reading import (
+    Column,
+    Keys,
+    Reader,
+    StepReader,
+    read_columns,
+    reserve_for,
+)
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -47,13 +53,13 @@ __all__ = [
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
-_Keys: TypeAlias = "npt.NDArray[np.uint64]"
-_Values: TypeAlias = dict[str, Any]
 _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
+_Found = TypeVar("_Found")
+"""What a parser finds in the records of a batch, before its readers make values of it."""
 
 
-class Parser(Generic[_Sample, _Batch]):
+class Parser(Generic[_Sample, _Batch, _Found]):
     """The shared base of all parsers: a batch reports the lowest position that fails."""
 
     features: Any
@@ -65,15 +71,16 @@ class Parser(Generic[_Sample, _Batch]):
     def __init__(self, max_batch_bytes: int) -> None:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle the specs; the readers are built again."""
-        kind: Callable[..., Any] = type(self)
+        # A reader may hold compiled objects and lambdas, which do not pickle.
+        kind: Callable[..., object] = type(self)
         return functools.partial(
             kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
         ), self._specs
 
     @property
-    def _specs(self) -> tuple[Any, ...]:
+    def _specs(self) -> tuple[object, ...]:
         return (self.features,)
 
     def budget(self, num_batches: int = 1) -> BatchBudget:
@@ -84,7 +91,7 @@ class Parser(Generic[_Sample, _Batch]):
         """Parse one record."""
         raise NotImplementedError
 
-    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> _Batch:
+    def batch(self, records: Iterable[_Bytes], keys: Keys | None = None) -> _Batch:
         """Parse several records into columns.
 
         Dense columns of a batch may share one block of memory, which lives as long as any of them.
@@ -102,7 +109,7 @@ class Parser(Generic[_Sample, _Batch]):
         return self.batches(rows, keys, (0, len(rows)))[0]
 
     def batches(
-        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]
+        self, records: PackedRecords, keys: Keys | None, borders: Sequence[int]
     ) -> list[_Batch]:
         """Parse several batches at once.
 
@@ -118,6 +125,7 @@ class Parser(Generic[_Sample, _Batch]):
         try:
             return self._batches(records, keys, borders)
         except TFRecordError:
+            # The batch may have met another bad record first, or say less than the message does.
             for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
                 self._single_at(position, row, key)
             raise
@@ -128,10 +136,11 @@ class Parser(Generic[_Sample, _Batch]):
         except TFRecordError as error:
             raise error.locate(position=position) from error.__cause__
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[_Batch]:
+    def _batches(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Batch]:
         batches = []
+        # What the core finds counts against all batches together, what readers make of it each.
         with self.budget(len(borders) - 1):
-            found = self._plan.read(rows, borders)
+            found = self._find(rows, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
                 with self.budget():
@@ -141,17 +150,16 @@ class Parser(Generic[_Sample, _Batch]):
                 raise
         return batches
 
-    @functools.cached_property
-    def _plan(self) -> Any:
-        """The plan, whose ``read`` returns the columns of several batches."""
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> Sequence[_Found]:
+        """What stands in the records of several batches, not yet as values."""
         raise NotImplementedError
 
-    def _read(self, found: Any, num_records: int, keys: _Keys) -> _Batch:
+    def _read(self, found: _Found, num_records: int, keys: Keys) -> _Batch:
         """Read every feature of a batch from its columns."""
         raise NotImplementedError
 
 
-class ExampleParser(Parser[_Values, _Values]):
+class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
     """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
@@ -189,7 +197,7 @@ class ExampleParser(Parser[_Values, _Values]):
             raise TypeError(
                 f"features must be a mapping of names to specs, got {type(features).__name__}"
             )
-        self.features: _Values = dict(features)
+        self.features: Values = dict(features)
         self._pads = pads
         # One set for samples, one for batches: they differ if rows are padded.
         self._use([make_reader(name, spec) for name, spec in self.features.items()])
@@ -203,6 +211,7 @@ class ExampleParser(Parser[_Values, _Values]):
         cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES
     ) -> ExampleParser:
         """Build a parser from readers; such a parser cannot be pickled."""
+        # `__init__` takes specs, and makes readers of them.
         parser = cls.__new__(cls)
         Parser.__init__(parser, max_batch_bytes)
         parser.features = dict(readers)
@@ -214,13 +223,14 @@ class ExampleParser(Parser[_Values, _Values]):
         self._row_bytes = _row_bytes(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> _Values:
+    def single(self, serialized: _Bytes, key: int = 0) -> Values:
         """Parse one serialized Example; see `parse_single_example`.
 
         Args:
             serialized: The record's bytes.
             key: Random key for specs that draw at random, an unsigned 64-bit integer.
         """
+        # The core reads plain records; messages read the rest, and word all errors.
         found = self._row_plan.read(serialized, key)
         if found is None:
             record = parse_message(serialized).features.feature
@@ -228,18 +238,21 @@ class ExampleParser(Parser[_Values, _Values]):
                 found = [read_one(reader, record, key) for reader in self._row_readers]
         return dict(zip(self.features, found, strict=True))
 
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
+        return self._plan.read(rows, borders)
+
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
-        return ColumnPlan(self._readers)
+        return ColumnPlan([reader.wants for reader in self._readers])
 
     @functools.cached_property
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._row_readers, self.budget)
 
-    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> _Values:
+    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: Keys) -> Values:
         """Read every feature from its columns."""
         _reserve(self._readers, self._row_bytes, num_records)
-        values: _Values = {}
+        values: Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
@@ -254,12 +267,12 @@ class InnerParser(ExampleParser):
     _wraps = False
 
 
-class PartParser(Parser[Any, Any]):
+class PartParser(Parser[Value, Value, PackedRecords]):
     """The base of parsers of other records than Examples: each batch is read by itself, a sample as
     a batch of one.
     """
 
-    def single(self, serialized: _Bytes, key: int = 0) -> Any:
+    def single(self, serialized: _Bytes, key: int = 0) -> Value:
         """Parse one record."""
         try:
             with self.budget():
@@ -268,22 +281,15 @@ class PartParser(Parser[Any, Any]):
             error.position = None  # only the number within the batch of one
             raise
 
-    def _row(self, record: PackedRecords, keys: _Keys) -> Any:
+    def _row(self, record: PackedRecords, keys: Keys) -> Value:
         """The only row of a batch of one record."""
         raise NotImplementedError
 
-    @functools.cached_property
-    def _plan(self) -> _PartPlan:
-        return _PartPlan()
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
+        return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
 
 
-class _PartPlan:
-    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
-        """The records of each batch."""
-        return [records[begin:end] for begin, end in itertools.pairwise(borders)]
-
-
-class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
+class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], SequenceColumns]):
     """Parses SequenceExamples, like :class:`ExampleParser`.
 
     Args:
@@ -301,7 +307,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
         >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
         ({}, {'x': tensor([5])})
@@ -327,10 +333,10 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         ]
 
     @property
-    def _specs(self) -> tuple[Any, ...]:
+    def _specs(self) -> tuple[object, ...]:
         return self.features.context_features, self.features.sequence_features
 
-    def single(self, serialized: _Bytes, key: int = 0) -> tuple[_Values, _Values]:
+    def single(self, serialized: _Bytes, key: int = 0) -> tuple[Values, Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
         sample = self._compiled(serialized)
         if sample is not None:
@@ -345,7 +351,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
                 {name: read_steps(reader, message) for name, reader in self._steps.items()},
             )
 
-    def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
+    def _compiled(self, serialized: _Bytes) -> tuple[Values, Values] | None:
         """Read one sample with the compiled core; None if it cannot, or the record is bad (fall
         back to messages).
         """
@@ -367,6 +373,9 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
             zip(self._steps, sequences, strict=True)
         )
 
+    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
+        return self._plan.read(rows, borders)
+
     @functools.cached_property
     def _plan(self) -> SequencePlan:
         return SequencePlan([*self._context.values()], [*self._steps.values()])
@@ -380,7 +389,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         specs = self.features.sequence_features or {}
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
-    def _read(self, found: SequenceColumns, num_records: int, keys: _Keys) -> tuple[_Values, ...]:
+    def _read(self, found: SequenceColumns, num_records: int, keys: Keys) -> tuple[Values, ...]:
         _reserve([*self._context.values()], self._row_bytes, num_records)
         readers = zip(self._context.items(), found.context, strict=True)
         context = {name: wrapped(reader.read(columns)) for (name, reader), columns in readers}
@@ -395,13 +404,14 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         }
         if not self._pads:
             return context, sequences
+        # Where each record's steps end is known before anything is padded.
         lists = dict(zip(self._steps, found.lists, strict=True))
         lengths = {
             name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted
         }
         return context, sequences, lengths
 
-    def scalar(self, serialized: _Bytes) -> tuple[_Values, _Values, dict[str, torch.Tensor]]:
+    def scalar(self, serialized: _Bytes) -> tuple[Values, Values, dict[str, torch.Tensor]]:
         """Parse one record as a batch without the batch dimension, as in TensorFlow."""
         context, sequences = self.single(serialized)
         return (
@@ -411,7 +421,7 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         )
 
 
-def _has_rows(features: Mapping[str, Any]) -> bool:
+def _has_rows(features: Mapping[str, object]) -> bool:
     """Whether there are rows that are padded in a batch, at any depth."""
     return any(
         isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
@@ -438,7 +448,7 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
 _WRAPPED = (Nested, dict)
 
 
-def wrapped(column: Any) -> Any:
+def wrapped(column: Value) -> Value:
     """The column, or the columns by name, with ragged ones in the type that users see."""
     if type(column) is Nested:
         return wrap_nested(column)
@@ -447,7 +457,7 @@ def wrapped(column: Any) -> Any:
     )
 
 
-def packed(records: Any) -> PackedRecords:
+def packed(records: Iterable[Value]) -> PackedRecords:
     """The bytes of several records, in one buffer."""
     if isinstance(records, PackedRecords):
         return records
@@ -461,12 +471,13 @@ def packed(records: Any) -> PackedRecords:
             raise TypeError(
                 f"Expected serialized to be a scalar or vector: a list of bytes, got {type(row).__name__} at {position}"
             )
+    # A view may have other item sizes, so its length may not be its number of bytes.
     parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
 
 
-def _checked_keys(keys: _Keys | None, num_records: int) -> _Keys:
+def _checked_keys(keys: Keys | None, num_records: int) -> Keys:
     if keys is None:
         return np.zeros(num_records, np.uint64)
     if len(keys) != num_records:

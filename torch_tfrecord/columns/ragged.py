@@ -1,47 +1,301 @@
-"""The RaggedFeature spec (values and the partitions that define their rows), and its readers."""
+"""The RaggedFeature spec (values and the partitions that define their rows), and its readers.
+
+Each partition defines where the rows of one dimension begin and end, and which key of the record
+holds that.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.columns.containers import Nested, join_nested, split_lists
-from torch_tfrecord.columns.dtypes import DType, cast, check_key, check_list_dtype
-from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.lists import VarLenSteps
-from torch_tfrecord.columns.partitions import (
-    Partition,
-    Partitions,
-    RowLengths,
-    RowLimits,
-    RowSplits,
-    RowStarts,
-    UniformRowLength,
-    ValueRowIds,
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.columns.containers import Nested, join_nested, nest_rows, split_lists
+from torch_tfrecord.columns.dtypes import (
+    INT64_LIST,
+    Array,
+    DType,
+    Value,
+    cast,
+    check_dimension,
+    check_key,
+    check_list_dtype,
 )
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.lists import VarLenReader, VarLenSteps
 from torch_tfrecord.columns.reading import (
     Column,
     Ints,
     Reader,
     StepColumn,
     StepReader,
+    Want,
     labelled,
     list_want,
     read_each,
     read_record,
     read_records,
     reserve_for,
+    splits_of,
 )
+from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
+from torch_tfrecord.errors import LimitExceededError, ParseError
 
 __all__ = ["RaggedFeature"]
 
 _LIST_BYTES = 112  # of an empty list, its slot in the outer list, and its row split
+# A few row ids can imply more rows than the record has bytes.
+_MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
+# More than a record can hold, since protobuf limits messages to 2 GiB.
+_MAX_LENGTH = 1 << 33
+_NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class Partition:
+    """How the rows of one ragged dimension are stored; the base of the partition classes of
+    :class:`RaggedFeature`.
+    """
+
+    def __repr__(self) -> str:
+        """Show the Python code that builds it."""
+        (value,) = vars(self).values()
+        return f"RaggedFeature.{type(self).__name__}({value!r})"
+
+    def row_splits(self, stored: Ints, count: int, validate: bool) -> Ints:
+        """The row splits of one record.
+
+        Args:
+            stored: The integers at the partition's key.
+            count: Number of values in the rows.
+            validate: Whether splits that do not fit the values are an error; else rows end where
+                the values end.
+
+        Raises:
+            ParseError: The splits do not fit the values.
+            LimitExceededError: A few row ids imply a huge number of rows.
+        """
+        if validate:
+            self._check_order(stored)
+        splits = self._splits(stored, count)
+        if validate:
+            _check(splits, count)
+            return splits
+        # The rows that slicing would give: within the values, never of negative length.
+        clipped = np.maximum.accumulate(np.clip(splits, 0, count))
+        clipped[0] = 0
+        return clipped
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        raise NotImplementedError
+
+    def _check_order(self, stored: Ints) -> None:
+        """Raise for stored values that are invalid regardless of the splits."""
+
+
+@dataclass(frozen=True, repr=False)
+class _KeyPartition(Partition):
+    key: str
+
+    def __post_init__(self) -> None:
+        """Check the key."""
+        check_key("key", self.key)
+
+
+@dataclass(frozen=True, repr=False)
+class RowSplits(_KeyPartition):
+    """Key of the list of row splits, starting with 0: ``[0, 2, 2, 3]`` is rows of 2, 0 and 1
+    values.
+    """
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        return stored if len(stored) else np.zeros(1, np.int64)  # a missing list means no rows
+
+
+@dataclass(frozen=True, repr=False)
+class RowLengths(_KeyPartition):
+    """Key of the list of row lengths: ``[2, 0, 1]``."""
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        # Clipped before summing: a sum that overflows might look right.
+        return splits_of(np.clip(stored, -_MAX_LENGTH, _MAX_LENGTH))
+
+
+@dataclass(frozen=True, repr=False)
+class RowStarts(_KeyPartition):
+    """Key of the list of row starts: ``[0, 2, 2]``."""
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        # The last row ends where the values end.
+        return np.append(stored, count)
+
+
+@dataclass(frozen=True, repr=False)
+class RowLimits(_KeyPartition):
+    """Key of the list of row ends: ``[2, 2, 3]``."""
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        return np.concatenate([[0], stored])
+
+
+@dataclass(frozen=True, repr=False)
+class ValueRowIds(_KeyPartition):
+    """Key of the list of each value's row: ``[0, 0, 2]``."""
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        if len(stored) != count:
+            raise _invalid(f"expected {count} row ids, one per value, got {len(stored)}")
+        if count and stored.min() < 0:
+            raise _invalid(f"expected row ids of at least 0, got {stored.min()}")
+        rows = int(stored.max()) + 1 if count else 0
+        if rows > max(_MAX_EMPTY_ROWS, count):
+            raise LimitExceededError(
+                f"{count} row ids imply {rows} rows, more than the limit of {_MAX_EMPTY_ROWS}"
+            )
+        reserve((rows + 1) * 8)
+        splits = np.zeros(rows + 1, np.int64)
+        # How many values have each id is the length of that row.
+        np.bincount(stored, minlength=rows).cumsum(out=splits[1:])
+        return splits
+
+    def _check_order(self, stored: Ints) -> None:
+        if (stored[1:] < stored[:-1]).any():
+            raise _invalid("expected row ids that never decrease")
+
+
+@dataclass(frozen=True, repr=False)
+class UniformRowLength(Partition):
+    """All rows have this many values."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        """Check the length."""
+        length = check_dimension(self.length)
+        if length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
+        object.__setattr__(self, "length", length)
+
+    def _splits(self, stored: Ints, count: int) -> Ints:
+        if count % self.length:
+            raise _invalid(f"expected a multiple of {self.length} values or rows, got {count}")
+        return np.arange(0, count + 1, self.length, dtype=np.int64)
+
+
+def _invalid(reason: str) -> ParseError:
+    return ParseError(f"the rows and the values do not form a valid RaggedTensor: {reason}")
+
+
+def _check(splits: Ints, count: int) -> None:
+    if splits[0] != 0:
+        raise _invalid(f"expected the first row to start at 0, got {splits[0]}")
+    if (splits[1:] < splits[:-1]).any():
+        raise _invalid("expected row ends that never decrease, got a row of negative length")
+    if splits[-1] != count:
+        raise _invalid(f"expected rows that end at {count}, got {splits[-1]}")
+
+
+class Partitions:
+    """Reads the row splits of records.
+
+    Args:
+        name: Name of the output.
+        partitions: The partitions of the spec, outermost first.
+        validate: See `Partition.row_splits`.
+
+    Attributes:
+        wants: The wants of the partitions that have a key.
+    """
+
+    def __init__(self, name: str, partitions: Sequence[Partition], *, validate: bool) -> None:
+        self._validate = validate
+        # A uniform length has no key, but errors of its rows need a label.
+        keys = [one.key if isinstance(one, _KeyPartition) else name for one in partitions]
+        wants = [
+            Want(name, key, INT64_LIST, type(one).__name__)
+            for key, one in zip(keys, partitions, strict=True)
+        ]
+        self._all = list(zip(partitions, wants, strict=True))
+        self.wants = tuple(
+            want for partition, want in self._all if isinstance(partition, _KeyPartition)
+        )
+
+    def read(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[Ints]]:
+        """The row splits of every partition, outermost first, for each record.
+
+        Args:
+            columns: The wanted columns.
+            counts: Number of values in each record.
+
+        Raises:
+            TFRecordError: See `Partition.row_splits`.
+        """
+        bounds = [column.bounds() for column in columns]
+
+        def one(row: int) -> list[Ints]:
+            places = zip(columns, bounds, strict=True)
+            return self._levels(
+                [column.values[slice(*places[row])] for column, places in places], counts[row]
+            )
+
+        return read_each(one, range(len(counts)))
+
+    def _levels(self, stored: list[Ints], count: int) -> list[Ints]:
+        levels: list[Ints] = []
+        # From the inside out: the rows of a partition are the values of the one around it.
+        for partition, want in reversed(self._all):
+            own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
+            levels.insert(0, labelled(want, partition.row_splits, own, count, self._validate))
+            count = len(levels[0]) - 1
+        if not self._validate:  # drop trailing rows that belong to no row of the outer dimension
+            for outer, inner in pairwise(range(len(levels))):
+                levels[inner] = levels[inner][: levels[outer][-1] + 1]
+        return levels
+
+    def read_together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, ...] | None:
+        """The row splits of all records at once, for a single RowLengths or RowSplits: records to
+        rows, rows to values.
+
+        None if they do not fit, or for other partitions.
+
+        Args:
+            columns: The wanted columns.
+            ends: Where each record's values begin and end.
+        """
+        if (
+            not self._validate
+            or len(self._all) != 1
+            or type(self._all[0][0]) not in (RowLengths, RowSplits)
+        ):
+            return None
+        stored, bounds = columns[0].values, columns[0].offsets
+        # The splits of each record begin at 0 again, so they take more than a sum.
+        if isinstance(self._all[0][0], RowSplits):
+            return _splits_together(stored, bounds, ends)
+        # Clipped, so that no sum overflows to one that looks right.
+        splits = splits_of(np.clip(stored, -1, _MAX_LENGTH))
+        return None if (stored < 0).any() or (splits[bounds] != ends).any() else (bounds, splits)
+
+
+def _splits_together(stored: Ints, bounds: Ints, ends: Ints) -> tuple[Ints, Ints] | None:
+    sizes = np.diff(bounds)
+    if not sizes.all():
+        return None  # a missing list means no rows
+    splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
+    rows = splits_of(sizes - 1)
+    fits = (
+        not stored[bounds[:-1]].any()
+        and (splits[rows] == ends).all()
+        and (splits[1:] >= splits[:-1]).all()
+    )
+    return (rows, splits) if fits else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,11 +371,13 @@ class RaggedFeature(Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
-        return _RaggedReader(name, self)
+        if self.partitions:
+            return _RaggedReader(name, self)
+        return VarLenReader(list_want(name, self.key_of(name), self.dtype), self.dtype)
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
-        return _RaggedReader(name, self)
+        return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for feature lists, where each step has its own values and partitions."""
@@ -153,25 +409,27 @@ class _RaggedReader:
             if isinstance(one, UniformRowLength)
         )
 
-    def read(self, columns: Sequence[Column]) -> Nested | list[Any]:
+    def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
         if not isinstance(self._dtype, torch.dtype):
             return self._strings(columns)
+        # A loop over the records takes far longer, and most features have one partition.
         together = self._together(columns, self._dtype)
         return self._one_by_one(columns, self._dtype) if together is None else together
 
-    def _together(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested | None:
+    def _together(
+        self, columns: Sequence[Column], dtype: torch.dtype
+    ) -> Nested | list[Value] | None:
         """The values of all records at once; None if records must be read one by one."""
         values, ends, _, _ = columns[0]
         if self._inner:
             return None
-        splits = (ends,) if len(columns) == 1 else self._partitions.read_together(columns[1:], ends)
+        splits = self._partitions.read_together(columns[1:], ends)
         if splits is None:
             return None
         num_bytes = values.size * dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
         reserve_for(self._want, num_bytes, ends)
-        tensor = labelled(self._want, cast, values, dtype)
-        return Nested(tensor, tuple(map(torch.from_numpy, splits)))
+        return nest_rows(labelled(self._want, cast, values, dtype), splits)
 
     def _one_by_one(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested:
         bounds = columns[0].bounds()
@@ -182,28 +440,28 @@ class _RaggedReader:
             part.values.nbytes + sum(8 * (len(splits) - 1) for splits in part.row_splits)
             for part in parts
         ]
-        reserve_for(self._want, sum(sizes), np.cumsum([0, *sizes]))
+        reserve_for(self._want, sum(sizes), splits_of(sizes))
         nothing = torch.empty(0, *self._inner, dtype=dtype)
         return join_nested(
             parts, Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
         )
 
-    def _nested(self, values: npt.NDArray[Any], levels: list[Ints], dtype: torch.dtype) -> Nested:
+    def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
+        # Without validation, values behind the last row belong to none.
         if levels:
             values = values[: levels[-1][-1]]
         tensor = labelled(self._want, cast, values, dtype)
         if self._inner:
+            # Rows of one length need no splits: they are a dimension of the tensor.
             tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
         return Nested(tensor, tuple(map(torch.from_numpy, levels[: self._depth])))
 
-    def _strings(self, columns: Sequence[Column]) -> list[Any]:
-        rows = split_lists(
-            labelled(self._want, columns[0].strings, self._dtype), [columns[0].offsets.tolist()]
-        )
+    def _strings(self, columns: Sequence[Column]) -> list[Value]:
+        rows = labelled(self._want, columns[0].strings, self._dtype, True)
         levels = self._partitions.read(columns[1:], [*map(len, rows)])
         return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
 
-    def _nested_lists(self, values: list[Any], levels: list[Ints]) -> list[Any]:
+    def _nested_lists(self, values: list[Value], levels: list[Ints]) -> list[Value]:
         reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
 
@@ -217,11 +475,11 @@ class _RaggedSteps(StepReader):
         super().__init__(*reader.wants)
         self._reader, self._validate = reader, validate
 
-    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Any]:
+    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
         lengths = np.stack([np.diff(column.borders) for column in lists])
         self._check_lengths(lengths, np.stack([column.missing for column in lists]))
-        borders = np.concatenate([[0], lengths.max(axis=0).cumsum()])
+        borders = splits_of(lengths.max(axis=0))
         columns = [_with_empty_steps(column, borders) for column in lists]
         alone = len(borders) == 2
         found = (
@@ -250,8 +508,9 @@ def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
     steps, own, _ = column
     if (own == borders).all():
         return steps
+    # A partition of a step that its list lacks is an empty one.
     counts = np.zeros(borders[-1], np.int64)
     counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
         steps.offsets
     )
-    return steps._replace(offsets=np.concatenate([[0], counts.cumsum()]))
+    return steps._replace(offsets=splits_of(counts))

@@ -59,6 +59,7 @@ def deflate(data: bytes, compression: Compression) -> bytes:
     if compression == "zstd":
         packed: bytes = _zstd().compress(data)
         return packed
+    # No time stamp in gzip's header, so that equal bytes give equal ones.
     deflater = zlib.compressobj(wbits=_WINDOW_BITS[compression])
     return deflater.compress(data) + deflater.flush()
 
@@ -89,6 +90,7 @@ def inflate(
     inflater = make()
     while not inflater.eof or (compression != "zlib" and place < len(view)):
         inflater = make() if inflater.eof else inflater
+        # In pieces, so that memory is checked before a small stream has grown large.
         part = view[place : place + _INPUT_BYTES]
         try:
             pieces.append(
@@ -240,6 +242,7 @@ class RawTensor(OneValueSpec, Feature):
         exact = None if -1 in row else row_bytes
         reserve(len(strings) * (self.fixed_length or 0))  # many empty strings may be filled up
         parts = [self._stored(part, exact) for part in strings]
+        # Without strings there is still a length, for the shape's sake.
         length = len(parts[0]) if parts else self.fixed_length or exact or 0
         other = next((number for number, part in enumerate(parts) if len(part) != length), None)
         if other is not None:

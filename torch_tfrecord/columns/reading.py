@@ -11,13 +11,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import DType, ListKind, decode_text, dtype_name, list_kind
+from torch_tfrecord.columns.dtypes import (
+    Array,
+    DType,
+    ListKind,
+    Value,
+    cast,
+    decode_text,
+    dtype_name,
+    list_kind,
+)
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 
@@ -25,6 +35,7 @@ __all__ = [
     "NO_OFFSETS",
     "Column",
     "Ints",
+    "Keys",
     "LackingError",
     "ReadContext",
     "Reader",
@@ -35,17 +46,24 @@ __all__ = [
     "check_steps",
     "labelled",
     "list_want",
-    "part_of",
+    "locate_row",
+    "raise_first",
     "read_columns",
     "read_each",
+    "read_list",
     "read_record",
     "read_records",
     "reserve_for",
     "reserve_for_values",
+    "splits_of",
 ]
 
 _T = TypeVar("_T")
+_Record = TypeVar("_Record")
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+Keys: TypeAlias = "npt.NDArray[np.uint64]"
+"""The random keys of N records, for specs that draw at random."""
+Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_OFFSETS = np.zeros(0, np.int64)
 """The offsets of a Column with a known number of values."""
 _SHOWN_KEYS = 8
@@ -127,9 +145,7 @@ class Want:
 
     def wrong_kind(self, found: ListKind) -> ParseError:
         """The error for values in another kind of list."""
-        return self.error(
-            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.kind.tf_name}"
-        )
+        return self.error(self.kind.mismatch(found))
 
     def error(self, text: str) -> ParseError:
         """An error of this feature."""
@@ -196,10 +212,10 @@ class Column(NamedTuple):
         buffer: The bytes that the spans refer to.
     """
 
-    values: npt.NDArray[Any]
+    values: Array
     offsets: Ints
     missing: npt.NDArray[np.uint8] | None
-    buffer: Any
+    buffer: Buffer
 
     def views(self) -> list[memoryview]:
         """The strings of all records, without copying."""
@@ -208,7 +224,7 @@ class Column(NamedTuple):
             buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()
         ]
 
-    def strings(self, dtype: DType, in_rows: bool = False) -> list[Any]:
+    def strings(self, dtype: DType, in_rows: bool = False) -> list[Value]:
         """The strings of all records, as bytes or str; with ``in_rows`` (for any count) as one list
         per record.
 
@@ -220,8 +236,9 @@ class Column(NamedTuple):
             values = [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
             return [values[begin:end] for begin, end in self.bounds()] if in_rows else values
         try:
-            read: Callable[..., list[Any]] = native.copies if dtype is bytes else native.texts
+            read: Callable[..., list[Value]] = native.copies if dtype is bytes else native.texts
             return read(self.buffer, self.values.reshape(-1), offsets)
+        # The core decodes by Python's C API; its error is worded like that of `decode_text`.
         except UnicodeDecodeError as error:
             raise ParseError(
                 f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
@@ -230,6 +247,19 @@ class Column(NamedTuple):
     def bounds(self) -> list[tuple[int, int]]:
         """(begin, end) of each record's values, for any count."""
         return list(pairwise(self.offsets.tolist()))
+
+    def part(self, begin: int, end: int) -> Column:
+        """The column of some of the records."""
+        if not len(self.offsets):
+            return self._replace(values=self.values[begin:end])
+        offsets = self.offsets[begin : end + 1]
+        return self._replace(
+            values=self.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0]
+        )
+
+    def copied(self) -> Column:
+        """The same in memory of its own, as a reader may make its tensors of the arrays."""
+        return self._replace(values=self.values.copy(), offsets=self.offsets.copy())
 
 
 class Reader(Protocol):
@@ -246,17 +276,17 @@ class Reader(Protocol):
     def wants(self) -> tuple[Want, ...]:
         """What it wants from each record."""
 
-    def read(self, columns: Sequence[Column]) -> Any:
+    def read(self, columns: Sequence[Column]) -> Value:
         """Turn the wanted columns of N records into the batch's column; ragged numbers become a
         `Nested`.
         """
 
 
-def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
+def read_columns(reader: Reader, columns: Sequence[Column], keys: Keys | int) -> Value:
     """Call a reader, with the records' random keys (uint64 [N], or a single key) if it draws at
     random.
     """
-    read: Any = reader.read
+    read: Callable[..., Value] = reader.read
     return (
         read(columns, np.atleast_1d(np.uint64(keys)))
         if getattr(reader, "keyed", False)
@@ -272,6 +302,24 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
         raise want.labelled(error) from error.__cause__
 
 
+def read_list(want: Want, column: Column, dtype: DType) -> torch.Tensor | list[Value]:
+    """All values of a column: a tensor of numbers, or a list of bytes or str."""
+    if isinstance(dtype, torch.dtype):
+        return labelled(want, cast, column.values, dtype)
+    return labelled(want, column.strings, dtype)
+
+
+def splits_of(lengths: npt.ArrayLike) -> Ints:
+    """The row splits of rows with these lengths: int64 [N + 1], from 0."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def locate_row(splits: Ints, position: int) -> tuple[int, int]:
+    """The row that has an inner position, and the number of the position in it."""
+    row = int(np.searchsorted(splits, position, side="right")) - 1
+    return row, position - int(splits[row])
+
+
 def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None:
     """`reserve` for a feature; the error names it and, given ``offsets``, the record with the most
     values.
@@ -279,6 +327,7 @@ def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
+        # With one record its number says nothing.
         longest = (
             int(np.diff(offsets).argmax()) if offsets is not None and len(offsets) > 1 else None
         )
@@ -289,17 +338,19 @@ def reserve_for_values(want: Want, num_bytes: int, offsets: Ints) -> None:
     """`reserve_for` for values stored in the records: a single record cannot need more than its
     bytes allow.
     """
+    # Two or more records: one bad length must not let a batch grow without bound.
     if len(offsets) > 2:
         reserve_for(want, num_bytes, offsets)
 
 
-def read_each(read: Callable[[Any], _T], records: Iterable[Any]) -> list[_T]:
+def read_each(read: Callable[[_Record], _T], records: Iterable[_Record]) -> list[_T]:
     """Read several records; if one exceeds what is left of the batch's budget, the error has its
     number.
     """
     values = []
     try:
         for record in records:
+            # Not a comprehension: how many there are says which record is too large.
             values.append(read(record))
     except LimitExceededError as error:
         raise error.locate(position=len(values)) from error.__cause__
@@ -318,6 +369,19 @@ class StepColumn(NamedTuple):
     steps: Column
     borders: Ints
     missing: npt.NDArray[np.uint8]
+
+    def part(self, begin: int, end: int) -> StepColumn:
+        """The column of some of the records."""
+        if end - begin == len(self.missing):
+            return self
+        borders = self.borders[begin : end + 1]
+        return StepColumn(
+            self.steps.part(borders[0], borders[-1]), borders - borders[0], self.missing[begin:end]
+        )
+
+    def copied(self) -> StepColumn:
+        """The same in memory of its own; see `Column.copied`."""
+        return self._replace(steps=self.steps.copied(), borders=self.borders.copy())
 
 
 ReadContext: TypeAlias = Callable[[], Sequence[Column]]
@@ -343,12 +407,13 @@ class StepReader:
         self.step_wants = step_wants
         self.wants = tuple(map(_of_any_number, step_wants))
 
-    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Any:
+    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Value:
         """The batch's column of N records; ragged numbers become a `Nested`."""
         raise NotImplementedError
 
 
 def _of_any_number(want: Want) -> Want:
+    # The label stays, so that errors of the steps name the same feature.
     found = copy.copy(want)
     found.num_values, found.is_required = None, False
     return found
@@ -366,12 +431,12 @@ def check_steps(want: Want, column: StepColumn, *, is_required: bool) -> None:
     counts = offsets[1:] - offsets[:-1]
     wrong = counts != want.num_values
     if np.count_nonzero(wrong):  # faster than any(), which matters for a single record
-        step = int(wrong.argmax())
-        record = int(np.searchsorted(column.borders, step, side="right")) - 1
-        raise at_step(want.wrong_count(int(counts[step])), step - int(column.borders[record]))
+        first = int(wrong.argmax())
+        _, step = locate_row(column.borders, first)
+        raise at_step(want.wrong_count(int(counts[first])), step)
 
 
-def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Any:
+def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Value:
     """Read the steps of several records as records of a batch; a LimitExceededError names the
     record and step.
     """
@@ -380,13 +445,11 @@ def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> An
     except LimitExceededError as error:
         if error.position is None:
             raise
-        record = int(np.searchsorted(borders, error.position, side="right")) - 1
-        raise at_step(error, error.position - int(borders[record])).locate(
-            position=record
-        ) from error.__cause__
+        record, step = locate_row(borders, error.position)
+        raise at_step(error, step).locate(position=record) from error.__cause__
 
 
-def read_record(reader: Reader, columns: Sequence[Column]) -> Any:
+def read_record(reader: Reader, columns: Sequence[Column]) -> Value:
     """Read the steps of one record as records of a batch; errors name the step."""
     num_steps = len(columns[0].offsets) - 1 if len(columns[0].offsets) else len(columns[0].values)
     try:
@@ -395,19 +458,18 @@ def read_record(reader: Reader, columns: Sequence[Column]) -> Any:
         error.position = None  # the caller knows the record's own number
         raise
     except TFRecordError:
-        for number in range(num_steps):
-            try:
-                reader.read([part_of(column, number, number + 1) for column in columns])
-            except TFRecordError as error:
-                raise at_step(error, number) from error.__cause__
+        raise_first(
+            "step",
+            num_steps,
+            lambda number: reader.read([column.part(number, number + 1) for column in columns]),
+        )
         raise
 
 
-def part_of(column: Column, begin: int, end: int) -> Column:
-    """A range of steps of a column."""
-    if not len(column.offsets):
-        return column._replace(values=column.values[begin:end])
-    offsets = column.offsets[begin : end + 1]
-    return column._replace(
-        values=column.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0]
-    )
+def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
+    """Read several things again one by one, so that the error is that of the first bad one."""
+    for number in range(count):
+        try:
+            read(number)
+        except TFRecordError as error:
+            raise type(error)(f"{unit} {number}: {error.args[0]}") from error.__cause__

@@ -5,15 +5,15 @@ kind.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import is_
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.columns.dtypes import BYTES_LIST
+from torch_tfrecord.columns.dtypes import BYTES_LIST, Value
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures, make_reader
 from torch_tfrecord.columns.parsers import (
@@ -23,7 +23,7 @@ from torch_tfrecord.columns.parsers import (
     SequenceExampleParser,
     wrapped,
 )
-from torch_tfrecord.columns.reading import NO_OFFSETS, Column, read_columns
+from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Keys, read_columns
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.records.packed_records import PackedRecords
 
@@ -49,7 +49,7 @@ def is_record_features(value: object) -> bool:
 
 def make_parser(
     features: RecordFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
-) -> Parser[Any, Any]:
+) -> Parser[Value, Value, Value]:
     """Build the parser for the kind of records that ``features`` describes.
 
     Raises:
@@ -90,38 +90,43 @@ class ValueParser(PartParser):
                 f"features must be a mapping of names to specs, or one spec that reads the record's bytes alone, got "
                 f"{features!r}"
             )
+        # There is no key to name: the record is the value.
         want.label = want.what
         self.needs_keys = getattr(self._reader, "keyed", False)
 
-    def _row(self, record: PackedRecords, keys: Any) -> Any:
+    def _row(self, record: PackedRecords, keys: Keys) -> Value:
         return rows_of(self._column(record, keys))[0]
 
-    def _read(self, found: PackedRecords, num_records: int, keys: Any) -> Any:
+    def _read(self, found: PackedRecords, num_records: int, keys: Keys) -> Value:
         return wrapped(self._column(found, keys))
 
-    def _column(self, records: PackedRecords, keys: Any) -> Any:
+    def _column(self, records: PackedRecords, keys: Keys) -> Value:
         spans = np.stack([records.starts, records.lengths], axis=1)
         offsets = NO_OFFSETS if self._reader.wants[0].num_values == 1 else np.arange(len(spans) + 1)
         return read_columns(self._reader, [Column(spans, offsets, None, records.buffer)], keys)
 
 
+_P = TypeVar("_P")
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Specs: TypeAlias = tuple[RecordFeatures | None, ...]
 
 # The most recently built parsers, as these functions are usually called for each record with the
 # same specs.
-_kept: deque[tuple[Any, _Specs, int, Any]] = deque(maxlen=8)
+_kept: deque[tuple[object, _Specs, int, Value]] = deque(maxlen=8)
 
 
-def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
+def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
     """The parser for some specs, cached by identity, as specs are immutable."""
+    # A copy of the deque, as another thread may add to it.
     for known, others, limit, parser in tuple(_kept):
         is_same = (
             known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
         )
         if is_same and all(map(_are_same, specs, others)):
-            return parser
+            found: _P = parser
+            return found
     parser = kind(*specs, max_batch_bytes=max_batch_bytes)
+    # A copy, as the caller may change the mapping and pass it again.
     copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
     _kept.append((kind, copies, max_batch_bytes, parser))
     return parser
@@ -263,13 +268,13 @@ def parse_single_sequence_example(
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
         >>> record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
         >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
         ({}, {'x': tensor([5])})
     """
     specs = context_features, sequence_features
-    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, MAX_BATCH_BYTES)
+    parser = _parser(SequenceExampleParser, specs, MAX_BATCH_BYTES)
     return parser.single(serialized)
 
 
@@ -306,7 +311,7 @@ def parse_sequence_example(
         ValueError: See :func:`parse_single_sequence_example`.
     """
     specs = context_features, sequence_features
-    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, max_batch_bytes)
+    parser = _parser(SequenceExampleParser, specs, max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
     batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(

@@ -7,17 +7,22 @@ With its tag and length, the context of a SequenceExample is an Example with the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from torch_tfrecord.columns.column_plan import ColumnPlan, Slot, plain_form_of, ways
-from torch_tfrecord.columns.message_columns import columns_of, steps_of
-from torch_tfrecord.columns.reading import Column, Ints, Reader, StepColumn, StepReader, Want
+from torch_tfrecord.columns.column_plan import (
+    ColumnPlan,
+    Pick,
+    Slot,
+    make_picks,
+    plain_form_of,
+    ways,
+)
+from torch_tfrecord.columns.message_columns import steps_of
+from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.messages import SequenceExample, parse_message
@@ -43,34 +48,6 @@ class SequenceColumns(NamedTuple):
     sizes: Sequence[Callable[[], Sequence[Column]]]
 
 
-class _Found(NamedTuple):
-    """What the core found for a want in all records."""
-
-    values: npt.NDArray[Any]
-    offsets: Ints
-    borders: Ints
-    missing: npt.NDArray[np.uint8]
-    buffer: Any
-
-    def part(self, begin: int, end: int) -> StepColumn:
-        """The part for some of the records."""
-        if end - begin == len(self.missing):
-            return StepColumn(
-                Column(self.values, self.offsets, None, self.buffer), self.borders, self.missing
-            )
-        borders = self.borders[begin : end + 1]
-        offsets = self.offsets[borders[0] : borders[-1] + 1]
-        values = self.values[offsets[0] : offsets[-1]]
-        steps = Column(values, offsets - offsets[0], None, self.buffer)
-        return StepColumn(steps, borders - borders[0], self.missing[begin:end])
-
-
-class _Wants(NamedTuple):
-    """Wraps wants for a plan."""
-
-    wants: tuple[Want, ...]
-
-
 class SequencePlan:
     """What several readers want from SequenceExamples, like `ColumnPlan`.
 
@@ -80,20 +57,17 @@ class SequencePlan:
     """
 
     def __init__(self, context: Sequence[Reader], steps: Sequence[StepReader]) -> None:
-        self._context_readers, self._steps = context, steps
+        self._context = ColumnPlan([reader.wants for reader in context]) if context else None
         self._sizes = [
-            ColumnPlan([_Wants(one.context_wants)]) if one.context_wants else None for one in steps
+            ColumnPlan([one.context_wants]) if one.context_wants else None for one in steps
         ]
         self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]
         native = native_module("columns")
         slots = [[slot.of_core[:2] for slot in way] for way in self._ways]
         self._cores = [] if native is None else [*map(native.SequencePlan, slots)]
         keys = [slot.key for way in self._ways for slot in way]
-        self._places = [[keys.index(Slot(want).key) for want in reader.wants] for reader in steps]
-
-    @functools.cached_property
-    def _context(self) -> ColumnPlan:
-        return ColumnPlan(self._context_readers)
+        places = [[keys.index(Slot(want).key) for want in reader.wants] for reader in steps]
+        self._picks: list[Pick[StepColumn]] = make_picks(places)
 
     @property
     def is_compiled(self) -> bool:
@@ -102,89 +76,78 @@ class SequencePlan:
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
         """Read records; arguments, result per batch and errors are those of `ColumnPlan.read`."""
-        if not self.is_compiled:
-            messages = [parse_message(record, SequenceExample) for record in records]
-            return [self._of_messages(messages[begin:end]) for begin, end in pairwise(borders)]
         contexts, lists = self._scan(records)
-        context = (
-            self._context.read(contexts, borders)
-            if self._context_readers
-            else [[]] * (len(borders) - 1)
+        context: Sequence[Sequence[Sequence[Column]]] = (
+            [[]] * (len(borders) - 1)
+            if self._context is None
+            else self._context.read(contexts, borders)
         )
         return [
-            SequenceColumns(
-                columns, self._pick(lists, begin, end), self._sizes_of(contexts[begin:end])
-            )
-            for columns, (begin, end) in zip(context, pairwise(borders), strict=True)
+            self._part(columns, contexts, lists, *ends)
+            for columns, ends in zip(context, pairwise(borders), strict=True)
         ]
 
-    def read_one(self, record: bytes | bytearray | memoryview) -> tuple[Any, SequenceColumns]:
+    def read_one(
+        self, record: bytes | bytearray | memoryview
+    ) -> tuple[memoryview, SequenceColumns]:
         """Read one record with the core: the bytes of its context, an Example, and the rest of what
         `read` returns.
         """
         if type(record) is not bytes:
             record = bytes(record)  # a view may have other item sizes, or change meanwhile
         contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
-        columns = SequenceColumns([], self._pick(lists, 0, 1), self._sizes_of(contexts))
-        return contexts[0], columns
+        return contexts[0], self._part([], contexts, lists, 0, 1)
 
-    def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[_Found]]:
+    def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[StepColumn]]:
         """The contexts, and the feature lists of all wants."""
-        lists: list[_Found] = []
+        if not self._cores:
+            messages = [parse_message(record, SequenceExample) for record in records]
+            # Read as an Example, a SequenceExample is its context: both have it as field 1.
+            return records, [steps_of(slot.want, messages) for way in self._ways for slot in way]
+        lists: list[StepColumn] = []
+        places = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
         for core, slots in zip(self._cores, self._ways, strict=True):
             contexts = np.empty((len(records), 2), np.int64)
             borders = np.empty((len(slots), len(records) + 1), np.int64)
             missing = np.zeros((len(slots), len(records)), np.uint8)
-            places = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
-            arrays = contexts, borders, missing
             found = core.parse(
                 records.buffer,
                 *places,
-                *arrays,
+                contexts,
+                borders,
+                missing,
                 lambda row: plain_form_of(records[row], SequenceExample),
             )
             if found is None:
+                # Which record, and why, is found by reading them again one by one.
                 raise ParseError("expected records that fit the features")
             parts, extras = found
             buffer = b"".join([records.buffer, *extras]) if extras else records.buffer
             for slot, (values, ends), rows, lacks in zip(
                 slots, parts, borders, missing, strict=True
             ):
+                # A view of the core's memory, which the column keeps alive.
                 offsets = np.frombuffer(ends, np.int64)
-                lists.append(_Found(slot.from_memory(values), offsets, rows, lacks, buffer))
+                steps = Column(slot.from_memory(values), offsets, None, buffer)
+                lists.append(StepColumn(steps, rows, lacks))
         return PackedRecords(buffer, contexts[:, 0], contexts[:, 1]), lists
 
-    def _pick(self, lists: Sequence[_Found], begin: int, end: int) -> list[list[StepColumn]]:
-        """The columns of each reader; copies columns that become the tensors of another reader."""
-        seen: set[int] = set()
-        picked = []
-        for places in self._places:
-            columns = [lists[place].part(begin, end) for place in places]
-            picked.append(columns if seen.isdisjoint(places) else [*map(_copied, columns)])
-            seen.update(places)
-        return picked
+    def _part(
+        self,
+        context: Sequence[Sequence[Column]],
+        contexts: PackedRecords,
+        lists: Sequence[StepColumn],
+        begin: int,
+        end: int,
+    ) -> SequenceColumns:
+        """The columns of one batch; those of the contexts' sizes are read only when asked for."""
 
-    def _sizes_of(self, contexts: PackedRecords) -> list[Callable[[], Sequence[Column]]]:
-        def reading(plan: ColumnPlan | None) -> Callable[[], Sequence[Column]]:
-            return lambda: [] if plan is None else plan.read(contexts, (0, len(contexts)))[0][0]
+        def make_read(plan: ColumnPlan | None) -> Callable[[], Sequence[Column]]:
+            return lambda: (
+                [] if plan is None else plan.read(contexts[begin:end], (0, end - begin))[0][0]
+            )
 
-        return [*map(reading, self._sizes)]
-
-    def _of_messages(self, messages: Sequence[Any]) -> SequenceColumns:
-        contexts = [message.context.feature for message in messages]
-
-        def reading(reader: StepReader) -> Callable[[], Sequence[Column]]:
-            return lambda: columns_of(reader.context_wants, contexts)
-
+        columns = [column.part(begin, end) for column in lists]
         return SequenceColumns(
-            [columns_of(reader.wants, contexts) for reader in self._context_readers],
-            [[steps_of(want, messages) for want in reader.wants] for reader in self._steps],
-            [*map(reading, self._steps)],
+            context, [pick(columns) for pick in self._picks], [*map(make_read, self._sizes)]
         )
-
-
-def _copied(column: StepColumn) -> StepColumn:
-    steps = column.steps._replace(
-        values=column.steps.values.copy(), offsets=column.steps.offsets.copy()
-    )
-    return StepColumn(steps, column.borders.copy(), column.missing)

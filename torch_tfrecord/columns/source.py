@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from torch_tfrecord.arguments import one_of
+from torch_tfrecord.columns.dtypes import Value
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import Reader
 from torch_tfrecord.samples import RecordPlace
@@ -59,7 +60,7 @@ class Source(Feature):
         """Raise ValueError, as `reader`."""
         return self.reader(name)
 
-    def column(self, places: Sequence[RecordPlace]) -> Any:
+    def column(self, places: Sequence[RecordPlace]) -> Value:
         """The batch's column."""
         columns = {
             "path": [place.path for place in places],
@@ -68,7 +69,7 @@ class Source(Feature):
         }
         return columns if self.what is None else columns[self.what]
 
-    def value(self, place: RecordPlace) -> Any:
+    def value(self, place: RecordPlace) -> Value:
         """The value of one sample."""
         values = {
             "path": place.path,

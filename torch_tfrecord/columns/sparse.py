@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch_tfrecord.columns.containers import SparseList, make_sparse
 from torch_tfrecord.columns.dtypes import (
     INT64_LIST,
     DType,
+    Value,
     cast,
     check_key,
     check_list_dtype,
@@ -99,14 +99,17 @@ class _SparseReader:
         """The batch's column."""
         ends = columns[0].offsets
         shape = (len(ends) - 1, *self._spec.size)
+        # torch counts the elements of a sparse tensor in an int64, too.
         if math.prod(shape) > _MAX_INT64:
             raise LimitExceededError(
                 f"{self._values.label}: shape {[*shape]} has more elements than an int64 counts"
             )
         for want, column, size in zip(self._indices, columns[1:], self._spec.size, strict=True):
             self._check(want, column, size, np.diff(ends))
+        # The number of the record is the first index of each of its values.
         rows = np.repeat(np.arange(shape[0]), np.diff(ends))
         indices = np.stack([rows, *(column.values for column in columns[1:])])
+        # lexsort sorts by the last key first.
         ascending = np.lexsort(indices[::-1])
         self._check_unique(indices[:, ascending])
         order = np.arange(len(rows)) if self._spec.already_sorted else ascending
@@ -123,6 +126,7 @@ class _SparseReader:
                 f"Dimensions {found[row]} and {counts[row]} are not compatible: expected an index for each of the "
                 f"{counts[row]} values of key {self._values.key!r}, got {found[row]}"
             )
+        # Always checked, as torch reads and writes out of bounds otherwise.
         outside = column.values[(column.values < 0) | (column.values >= size)]
         if len(outside):
             raise want.error(f"expected indices from 0 to {size - 1}, got {outside[0]}")
@@ -132,7 +136,7 @@ class _SparseReader:
         if repeated and self._spec.validate:
             raise self._values.error(f"expected distinct indices, got {repeated} duplicates")
 
-    def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Any]:
+    def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Value]:
         dtype = self._spec.dtype
         if isinstance(dtype, torch.dtype):
             return labelled(self._values, cast, column.values[order], dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from torch_tfrecord.columns.containers import (
     make_sparse,
     wrap_nested,
 )
+from torch_tfrecord.columns.dtypes import Value
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.torch_internals import sparse_parts
 
@@ -41,11 +42,13 @@ __all__ = [
     "stack_samples",
 ]
 
+_Bits: TypeAlias = "npt.NDArray[np.uint8]"
+# Attributes, as a subclass of Tensor would make each operation on a sample slower.
 _RAGGED = "_torch_tfrecord_ragged"
 _LISTED = "_torch_tfrecord_listed"
 
 
-def stack(values: list[Any]) -> torch.Tensor | list[Any]:
+def stack(values: list[Value]) -> torch.Tensor | list[Value]:
     """Stack tensors of equal shape and dtype; return anything else as a list.
 
     Raises:
@@ -60,6 +63,7 @@ def stack(values: list[Any]) -> torch.Tensor | list[Any]:
         return values
     if len(values) > 1:
         reserve(len(values) * first.nbytes)
+    # A single tensor gets its dimension as a view, without a copy.
     stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
     return as_kind_of(stacked, first)
 
@@ -72,7 +76,7 @@ def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return wrapped
 
 
-def rows_of(column: Any) -> Sequence[Any]:
+def rows_of(column: Value) -> Sequence[Value]:
     """Split a reader's column into the values of each sample, without copying: views of its
     tensors.
     """
@@ -97,7 +101,8 @@ def rows_of(column: Any) -> Sequence[Any]:
     return tensors
 
 
-def _nested_rows(column: Nested) -> list[Any]:
+def _nested_rows(column: Nested) -> list[Value]:
+    # Each sample comes this way, so without the work of splitting.
     if len(column.row_splits[0]) == 2:  # a batch of one
         return [
             wrap_nested(Nested(column.values, column.row_splits[1:]))
@@ -112,8 +117,11 @@ def _nested_rows(column: Nested) -> list[Any]:
     ]
 
 
-def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:
+def _sparse_rows(
+    indices: torch.Tensor, values: torch.Tensor | list[Value], shape: tuple[int, ...]
+) -> list[Value]:
     """Split sparse values into one sample per first index; first indices must ascend."""
+    # First indices ascend, so a sample is a range of the values.
     ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
     return [
         make_sparse(
@@ -166,7 +174,7 @@ def is_listed(tensor: torch.Tensor) -> bool:
     return getattr(tensor, _LISTED, False)
 
 
-def stack_samples(samples: Sequence[Any]) -> Any:
+def stack_samples(samples: Sequence[Value]) -> Value:
     """Batch samples that ``torch.stack`` does not support: RaggedTensor, SparseList, jagged,
     sparse.
 
@@ -192,7 +200,7 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     return wrap_nested(join_nested(parts, parts[0]))
 
 
-def _as_nested(sample: Any) -> Nested:
+def _as_nested(sample: Value) -> Nested:
     if isinstance(sample, RaggedTensor):
         return Nested(sample.flat_values, sample.row_splits)
     if sample.is_nested:
@@ -200,20 +208,21 @@ def _as_nested(sample: Any) -> Nested:
     return Nested(sample)
 
 
-def _is_sparse(value: Any) -> bool:
+def _is_sparse(value: object) -> bool:
     return isinstance(value, SparseList) or getattr(value, "layout", None) is torch.sparse_coo
 
 
-def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
+def _sparse_parts(value: torch.Tensor | SparseList) -> tuple[torch.Tensor, Value]:
     """The indices, and a tensor or list of values."""
     return (value.indices, value.values) if isinstance(value, SparseList) else sparse_parts(value)
 
 
-def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:
+def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) > 1:
         raise ValueError(f"expected sparse samples of equal size, got {sorted(shapes)}")
     places, values = zip(*map(_sparse_parts, samples), strict=True)
+    # The sample's number becomes the first index of each of its values.
     rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in places]))
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
     is_list = isinstance(samples[0], SparseList)
@@ -255,26 +264,29 @@ def pad_rows(
     return torch.from_numpy(out).view(values.dtype).view(shape)
 
 
-def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    array: npt.NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+def _bytes(tensor: torch.Tensor) -> _Bits:
+    array: _Bits = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
 
 
-def _fill(values: Any, offsets: Any, itemsize: int, fill: Any, out: Any) -> None:
+def _fill(
+    values: _Bits, offsets: npt.NDArray[np.int64], itemsize: int, fill: _Bits, out: _Bits
+) -> None:
     native = optional_module("memory")
     if native is not None:
         return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
+    # Which places of the padded rows hold values: one mask for all rows.
     kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
     out.reshape(-1, len(fill))[:] = fill
     out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
     return None
 
 
-class JsonObject(dict[str, Any]):
+class JsonObject(dict[str, Value]):
     """An object from JSON: a dict that a batch does not take apart."""
 
 
-class JsonList(list[Any]):
+class JsonList(list[Value]):
     """A list from JSON, which a batch does not take apart."""
 
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.dtypes import (
+    Array,
     DType,
+    Value,
     decode_text,
     dtype_name,
     from_bytes,
@@ -37,6 +38,8 @@ MAX_FILL_BYTES = 1 << 26
 
 ParsedTensor: TypeAlias = "torch.Tensor | bytes | str | list[Any]"
 
+_Proto: TypeAlias = Any
+"""A TensorProto: the class is made when the program runs, so its fields have no types."""
 _MAX_RANK = 254  # TensorFlow's limit
 _MAX_INT64 = (1 << 63) - 1
 _POINTER_BYTES = 8  # per entry of a Python list
@@ -83,7 +86,7 @@ _BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
 _FIELD_ELEMENT = {"int_val": "i4", "half_val": "i4", "scomplex_val": "f4", "dcomplex_val": "f8"}
 
 
-def serialize_tensor(tensor: Any) -> bytes:
+def serialize_tensor(tensor: object) -> bytes:
     """Serialize a tensor to the same bytes as ``tf.io.serialize_tensor``.
 
     Args:
@@ -149,8 +152,8 @@ def parse_tensor(
     shape = _shape_of(proto)
     if row.dtype is not bytes:
         return _numbers(proto, row, shape, max_bytes)
-    strings: list[Any] = _strings(proto, shape, max_bytes)
-    nested: bytes | str | list[Any] = nest(
+    strings: list[Value] = _strings(proto, shape, max_bytes)
+    nested: bytes | str | list[Value] = nest(
         [decode_text(value) for value in strings] if dtype is str else strings, shape
     )
     return nested
@@ -169,7 +172,7 @@ def _row_of(enum: int) -> _Type:
     raise ParseError(f"Cannot parse tensor from proto: expected a dtype that torch has, got {what}")
 
 
-def _shape_of(proto: Any) -> tuple[int, ...]:
+def _shape_of(proto: _Proto) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if len(shape) > _MAX_RANK:
         raise ParseError(
@@ -182,7 +185,9 @@ def _shape_of(proto: Any) -> tuple[int, ...]:
     return shape
 
 
-def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | None) -> torch.Tensor:
+def _numbers(
+    proto: _Proto, row: _Type, shape: tuple[int, ...], max_bytes: int | None
+) -> torch.Tensor:
     dtype, count = torch_dtype(row.dtype), math.prod(shape)
     wanted_bytes = count * dtype.itemsize
     if wanted_bytes > _MAX_INT64:
@@ -205,18 +210,19 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
         raise ParseError(f"Cannot parse tensor from proto: {error}") from error
 
 
-def _typed_values(proto: Any, row: _Type) -> npt.NDArray[Any]:
+def _typed_values(proto: _Proto, row: _Type) -> Array:
     """The values of the typed field, as elements of the dtype."""
     stored = getattr(proto, row.typed_field)
     if row.typed_field == "float8_val":
         return np.frombuffer(stored, dtype=np.uint8)
     values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, row.element))
     if row.element.startswith("c"):
+        # Real and imaginary parts in turn; an odd last one has no partner.
         return values[: values.size // 2 * 2].view(row.element)
     return values.astype(row.element)
 
 
-def _filled(values: npt.NDArray[Any], count: int, max_bytes: int | None) -> npt.NDArray[Any]:
+def _filled(values: Array, count: int, max_bytes: int | None) -> Array:
     """Cut to ``count`` values, or fill up with the last value (zero if there is none)."""
     missing = count - values.size
     _check_growth(missing * values.itemsize, max_bytes)
@@ -236,11 +242,12 @@ def _check_growth(num_bytes: int, max_bytes: int | None) -> None:
         )
 
 
-def _strings(proto: Any, shape: tuple[int, ...], max_bytes: int | None) -> list[bytes]:
+def _strings(proto: _Proto, shape: tuple[int, ...], max_bytes: int | None) -> list[bytes]:
     count = math.prod(shape)
     content = proto.tensor_content
     values = _split_strings(content, count) if content and count else list(proto.string_val[:count])
     # Count the entries of all nested lists, as [N, 1, 1, ...] creates many lists of few values.
+    # Below a dimension of 0 there are no lists.
     sizes = shape[: shape.index(0) + 1] if 0 in shape else shape
     entries = sum(math.prod(sizes[:rank]) for rank in range(1, len(sizes) + 1))
     _check_growth((entries - len(values)) * _POINTER_BYTES, max_bytes)
@@ -277,7 +284,7 @@ def _read_varint(content: bytes, start: int) -> tuple[int, int]:
     )
 
 
-def _from_numpy(array: np.ndarray[Any, Any] | np.generic) -> torch.Tensor:
+def _from_numpy(array: Array | np.generic) -> torch.Tensor:
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except TypeError as error:
@@ -292,12 +299,13 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
         )
     proto = _empty_proto(row, tensor.shape)
     if tensor.numel():
+        # Lazily conjugated or negated views hold other bytes than their values.
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         proto.tensor_content = flat.view(torch.uint8).numpy().tobytes()
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _serialize_strings(value: Any) -> bytes:
+def _serialize_strings(value: object) -> bytes:
     shape = value.shape if isinstance(value, np.ndarray) else _shape_of_strings(value)
     leaves = (
         [value.item()]
@@ -309,7 +317,7 @@ def _serialize_strings(value: Any) -> bytes:
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _shape_of_strings(value: Any) -> tuple[int, ...]:
+def _shape_of_strings(value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         return ()
     shapes = {_shape_of_strings(item) for item in value}
@@ -318,7 +326,7 @@ def _shape_of_strings(value: Any) -> tuple[int, ...]:
     return (len(value), *(shapes.pop() if shapes else ()))
 
 
-def _string_leaves(value: Any, rank: int) -> Iterator[bytes | str]:
+def _string_leaves(value: Value, rank: int) -> Iterator[bytes | str]:
     if rank:
         for item in value:
             yield from _string_leaves(item, rank - 1)
@@ -330,7 +338,7 @@ def _string_leaves(value: Any, rank: int) -> Iterator[bytes | str]:
         )
 
 
-def _empty_proto(row: _Type, shape: Sequence[int]) -> Any:
+def _empty_proto(row: _Type, shape: Sequence[int]) -> _Proto:
     proto = TensorProto(dtype=row.enum)
     proto.tensor_shape.SetInParent()
     for size in shape:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from torch_tfrecord.columns.one_value import Text
-from torch_tfrecord.columns.whole_values import Json, Proto
+from torch_tfrecord.columns.one_value import Json, Proto, Text
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform

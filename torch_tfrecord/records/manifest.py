@@ -26,13 +26,8 @@ from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
-from torch_tfrecord.records.sidecar import (
-    SIDECAR_FOLDER,
-    SidecarFormat,
-    pack,
-    read_source,
-    stored_number,
-)
+from torch_tfrecord.records.index_paths import SIDECAR_FOLDER
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_source, stored_number
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

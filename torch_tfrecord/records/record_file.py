@@ -34,7 +34,7 @@ from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, uploa
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import (
+from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
     in_sidecar_folder,
     remove_own,

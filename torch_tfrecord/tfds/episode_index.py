@@ -373,13 +373,9 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
 # The lists of a record.
 
 
-class _Wants(NamedTuple):
-    wants: tuple[Want, ...]
-
-
 @functools.lru_cache(maxsize=256)  # the records of a dataset mostly have the same lists
 def _plan_of(lists: tuple[tuple[str, ListKind], ...]) -> ColumnPlan:
-    return ColumnPlan([_Wants(tuple(Want(key, key, kind, "") for key, kind in lists))])
+    return ColumnPlan([[Want(key, key, kind, "") for key, kind in lists]])
 
 
 def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequence[Column]:
