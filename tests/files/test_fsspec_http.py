@@ -10,7 +10,7 @@ import pytest
 from range_server import Fault, range_server
 
 from torch_tfrecord import CorruptRecordError, RemoteError, TFRecordDataset, TFRecordWriter
-from torch_tfrecord.files import engine, stores
+from torch_tfrecord.files import requests, stores
 from torch_tfrecord.files.per_process import PerProcess
 
 pytest.importorskip("aiohttp")
@@ -20,7 +20,7 @@ pytest.importorskip("aiohttp")
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "obstore_module", lambda: None)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
     write(tmp_path, b"old")
     with range_server(tmp_path) as url:
         yield url

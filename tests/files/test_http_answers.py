@@ -13,7 +13,7 @@ import pytest
 from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import engine, stores
+from torch_tfrecord.files import requests, stores
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.transfers import infos, listing
@@ -27,7 +27,7 @@ KEYS = {"Authorization": "Bearer s3ntinel", "X-Key": "s3ntinel", "Cookie": "id=s
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
 
 
 @pytest.fixture(params=["obstore", "fsspec"])

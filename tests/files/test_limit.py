@@ -2,14 +2,14 @@
 
 import pytest
 
-from torch_tfrecord.files import engine
-from torch_tfrecord.files.engine import RequestLimit
+from torch_tfrecord.files import requests
+from torch_tfrecord.files.requests import RequestLimit
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(engine, "monotonic", lambda: now[0])
+    monkeypatch.setattr(requests, "monotonic", lambda: now[0])
     return now
 
 

@@ -16,7 +16,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     make_dataloader,
 )
-from torch_tfrecord.files import engine, fsspec_store, obstore_store, stores
+from torch_tfrecord.files import fsspec_store, obstore_store, requests, stores
 from torch_tfrecord.files.per_process import PerProcess
 
 NUM_FILES, NUM_RECORDS, BATCH = 2, 6, 4
@@ -55,14 +55,14 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def few_attempts(monkeypatch):
-    monkeypatch.setattr(engine, "MOST_ATTEMPTS", 3)
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.005)
+    monkeypatch.setattr(requests, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.005)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))  # clients with other times
 
 
 def short_times(monkeypatch, num_attempts):
     """Where a request stalls. Elsewhere a busy machine would be taken for a stall."""
-    monkeypatch.setattr(engine, "MOST_ATTEMPTS", num_attempts)
+    monkeypatch.setattr(requests, "MOST_ATTEMPTS", num_attempts)
     monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.15)
     monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 0.3)
 
@@ -195,8 +195,8 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
     ):
         assert isinstance(result, TFRecordError), f"{kind} from request {number} on: {result}"
         check_error(result, server)
-        assert f"({engine.MOST_ATTEMPTS} attempts)" in str(result)
-        assert result.attempts == engine.MOST_ATTEMPTS
+        assert f"({requests.MOST_ATTEMPTS} attempts)" in str(result)
+        assert result.attempts == requests.MOST_ATTEMPTS
         assert (result.status == 500) == (kind == "500")
 
 

@@ -24,7 +24,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files import engine, stores, transfers
+from torch_tfrecord.files import requests, stores, transfers
 from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file, open_files
@@ -63,7 +63,7 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def fresh(server, monkeypatch):
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
     server.reset()
 
 

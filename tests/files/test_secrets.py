@@ -41,7 +41,7 @@ from torch_tfrecord import (
     shown,
     tfds,
 )
-from torch_tfrecord.files import engine, stores
+from torch_tfrecord.files import requests, stores
 from torch_tfrecord.files.per_process import PerProcess
 
 pytest.importorskip("aiohttp")
@@ -101,7 +101,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.0001)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.0001)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 

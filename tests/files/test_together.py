@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torch_tfrecord.files.engine import each_at_once
+from torch_tfrecord.files.requests import each_at_once
 
 
 def test_in_their_order_and_at_once():

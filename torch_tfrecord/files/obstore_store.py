@@ -25,7 +25,7 @@ _REGION_SECONDS = 5
 _STATUS = re.compile(r"status code: (\d{3})")
 _LISTED_AT_ONCE = 1000
 _PARTS_AT_ONCE = 4
-_MOST_RETRIES = 5  # of a part
+_UPLOAD_RETRIES = 5  # of a part
 
 
 class ObstoreStore:
@@ -94,7 +94,7 @@ class ObstoreStore:
     def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
         """Write all of a local file."""
         # A part that fails is sent again by the client: `transfers` would begin with the first.
-        client = _client(self._module, self._config, max_retries=_MOST_RETRIES)
+        client = _client(self._module, self._config, max_retries=_UPLOAD_RETRIES)
         with self._translated():
             found = self._module.put(
                 client, name, file, chunk_size=part_bytes(size), max_concurrency=_PARTS_AT_ONCE

@@ -9,9 +9,21 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ReadPlan", "block_around", "plan_reads", "reading_order"]
+__all__ = [
+    "LOCAL_GAP_BYTES",
+    "REMOTE_GAP_BYTES",
+    "ReadPlan",
+    "block_around",
+    "plan_reads",
+    "reading_order",
+]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+# Two reads with at most so many bytes between them become one: copying 4 KiB costs as much as a
+# call, and a request takes as much processor time as the other.
+LOCAL_GAP_BYTES = 1 << 12
+REMOTE_GAP_BYTES = 1 << 18
 
 # With at most this many files of at most this size, file and offset fit into one int64.
 _MOST_FILES = 1 << 20

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
+from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES, REMOTE_GAP_BYTES
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import (
     FileRange,
@@ -141,7 +142,7 @@ class LocalFile(FileSource):
     """
 
     chunk_bytes = 1 << 19  # measured: larger chunks leave the processor's cache
-    max_gap_bytes = 1 << 12  # copying so much costs as much as a call
+    max_gap_bytes = LOCAL_GAP_BYTES
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -268,7 +269,7 @@ class RemoteFile(FileSource):
     """
 
     chunk_bytes = 8 << 20  # a request costs tens of milliseconds
-    max_gap_bytes = 1 << 18
+    max_gap_bytes = REMOTE_GAP_BYTES
 
     def __init__(
         self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None

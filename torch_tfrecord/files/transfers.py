@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.disk_cache import CachedFile, Range, Reading
-from torch_tfrecord.files.engine import Job, Transfer
+from torch_tfrecord.files.requests import Job, Transfer
 from torch_tfrecord.files.store import RemoteInfo, Store, StoreError
 from torch_tfrecord.files.stores import fsspec_store_of
 from torch_tfrecord.progress import ProgressBar
@@ -213,7 +213,7 @@ class Started:
         """The bytes of each range, when they are there.
 
         Raises:
-            RemoteError, OSError, CorruptRecordError: For the range that fails first; see `engine`.
+            RemoteError, OSError, CorruptRecordError: For the range that fails first; see `requests`.
         """
         parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
         if self._transfer is not None:

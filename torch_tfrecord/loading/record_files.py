@@ -14,9 +14,9 @@ import numpy.typing as npt
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import BlockMemory
+from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import ByteSource, FileSource, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of

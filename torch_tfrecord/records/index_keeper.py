@@ -28,7 +28,7 @@ from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import hidden_name
-from torch_tfrecord.files.engine import each_at_once
+from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar

@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.engine import each_at_once
+from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar

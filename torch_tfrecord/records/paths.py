@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeAlias
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.descriptors import open_path
-from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.remote_paths import RemoteNames
+from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.records.compression import open_stream

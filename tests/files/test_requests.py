@@ -1,6 +1,6 @@
 """Many requests at once: their order, their errors, asking again, and that nobody is kept waiting.
 
-Covers files/engine, files/transfers.
+Covers files/requests, files/transfers.
 """
 
 import subprocess
@@ -11,16 +11,16 @@ import time
 import pytest
 
 from torch_tfrecord import CorruptRecordError, RemoteError
-from torch_tfrecord.files import engine
+from torch_tfrecord.files import requests
 from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.engine import Job, Transfer
 from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.files.requests import Job, Transfer
 from torch_tfrecord.files.store import StoreError
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
 
 
 def transfer(*calls, num_bytes=1):
@@ -55,7 +55,7 @@ def test_they_run_at_once():
 
 
 def test_large_answers_are_handed_out_before_the_last_is_there(monkeypatch):
-    monkeypatch.setattr(engine, "_READY_BYTES", 100)
+    monkeypatch.setattr(requests, "_READY_BYTES", 100)
     hold = threading.Event()
     arrived = transfer(
         lambda store, name: "a", lambda store, name: hold.wait(30) and "b", num_bytes=100
@@ -152,7 +152,7 @@ def test_one_that_is_dropped_is_not_asked_for():
 
 
 def test_one_that_waits_to_ask_again_ends_when_it_is_cancelled(monkeypatch):
-    monkeypatch.setattr(engine, "_FIRST_WAIT", 5.0)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 5.0)
     call, asked = failing(99, StoreError("no"))
     waiting = transfer(call)
     while not asked:
@@ -163,8 +163,8 @@ def test_one_that_waits_to_ask_again_ends_when_it_is_cancelled(monkeypatch):
 
 
 def test_a_number_of_requests_and_of_bytes_is_not_passed(monkeypatch):
-    monkeypatch.setattr(engine, "_MOST_BYTES", 300)
-    monkeypatch.setattr(engine, "_ENGINE", PerProcess(engine._Engine))
+    monkeypatch.setattr(requests, "_MOST_BYTES", 300)
+    monkeypatch.setattr(requests, "_ENGINE", PerProcess(requests._Engine))
     now, most, lock = [0], [0], threading.Lock()
 
     def call(store, name):
@@ -183,7 +183,7 @@ def test_a_number_of_requests_and_of_bytes_is_not_passed(monkeypatch):
 @pytest.mark.daily
 def test_the_end_of_python_does_not_wait():
     code = (
-        "import time; from torch_tfrecord.files.engine import Job, Transfer\n"
+        "import time; from torch_tfrecord.files.requests import Job, Transfer\n"
         "from torch_tfrecord.files.access import DEFAULT_ACCESS\n"
         "asked = []\n"
         "def call(store, name): asked.append(1); time.sleep(600)\n"
