@@ -11,7 +11,7 @@ from drawn import MAKERS, images, write_tfds
 from workloads import RANDOM_SIZES
 
 from torch_tfrecord import TFRecordWriter, build_index
-from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
+from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
 
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 

@@ -23,7 +23,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.records.sidecar import remove_sidecar
+from torch_tfrecord.records.index_paths import remove_sidecar
 
 __all__ = ["measure_scaling", "scaling_table"]
 

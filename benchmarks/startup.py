@@ -13,7 +13,7 @@ from corpus import Corpora, write_records
 from environments import describe_machine
 
 from torch_tfrecord import build_index, encode_example
-from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
+from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
 
 __all__ = ["measure_startup", "startup_table"]
 

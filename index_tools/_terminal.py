@@ -116,6 +116,7 @@ def byte_size(text: str) -> int:
     if match:
         power = 0 if match[3] is None else "KMGT".index(match[3].upper()) + 1
         size = int(float(match[1]) * (1024 if match[4] else 1000) ** power)
+    # also "0.5B", of which no whole byte is left
     if size < 1:
         raise argparse.ArgumentTypeError(
             f"expected a number of bytes, such as 1000000, 100MB or 64MiB (units B, KB, MB, GB, TB, KiB, MiB, GiB, "

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 

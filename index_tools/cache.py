@@ -38,6 +38,7 @@ def _run(folder: str | None, clear: bool) -> int:
         return 0
     files = pluralize(info.num_files, "remote file")
     content = f"{format_size(info.disk_bytes)} on the disk, of {files}"
+    # what it held is told from before: afterwards there is nothing to count
     if clear:
         clear_cache(folder)
         print(f"{name}: removed {content}")

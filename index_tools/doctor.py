@@ -109,6 +109,7 @@ def installation_report() -> str:
     lines = [head + f"{platform.system()} {platform.machine()}"]
     for title, rows in sections.items():
         lines += ["", title, *(f"  {row.name:<11}  {row.text}" for row in rows)]
+    # one compiler is the remedy of several parts
     remedies = dict.fromkeys(row.remedy for rows in sections.values() for row in rows if row.remedy)
     lines += (
         ["", "Missing", *(f"  {remedy}" for remedy in remedies)]
@@ -122,6 +123,7 @@ def _part(name: str) -> _Row:
     reason = fallback_reason(name)
     if reason is None:
         return _Row(name, f"compiled ({_PARTS[name]})")
+    # somebody wants the fallback: no compiler is missing
     if reason.startswith(PURE_PYTHON):
         remedy = f"Compiled core: unset {PURE_PYTHON}."
     elif name == "jpeg":
@@ -171,13 +173,6 @@ def _media_row() -> _Row:
     return _Row("others", f"not available (optional): {obstacle}: {remedy}")
 
 
-def _worker_row() -> _Row:
-    obstacle = _worker_obstacle()
-    if obstacle is None:
-        return _Row("batches", "sent through shared memory, without a copy")
-    return _Row("batches", f"sent by PyTorch itself, with a copy: {obstacle}")
-
-
 class _Question(Dataset[str]):
     """Finds out in a worker why it cannot share memory; "" if it can."""
 
@@ -192,7 +187,7 @@ class _Question(Dataset[str]):
         return ""
 
 
-def _worker_obstacle() -> str | None:
+def _worker_row() -> _Row:
     # With its own generator, since a loader would draw from torch's global one.
     generator = torch.Generator()
     try:
@@ -203,10 +198,13 @@ def _worker_obstacle() -> str | None:
             timeout=_WORKER_SECONDS,
             generator=generator,
         )
-        (answer,) = loader
+        (obstacle,) = loader
     except (RuntimeError, OSError) as error:
-        return f"a worker could not be started ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-    return answer or None
+        # torch adds the traceback of the worker below
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        obstacle = f"a worker could not be started ({reason})"
+    how = f"by PyTorch itself, with a copy: {obstacle}"
+    return _Row("batches", f"sent {how if obstacle else 'through shared memory, without a copy'}")
 
 
 def _version(package: str) -> str:

@@ -185,6 +185,7 @@ def rlds_to_lerobot(
         )
         _write_groups(job, num_workers)
         _finish(job, robot_type)
+    # after the lock in it is gone; another process may hold it again
     with contextlib.suppress(OSError):
         _plan_path(out).parent.rmdir()
     named = {item.name: item.paths for item in chosen}

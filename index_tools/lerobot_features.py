@@ -105,6 +105,7 @@ class LeRobotFeature(NamedTuple):
     def numbers(self, episode: Episode) -> Numbers:
         """The values of an episode: [T, *shape] in the feature's dtype; [T] of single numbers."""
         parts = [np.asarray(column.values) for column in self.columns(episode)]
+        # one feature keeps its shape and dtype; only concatenated ones must be flat and alike
         if len(parts) == 1:
             return parts[0].reshape(-1, *(self.shape if self.shape != (1,) else ()))
         flat = [part.reshape(len(part), -1).astype(self.dtype, copy=False) for part in parts]
@@ -370,6 +371,7 @@ def _of_column(
     """The statistics of the numbers of one column, each of which may count more than once."""
     mean = np.average(values, weights=weights)
     deviation = np.sqrt(np.average((values - mean) ** 2, weights=weights))
+    # a histogram of one number has no bins to interpolate in
     few = [values[0]] * len(_QUANTILES)
     quantiles = _quantiles(values, weights) if len(values) > 1 else few
     found = (values.min(), values.max(), mean, deviation, *quantiles)

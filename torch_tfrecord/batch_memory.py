@@ -69,6 +69,7 @@ class BatchBudget:
         self._token: Token[BatchBudget | None] | None = None
 
     def __enter__(self) -> None:
+        # of nested ones the outermost counts: a part of a batch shares the batch's limit
         if _BUDGET.get() is None:
             self._token = _BUDGET.set(self)
 
@@ -99,6 +100,7 @@ def reserve(num_bytes: int) -> None:
     budget = _BUDGET.get()
     if budget is None:
         return
+    # compared before it is counted: what was refused is not allocated either
     needed = budget.num_bytes + num_bytes
     if needed > budget.max_batch_bytes:
         raise LimitExceededError(

@@ -77,6 +77,7 @@ class ErrorLog:
             raise ValueError(
                 f"max_errors needs on_error='skip', got {max_errors} with on_error={on_error!r}"
             )
+        # The name is made here, the file by the first error: most runs have none.
         self.is_attended = False
         self._path = ""
         if self.skips:
@@ -118,6 +119,7 @@ class ErrorLog:
         """
         found, num_told = self._read()
         if self.skips and len(found) > num_told and not (once and num_told):
+            # a line without a kind: the next process that tells begins behind it
             self._append(["", ""])
             warnings.warn(
                 f"on_error='skip': {self.report()}\nthe dataset's report lists all",
@@ -125,6 +127,7 @@ class ErrorLog:
             )
 
     def _append(self, line: list[str]) -> None:
+        # O_NOFOLLOW: the folder for temporary files is everybody's
         descriptor = os.open(
             self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600
         )
@@ -142,6 +145,7 @@ class ErrorLog:
         except (FileNotFoundError, IsADirectoryError):  # nothing was left out
             lines = []
         for kind, text in map(json.loads, lines):
+            # the same record may be met in each epoch and by each worker
             if kind:
                 found.setdefault(text, kind)
             else:
@@ -154,5 +158,6 @@ RAISES = ErrorLog()
 
 
 def _remove(path: str, pid: int) -> None:
+    # a forked worker has a copy of the finalizer
     if pid == os.getpid():
         Path(path).unlink(missing_ok=True)

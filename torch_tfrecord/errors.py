@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch_tfrecord.shown import printable, shown_text, without_secrets
 
@@ -100,6 +99,7 @@ class TFRecordError(Exception):
         """Fill in what a lower layer could not know, without changing what is set already; return
         the exception.
         """
+        # the lowest layer that knew it was nearest to the fault
         if self.path is None:
             self.path = path
         if self.offset is None:
@@ -109,40 +109,19 @@ class TFRecordError(Exception):
         return self
 
     def __str__(self) -> str:
-        place = " ".join(
-            part
-            for part in (
-                "" if self.position is None else f"record {self.position}",
-                "" if self.offset is None else f"at byte {self.offset}",
-            )
-            if part
-        )
-        path = "" if self.path is None else str(self.path)
-        text = printable(": ".join(part for part in (path, place, str(self.args[0])) if part))
+        number = "" if self.position is None else f"record {self.position}"
+        begin = "" if self.offset is None else f"at byte {self.offset}"
+        place, path, message = f"{number} {begin}".strip(), self.path or "", str(self.args[0])
+        text = printable(": ".join(filter(None, (path, place, message))))
+        # A letter has 4 bytes at most, so that most texts need not be encoded.
         if (
             len(text) <= _MOST_BYTES // 4
             or len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES
         ):
             return text
-        shortened = (
-            shown_text(printable(path), 400),
-            place,
-            shown_text(printable(str(self.args[0]))),
-        )
-        return ": ".join(part for part in shortened if part)
-
-    def __reduce__(self) -> tuple[Callable[..., TFRecordError], tuple[object, ...]]:
-        return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)
-
-
-def _rebuild(
-    kind: type[TFRecordError],
-    message: str,
-    path: str | None,
-    offset: int | None,
-    position: int | None,
-) -> TFRecordError:
-    return kind(message, path=path, offset=offset, position=position)
+        # Each part by itself: a long path must not push out what is wrong.
+        shortened = shown_text(printable(path), 400), place, shown_text(printable(message))
+        return ": ".join(filter(None, shortened))
 
 
 class CorruptRecordError(TFRecordError):
@@ -189,6 +168,7 @@ class RemoteError(TFRecordError):
         attempts: How often the storage was asked.
     """
 
+    # of the class, so that the state that is pickled has them only where they were noted
     status: int | None = None
     attempts: int = 1
 
@@ -196,16 +176,6 @@ class RemoteError(TFRecordError):
         """Note what came of it; returns the exception itself."""
         self.status, self.attempts = status, attempts
         return self
-
-    def __reduce__(self) -> tuple[Callable[..., TFRecordError], tuple[object, ...]]:
-        return _rebuild_remote, (self.status, self.attempts, *super().__reduce__()[1])
-
-
-def _rebuild_remote(
-    status: int | None, attempts: int, kind: type[RemoteError], *rest: Any
-) -> RemoteError:
-    message, path, offset, position = rest
-    return kind(message, path=path, offset=offset, position=position).answered(status, attempts)
 
 
 # Warnings.

@@ -66,7 +66,7 @@ class RecordPlace(NamedTuple):
         return f"{printable(self.path)}: record {self.position}{offset}"
 
 
-class SampleList(list[Any]):
+class SampleList(list[Value]):
     """A list of samples that knows the record of each. Copies and pickles as a plain list.
 
     Args:
@@ -74,7 +74,7 @@ class SampleList(list[Any]):
         places: From a sample's number in this list to its record; None if unknown.
     """
 
-    def __init__(self, samples: Iterable[Any], places: Places | None) -> None:
+    def __init__(self, samples: Iterable[Value], places: Places | None) -> None:
         super().__init__(samples)
         self._places = places
         self._before = tuple(self)  # a custom collate_fn may sort or filter the list
@@ -85,7 +85,8 @@ class SampleList(list[Any]):
         is_same = len(self) == len(self._before) and all(map(operator.is_, self, self._before))
         return self._places if is_same else None
 
-    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+    # The records are those of this process's batch; a worker sends the samples alone.
+    def __reduce__(self) -> tuple[type[Values], tuple[Values]]:
         return list, (list(self),)
 
 
@@ -109,9 +110,7 @@ class _LeftOut(Enum):
 LEFT_OUT = _LeftOut.LEFT_OUT
 
 
-def transform_each(
-    transform: Callable[[Any], Any], samples: Sequence[Any], errors: ErrorLog = RAISES
-) -> SampleList:
+def transform_each(transform: Transform, samples: Samples, errors: ErrorLog = RAISES) -> SampleList:
     """Apply the transform to each sample; see `transform_one`."""
     places: Places | None = getattr(samples, "places", None)
     return SampleList(
@@ -120,12 +119,12 @@ def transform_each(
 
 
 def transform_one(
-    transform: Callable[[Any], Any],
+    transform: Transform,
     number: int,
-    sample: Any,
+    sample: Value,
     places: Places | None,
     errors: ErrorLog = RAISES,
-) -> Any:
+) -> Value:
     """Apply the transform to one sample; an exception in it gets a note that names record `number`.
 
     Raises:
@@ -139,7 +138,9 @@ def transform_one(
         if errors.takes(error):
             errors.add(type(error).__name__, f"{_named(places, number)}{error}")
             return LEFT_OUT
-        _note_place(error, places, number)
+        # Python 3.10 has no notes, and changing the text or class could break code that catches it.
+        if places is not None and hasattr(error, "add_note"):
+            error.add_note(f"in the transform of {places(number)}")
         raise
     if found is not None:
         return found
@@ -150,10 +151,11 @@ def transform_one(
     return LEFT_OUT
 
 
-def without_left_out(samples: Sequence[Any]) -> Sequence[Any]:
+def without_left_out(samples: Samples) -> Samples:
     """The samples of a batch but those that were left out."""
     if not isinstance(samples, SampleList):
         return samples  # columns
+    # numbers, not samples: what is kept still has to name its record
     kept = [number for number, sample in enumerate(samples) if sample is not LEFT_OUT]
     if len(kept) == len(samples):
         return samples
@@ -167,12 +169,6 @@ def _named(places: Places | None, number: int) -> str:
     return "" if places is None else f"{places(number)}: "
 
 
-def _note_place(error: Exception, places: Places | None, number: int) -> None:
-    # Python 3.10 has no notes, and changing the text or class could break code that catches it.
-    if places is not None and hasattr(error, "add_note"):
-        error.add_note(f"in the transform of {places(number)}")
-
-
 # torch's own collate_fn.
 
 
@@ -184,15 +180,11 @@ def check_for_torch(samples: Sequence[object], places: Places | None) -> None:
     it.
     """
     sizes = dict(_sizes(samples[0], ""))
-    for number in range(1, len(samples)):
-        _check_sizes(sizes, samples[number], number, places)
-
-
-def _check_sizes(
-    sizes: Mapping[str, list[int]], sample: object, number: int, places: Places | None
-) -> None:
-    for name, size in _sizes(sample, ""):
-        if sizes.get(name, size) != size:
+    for number, sample in enumerate(samples):
+        for name, size in _sizes(sample, ""):
+            # a key that the first sample lacks is a KeyError of torch
+            if sizes.get(name, size) == size:
+                continue
             where = "" if places is None else f" ({places(number)})"
             raise ValueError(
                 f"{name or 'samples'}: torch's default collate_fn stacks equal sizes only, got {sizes[name]} in sample "

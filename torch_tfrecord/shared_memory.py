@@ -25,9 +25,12 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_tfrecord.native import optional_module
+
+if TYPE_CHECKING:
+    from torch_tfrecord.native.shared import Mapping, Piece
 
 __all__ = ["MemoryName", "WorkerMemory", "attach", "worker_memory"]
 
@@ -73,13 +76,10 @@ class WorkerMemory:
     """
 
     def __init__(self) -> None:
-        self._native: Any = optional_module("shared")
-        if (
-            self._native is None
-            or not hasattr(os, "memfd_create")
-            or not hasattr(os, "posix_fallocate")
-        ):
+        native = optional_module("shared")
+        if native is None or not hasattr(os, "memfd_create") or not hasattr(os, "posix_fallocate"):
             raise OSError("needs Linux and the compiled core")
+        self._native = native
         # OSError unless processes of this user see each other's files there
         os.listdir(f"/proc/{os.getppid()}/fd")
         self._fd = os.memfd_create("torch_tfrecord")
@@ -109,7 +109,7 @@ class WorkerMemory:
         self._starts: list[int] = []  # of all blocks, ascending
         self._blocks: dict[int, _Block] = {}
 
-    def _map(self) -> Any:
+    def _map(self) -> Mapping:
         limit = _address_limit()
         failed = OSError(f"the address space is limited to {limit} bytes (ulimit -v)")
         for size in _SIZES:
@@ -117,7 +117,8 @@ class WorkerMemory:
                 continue
             try:
                 os.ftruncate(self._fd, size)
-                return self._native.Mapping(self._fd, size)
+                mapping: Mapping = self._native.Mapping(self._fd, size)
+                return mapping
             except OSError as error:
                 failed = error
         raise failed
@@ -274,10 +275,10 @@ def _warn(reason: str) -> None:
 
 # In the main process.
 
-_ATTACHED: dict[bytes, tuple[int, Any]] = {}
+_ATTACHED: dict[bytes, tuple[int, Mapping]] = {}
 
 
-def attach(name: MemoryName, start: int, num_bytes: int) -> Any:
+def attach(name: MemoryName, start: int, num_bytes: int) -> Piece:
     """A piece of a worker's memory, which is held for the caller; the arguments are those of
     `hold`.
 
@@ -286,12 +287,17 @@ def attach(name: MemoryName, start: int, num_bytes: int) -> Any:
     """
     known = _ATTACHED.get(name.token)
     native: Any = optional_module("shared")
-    if known is None and _address_limit() is not None:
-        return native.Piece(_map(name, native.HEADER_BYTES + num_bytes, start), start, num_bytes)
-    return native.Piece(_attach(name) if known is None else known[1], start, num_bytes)
+    if known is not None:
+        mapping = known[1]
+    elif _address_limit() is None:
+        mapping = _attach(name)
+    else:  # room for all of the worker's memory there is none
+        mapping = _map(name, native.HEADER_BYTES + num_bytes, start)
+    piece: Piece = native.Piece(mapping, start, num_bytes)
+    return piece
 
 
-def _attach(name: MemoryName) -> Any:
+def _attach(name: MemoryName) -> Mapping:
     for token, (pid, _) in list(_ATTACHED.items()):
         if not os.path.exists(f"/proc/{pid}"):
             _ATTACHED.pop(token, None)
@@ -302,13 +308,13 @@ def _attach(name: MemoryName) -> Any:
     return mapping
 
 
-def _map(name: MemoryName, size: int, begin: int = 0) -> Any:
+def _map(name: MemoryName, size: int, begin: int = 0) -> Mapping:
     native: Any = optional_module("shared")
     worker = f"DataLoader worker (pid {name.pid})"
     try:
         fd = os.open(f"/proc/{name.pid}/fd/{name.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapping = native.Mapping(fd, size, begin)
+            mapping: Mapping = native.Mapping(fd, size, begin)
             token = os.pread(fd, _TOKEN_BYTES, 0)
         finally:
             os.close(fd)

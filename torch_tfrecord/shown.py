@@ -107,6 +107,7 @@ def shown_files(files: Sequence[str]) -> str:
         >>> shown_files(["s3://me:password@bucket/a", "s3://me:password@bucket/b"])
         "2 files, 's3://...@bucket/a', ..."
     """
+    # the end of a long path names the file
     first = without_secrets(files[0]) if files else None
     text = repr(first)
     limit = 4 * _MOST_LETTERS
@@ -124,7 +125,8 @@ def shown_transform(name: str, transform: object) -> str:
 
 def shown_callable(value: object) -> str:
     """A callable's name without its arguments."""
-    inner = getattr(value, "func", value)  # of functools.partial
+    # Its repr would show the arguments of a functools.partial, or what an object holds.
+    inner = getattr(value, "func", value)
     return _start_of(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
@@ -153,7 +155,7 @@ def _shown_item(item: object) -> str:
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
 
 
-def show_code(spec: Any, show: Callable[[Any], str] = repr) -> str:
+def show_code(spec: Any, show: Callable[[object], str] = repr) -> str:
     """The Python code that builds a dataclass, without the arguments that have their default.
 
     Args:
@@ -175,6 +177,7 @@ def shown_text(text: str, limit: int = _MOST_BYTES) -> str:
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= limit:
         return text
+    # The end often says what to do about it.
     start, end = data[: limit * 2 // 3], data[-limit // 4 :]
     return f"{start.decode(errors='ignore')} ... {end.decode(errors='ignore')}"
 

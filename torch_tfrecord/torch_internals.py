@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 __all__ = [
+    "CollateFunctions",
     "as_plain_tensors",
     "collate_by_kinds",
     "collate_functions",
@@ -26,6 +28,9 @@ __all__ = [
     "sparse_parts",
     "workers_of",
 ]
+
+CollateFunctions: TypeAlias = dict[type | tuple[type, ...], Callable[..., object]]
+"""By the type of a value, or several types: what makes a batch of such values."""
 
 
 # Tensors.
@@ -49,6 +54,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.T
         with contextlib.suppress(ImportError, TypeError):
             from torch.nested._internal.nested_tensor import NestedTensor
 
+            # a shape without elements holds the number, as torch's compiler wants it
             known = {"max_seqlen": torch.zeros(longest, 0)}
             return NestedTensor(values, offsets, _metadata_cache=known)
     return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
@@ -66,6 +72,7 @@ def jagged_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices and values of a sparse tensor, coalesced or not."""
+    # the public ones refuse a tensor that is not coalesced, which would cost a sort
     if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
         return tensor._indices(), tensor._values()
     return tensor.coalesce().indices(), tensor.coalesce().values()
@@ -73,17 +80,14 @@ def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a module may do more than its forward method says."""
-    after, before = (
-        getattr(module, "_forward_hooks", True),
-        getattr(module, "_forward_pre_hooks", True),
-    )
-    return bool(after or before)
+    # a torch that names them otherwise may have some: then nothing is left out
+    return any(getattr(module, name, True) for name in ("_forward_hooks", "_forward_pre_hooks"))
 
 
 # Batches.
 
 
-def collate_functions() -> dict[Any, Callable[..., Any]]:
+def collate_functions() -> CollateFunctions:
     """The functions by which ``default_collate`` makes batches, to be extended; torch documents the
     map, but not its module.
     """
@@ -94,7 +98,7 @@ def collate_functions() -> dict[Any, Callable[..., Any]]:
     return default_collate_fn_map
 
 
-def collate_by_kinds(samples: Sequence[Any], functions: Mapping[Any, Callable[..., Any]]) -> Any:
+def collate_by_kinds(samples: Sequence[object], functions: CollateFunctions) -> Any:
     """``default_collate`` with more functions than usual."""
     try:
         from torch.utils.data._utils.collate import collate
@@ -124,6 +128,7 @@ def pin(batch: Any) -> Any:
     try:
         from torch.utils.data._utils.pin_memory import pin_memory
     except ImportError:
+        # as far as our own batches go; torch's function knows more forms
         if isinstance(batch, Mapping):
             return {name: pin(part) for name, part in batch.items()}
         if type(batch) in (list, tuple):
@@ -139,20 +144,22 @@ def is_profiling() -> bool:
     """Whether torch's profiler records steps; it takes 10 us to ask it for a step that it does
     not record.
     """
+    # True where it cannot be told: a step that nobody records only costs time
     return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
 
 
-def show_order(loader: DataLoader[Any], sampler: object, *, drop_last: bool) -> None:
+def show_order(loader: DataLoader[object], sampler: object, *, drop_last: bool) -> None:
     """Show trainers the sampler and `drop_last` of a DataLoader with a batch sampler.
 
     There DataLoader has a SequentialSampler that it does not use, and False; it does not let either
     be changed. Accelerate needs `drop_last` to count the samples of the last batch.
     """
+    # past DataLoader's own __setattr__, which refuses both names once it is made
     object.__setattr__(loader, "sampler", sampler)
     object.__setattr__(loader, "drop_last", drop_last)
 
 
-def workers_of(iterator: object) -> Sequence[Any]:
+def workers_of(iterator: object) -> Sequence[BaseProcess]:
     """The worker processes of a DataLoader's iterator; none if that cannot be told."""
-    workers: Sequence[Any] = getattr(iterator, "_workers", ())
+    workers: Sequence[BaseProcess] = getattr(iterator, "_workers", ())
     return workers

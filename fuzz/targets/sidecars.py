@@ -25,8 +25,8 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
 from torch_tfrecord.tfds.episode_reader import EpisodeReader
 

@@ -150,7 +150,7 @@ def test_trainers_distributed_sampler(names):
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 @pytest.mark.filterwarnings("ignore")  # what trainers say of this machine
 class TestTrainers:
     """What is around the blocks is as small as it can be; tests/training holds what they promise on

@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_audio(run):
     names = run("audio")
     assert names["losses"][-1] < names["losses"][0] / 10

@@ -203,19 +203,12 @@ def damaged(monkeypatch):
             return [*answers[:-1], bytes(wrong)]
         return answers
 
-    answers = transfers.Transfer.answers
-
-    class Damaging:
-        def __init__(self, transfer):
-            self.transfer = transfer
-
+    class Damaging(transfers.Transfer):
         def answers(self):
-            return damage(answers(self.transfer))
+            found = super().answers()
+            return damage(found) if found and isinstance(found[-1], (bytes, memoryview)) else found
 
-    start_all = transfers.start_directly
-    monkeypatch.setattr(
-        transfers, "start_directly", lambda *arguments: Damaging(start_all(*arguments))
-    )
+    monkeypatch.setattr(transfers, "Transfer", Damaging)
     return left
 
 

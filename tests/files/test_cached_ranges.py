@@ -5,6 +5,7 @@ by.
 import os
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 from range_server import range_server
@@ -166,8 +167,8 @@ def test_forget(server, tmp_path):
 def test_what_signs_a_path_is_none_of_its_name(tmp_path, monkeypatch, one, other):
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
     monkeypatch.setattr(
-        "torch_tfrecord.files.transfers.fetch_directly",
-        lambda ranges, _: [b"x" * 10 for _ in ranges],
+        "torch_tfrecord.files.transfers.Transfer",
+        lambda jobs, _: SimpleNamespace(answers=lambda: [b"x" * 10 for _ in jobs]),
     )
     fetch([FileRange(RemotePart(one, 10, "e"), 0, 10)], access)
     monkeypatch.undo()
@@ -196,8 +197,8 @@ def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
     for content, (path, options) in ((b"x" * 10, one), (b"y" * 10, other)):
         access = Access(options, tmp_path / "cache", 1_000_000)
         monkeypatch.setattr(
-            "torch_tfrecord.files.transfers.fetch_directly",
-            lambda ranges, _, content=content: [content],
+            "torch_tfrecord.files.transfers.Transfer",
+            lambda jobs, _, content=content: SimpleNamespace(answers=lambda: [content]),
         )
         assert fetch([FileRange(RemotePart(path, 10, "e"), 0, 10)], access) == [content]
 

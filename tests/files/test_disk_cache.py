@@ -479,7 +479,7 @@ def test_pickled(folder, storage):
 def test_forked_while_it_is_used(folder, storage):
     cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
-    with cache._state.lock, warnings.catch_warnings():  # as a thread may hold it
+    with cache._state.get().lock, warnings.catch_warnings():  # as a thread may hold it
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
         if pid == 0:

@@ -14,6 +14,7 @@ from torch_tfrecord import CorruptRecordError, RemoteError
 from torch_tfrecord.files import engine
 from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.engine import Job, Transfer
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.store import StoreError
 
 
@@ -163,7 +164,7 @@ def test_one_that_waits_to_ask_again_ends_when_it_is_cancelled(monkeypatch):
 
 def test_a_number_of_requests_and_of_bytes_is_not_passed(monkeypatch):
     monkeypatch.setattr(engine, "_MOST_BYTES", 300)
-    monkeypatch.setattr(engine, "_engines", {})
+    monkeypatch.setattr(engine, "_ENGINE", PerProcess(engine._Engine))
     now, most, lock = [0], [0], threading.Lock()
 
     def call(store, name):

@@ -11,6 +11,7 @@ from range_server import Fault, range_server
 
 from torch_tfrecord import CorruptRecordError, RemoteError, TFRecordDataset, TFRecordWriter
 from torch_tfrecord.files import engine, stores
+from torch_tfrecord.files.per_process import PerProcess
 
 pytest.importorskip("aiohttp")
 
@@ -18,7 +19,7 @@ pytest.importorskip("aiohttp")
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "obstore_module", lambda: None)
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
     write(tmp_path, b"old")
     with range_server(tmp_path) as url:

@@ -15,6 +15,7 @@ from odd_server import odd_server
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
 from torch_tfrecord.files import engine, stores
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.transfers import infos, listing
 
 pytest.importorskip("aiohttp")
@@ -33,7 +34,7 @@ def quick(monkeypatch):
 def query(request, monkeypatch):
     """At the end of each address: what has a query goes to fsspec."""
     pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     return "?by=fsspec" if request.param == "fsspec" else ""
 
 

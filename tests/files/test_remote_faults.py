@@ -17,6 +17,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files import engine, fsspec_store, obstore_store, stores
+from torch_tfrecord.files.per_process import PerProcess
 
 NUM_FILES, NUM_RECORDS, BATCH = 2, 6, 4
 OURS = (TFRecordError, FileNotFoundError, PermissionError)
@@ -56,7 +57,7 @@ def server(folder):
 def few_attempts(monkeypatch):
     monkeypatch.setattr(engine, "MOST_ATTEMPTS", 3)
     monkeypatch.setattr(engine, "_FIRST_WAIT", 0.005)
-    monkeypatch.setattr(stores, "_stores", {})  # clients with other times
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))  # clients with other times
 
 
 def short_times(monkeypatch, num_attempts):
@@ -202,7 +203,7 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
 @pytest.mark.daily
 def test_stalls_end(way, server, monkeypatch):
     _, stats = outcome(way, server)
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     short_times(monkeypatch, num_attempts=3)
     for number in {0, 1, stats["requests"] // 2}:
         result, _ = outcome(way, server, [Fault("stall", number, times=10_000)])

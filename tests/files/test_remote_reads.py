@@ -1,7 +1,7 @@
 """Files of an http server, whose requests are counted: opened at once, read at once, read ahead,
 and no more than is needed.
 
-Covers files/remote_file, files/ahead_file, files/file_source.
+Covers files/storage, files/ahead_file.
 """
 
 import os
@@ -26,6 +26,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import engine, stores, transfers
 from torch_tfrecord.files.access import DEFAULT_ACCESS
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file, open_files
 from torch_tfrecord.progress import ProgressBar
 
@@ -71,7 +72,7 @@ def client(request, monkeypatch):
     pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
     if request.param == "fsspec":
         monkeypatch.setattr(stores, "obstore_module", lambda: None)
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 
 def paths(server):

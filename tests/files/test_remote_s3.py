@@ -25,6 +25,7 @@ from torch_tfrecord.files import stores  # noqa: E402
 from torch_tfrecord.files.access import Access  # noqa: E402
 from torch_tfrecord.files.fsspec_store import FsspecStore  # noqa: E402
 from torch_tfrecord.files.obstore_store import ObstoreStore  # noqa: E402
+from torch_tfrecord.files.per_process import PerProcess  # noqa: E402
 from torch_tfrecord.protobuf.example import encode_example  # noqa: E402
 
 NUM_FILES, NUM_RECORDS = 3, 20
@@ -81,7 +82,7 @@ def store(request, monkeypatch, bucket):
     pytest.importorskip(request.param)
     if request.param == "s3fs":
         monkeypatch.setattr(stores, "obstore_module", lambda: None)
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     return {"obstore": ObstoreStore, "s3fs": FsspecStore}[request.param]
 
 

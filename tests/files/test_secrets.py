@@ -42,6 +42,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.files import engine, stores
+from torch_tfrecord.files.per_process import PerProcess
 
 pytest.importorskip("aiohttp")
 
@@ -101,7 +102,7 @@ def server(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(engine, "_FIRST_WAIT", 0.0001)
-    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 
 def urls(server, name):

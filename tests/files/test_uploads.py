@@ -1,7 +1,7 @@
 """Writers to storages: S3 by moto through obstore and through s3fs, memory:// through fsspec; also
 test_upload_file's.
 
-Covers records/record_file, files/uploads.
+Covers records/record_file, files/transfers.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files import obstore_store, store, stores, uploads
+from torch_tfrecord.files import obstore_store, store, stores, transfers
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.files.transfers import infos_if_there
 from torch_tfrecord.records.record_file import upload_bytes
@@ -48,7 +49,7 @@ def s3(server, request, monkeypatch):
     pytest.importorskip(request.param)
     if request.param == "s3fs":
         monkeypatch.setattr(stores, "obstore_module", lambda: None)
-        monkeypatch.setattr(stores, "_stores", {})
+        monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     client = boto3.client(
         "s3",
         endpoint_url=server,
@@ -198,7 +199,7 @@ def test_file_systems_without_parts():
     write("memory://up/a/x", RECORDS[:3], None, write_index=True)
     ds = TFRecordDataset("memory://up/a/x", index="require")
     assert [ds.raw(number) for number in range(3)] == RECORDS[:3]
-    uploads.remove(["memory://up/a/x", "memory://up/a/none"], Access())
+    transfers.remove(["memory://up/a/x", "memory://up/a/none"], Access())
     assert infos_if_there(["memory://up/a/x"], Access()) == [None]
 
 

@@ -37,7 +37,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import descriptors
 from torch_tfrecord.order import orders
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 
 SUFFIX = ".index.safetensors"
 PAYLOADS = [b"%d:" % number + b"x" * (number % 5) for number in range(23)]

@@ -199,7 +199,7 @@ def test_large_batches_are_loaded_one_by_one(tmp_path, path, monkeypatch):
     assert len(list(make_dataloader(path, 7, FEATURES, num_threads=2))) == 6
     assert sorted(sizes) == [1, 1, 4]  # the first alone; a few bytes in each
     sizes.clear()
-    large = write(tmp_path / "large", [bytes(100_000)] * 24)  # 1 MiB has 10
+    large = write(tmp_path / "large", [bytes(400_000)] * 24)  # 4 MiB has 10
     assert len(list(make_dataloader(large, 3, num_threads=2))) == 8
     assert sorted(sizes) == [1, 1, 3, 3]
     sizes.clear()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from helpers import compressed, framed
 from sidecars import changed, flipped_in_place, taken_apart
 
@@ -28,7 +29,6 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.records import index_keeper, record_table
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest import (

@@ -1,7 +1,7 @@
 """Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several
 processes at once.
 
-Covers records/index_keeper.
+Covers records/index_keeper, records/index_paths.
 """
 
 import errno
@@ -29,9 +29,10 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import index_keeper, sidecar
+from torch_tfrecord.records import index_keeper, index_paths
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.sidecar import places, sidecar_path, visible_sidecar_path
+from torch_tfrecord.records.index_paths import index_paths as paths_of_index
+from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -292,8 +293,8 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
     with pytest.raises(
         FileExistsError, match="expected nothing or an index at the place of the index"
     ):
-        sidecar.write_sidecar(str(place), index.to_bytes())
-    sidecar.remove_sidecar(data)
+        index_paths.write_sidecar(str(place), index.to_bytes())
+    index_paths.remove_sidecar(data)
     assert (place.read_bytes(), place.stat()) == before
     assert os.listdir(place.parent) == [place.name]
 
@@ -429,7 +430,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
     options = {
         name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()
     }
-    looked_at = list(places(data, **options))
+    looked_at = list(paths_of_index(data, **options))
     assert looked_at[0] == sidecar_path(data, **options)
     assert looked_at[-1] == visible_sidecar_path(data) == f"{data}.index.safetensors"
     assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {
@@ -498,7 +499,7 @@ def test_an_empty_folder_that_another_process_removes(data):
             os.rmdir(os.path.dirname(place))
         build_index(data).save(place)
 
-    sidecar.in_sidecar_folder(place, write)
+    index_paths.in_sidecar_folder(place, write)
     assert len(calls) == 2
     assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 

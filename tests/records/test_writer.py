@@ -33,9 +33,9 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.record_file import RecordFile
-from torch_tfrecord.records.sidecar import sidecar_path
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),

@@ -7,8 +7,7 @@ import os
 import struct
 
 import numpy as np
-
-from torch_tfrecord.files.checksum import crc32c
+from crc32c import crc32c
 
 _DTYPES = {"I64": "<i8", "F64": "<f8", "U64": "<u8", "U32": "<u4", "U8": "u1"}
 

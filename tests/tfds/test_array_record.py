@@ -1,7 +1,7 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
 from TFRecord.
 
-Covers files/module_copy, records/array_record.
+Covers files/per_process, records/array_record.
 """
 
 import builtins
@@ -37,7 +37,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.files import descriptors, module_copy
+from torch_tfrecord.files import descriptors, per_process
 from torch_tfrecord.records import array_record as our_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 from torch_tfrecord.tfds import elements, step_samples
@@ -478,7 +478,7 @@ def test_tfrecorddataset_names_the_way(frozen):
 
 def test_without_the_package(frozen, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    monkeypatch.setattr(module_copy, "_loaded", {})
+    monkeypatch.setattr(per_process, "_loaded", {})
     with pytest.raises(
         ImportError,
         match=r"^ArrayRecord files need .* pip install 'torch-tfrecord\[arrayrecord\]'$",

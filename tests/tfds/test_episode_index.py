@@ -12,7 +12,7 @@ import torch
 from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, episode_index
 
 

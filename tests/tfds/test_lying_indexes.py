@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlds_episodes import write_episodes
 from sidecars import changed, flipped_in_place, flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, tfds
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 

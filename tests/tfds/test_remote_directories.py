@@ -9,7 +9,7 @@ from rlds_episodes import LENGTHS, write_episodes
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord import tfds
-from torch_tfrecord.files import uploads
+from torch_tfrecord.files import transfers
 
 OPTIONS = {"skip_instance_cache": True}
 TREE = {"x": f.Tensor(shape=(3,), dtype=np.int64), "label": f.ClassLabel(names=["a", "b"])}
@@ -62,7 +62,7 @@ def test_a_directory_that_is_there_is_refused():
 
 
 def test_nothing_stays_after_an_error(monkeypatch):
-    real = uploads.upload
+    real = transfers.upload
 
     def failing(items, access):
         if any(item.path.endswith("dataset_info.json") for item in items):

@@ -37,7 +37,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.protobuf.messages import Example
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, elements, rlds, step_samples
 from torch_tfrecord.tfds.episode_reader import Frames
 

@@ -59,7 +59,7 @@ def check_epochs(ranks, name, *, equal=True):
     assert first[0] != first[1], name
 
 
-@pytest.mark.slow
+@pytest.mark.daily
 def test_on_two_ranks(folder):
     """In one job: importing takes longer than any of them."""
     printed(2, "accelerate_job.py", "coverage,settings,resume_first", folder)

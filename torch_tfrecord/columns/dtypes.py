@@ -1,5 +1,5 @@
-"""Convert list values to tensors of a dtype: the list kind of each dtype, checked casts, and copies
-from bytes.
+"""Convert list values to tensors of a dtype: the list kind of each dtype, the error for another one,
+checked casts, and copies from bytes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,14 @@ class ListKind(NamedTuple):
     def __reduce__(self) -> str:
         """Pickle the name of the constant: kinds are compared by identity."""
         return self.field.upper()
+
+    def mismatch(self, found: ListKind) -> str:
+        """The text of the error for values of another dtype than asked for, as TensorFlow words
+        it.
+        """
+        return (
+            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.tf_name}"
+        )
 
 
 INT64_LIST = ListKind("int64_list", "int64", "int64")

@@ -145,9 +145,7 @@ class Want:
 
     def wrong_kind(self, found: ListKind) -> ParseError:
         """The error for values in another kind of list."""
-        return self.error(
-            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.kind.tf_name}"
-        )
+        return self.error(self.kind.mismatch(found))
 
     def error(self, text: str) -> ParseError:
         """An error of this feature."""

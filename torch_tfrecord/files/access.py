@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -31,7 +31,6 @@ def remote_folder() -> str:
 _SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
 
 
-@dataclass(frozen=True, repr=False, eq=False, init=False)
 class Access:
     """The user's options of a storage, and of the cache on the disk; holds no client, so that it
     may be pickled.
@@ -63,12 +62,6 @@ class Access:
         True
     """
 
-    storage_options: Mapping[str, Any]
-    cache_dir: str | None
-    cache_bytes: int | None
-    cache: DiskCache | None
-    endpoint: str
-
     def __init__(
         self,
         storage_options: Mapping[str, Any] | None = None,
@@ -80,8 +73,8 @@ class Access:
             raise TypeError(
                 f"storage_options must be a dict with names of str, or None, got {type(options).__name__}"
             )
-        object.__setattr__(self, "storage_options", _copied(options))
-        object.__setattr__(self, "endpoint", _endpoint(self.storage_options))
+        self.storage_options: Mapping[str, Any] = _copy_options(options)
+        self.endpoint = _endpoint(self.storage_options)
         if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
             raise TypeError(
                 f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
@@ -89,9 +82,9 @@ class Access:
         if cache_dir is None and cache_bytes is not None:
             cache_dir = remote_folder()
         cache = None if cache_dir is None else DiskCache(cache_dir, cache_bytes)
-        object.__setattr__(self, "cache_dir", None if cache is None else cache.folder)
-        object.__setattr__(self, "cache_bytes", cache_bytes)
-        object.__setattr__(self, "cache", cache)
+        self.cache_dir = None if cache is None else cache.folder
+        self.cache_bytes = cache_bytes
+        self.cache = cache
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""
@@ -103,30 +96,38 @@ class Access:
         """
         if self.cache_dir is None or not paths:
             return self
+        # What the first and the last in order have in common, all between them have.
         group = _common_folder(min(paths), max(paths))
         return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
 
     def _with_cache(self, cache: DiskCache | None) -> Access:
         other = copy.copy(self)
-        object.__setattr__(other, "cache", cache)
+        other.cache = cache
         return other
 
     def without_secrets(self, text: str) -> str:
         """A text of somebody else's, such as a client's error, in which no value of an option or
         URL stands.
         """
+        # The longest first: a shorter one may be a part of it, and would leave the rest.
         for value in sorted(_texts(self.storage_options), key=len, reverse=True):
             text = text.replace(value, "...")
         return without_secrets(text)
 
     def __eq__(self, other: object) -> bool:
-        return self._content() == other._content() if isinstance(other, Access) else NotImplemented
+        return self._content == other._content if isinstance(other, Access) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._content())
+        return hash(self._content)
 
+    @cached_property
     def _content(self) -> tuple[object, ...]:
-        return _frozen(self.storage_options), self.cache_dir, self.cache_bytes
+        # once: each store that is looked up asks for it
+        return _freeze(self.storage_options), self.cache_dir, self.cache_bytes
+
+    def __getstate__(self) -> dict[str, object]:
+        # An option without a hash counts by its number, which is another one in another process.
+        return {name: value for name, value in self.__dict__.items() if name != "_content"}
 
     def __repr__(self) -> str:
         parts = (
@@ -154,19 +155,19 @@ def _endpoint(options: Mapping[str, Any]) -> str:
     return " ".join(value for value in found if isinstance(value, str))
 
 
-def _copied(value: Any) -> Any:
+def _copy_options(value: Any) -> Any:
     """Dicts and lists anew, which their owner may change; all else as it is."""
     if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    return [*map(_copied, value)] if isinstance(value, list) else value
+        return {name: _copy_options(item) for name, item in value.items()}
+    return [*map(_copy_options, value)] if isinstance(value, list) else value
 
 
-def _frozen(value: Any) -> object:
+def _freeze(value: Any) -> object:
     """The same for equal content, with a hash; an object that has none counts as itself."""
     if isinstance(value, Mapping):
-        return frozenset((name, _frozen(item)) for name, item in value.items())
+        return frozenset((name, _freeze(item)) for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze, value))
     try:
         hash(value)
     except TypeError:

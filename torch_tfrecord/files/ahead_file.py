@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.engine import Transfer
-from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.read import PendingRange
-from torch_tfrecord.files.remote_file import RemoteFile
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import FileSource, RemoteFile, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import start_info
 
@@ -177,6 +175,7 @@ class FilesAhead:
         """Ask for what comes next."""
         with self._lock:
             opened = list(self._open)
+            # Many pieces keep many connections busy; small ones cost more requests than they win.
             piece_bytes = max(_SMALL_PIECE, min(_LARGE_PIECE, self._window // _PIECES))
             left = self._window
             for file in opened:

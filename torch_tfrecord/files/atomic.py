@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files.descriptors import named, opened
+from torch_tfrecord.files.descriptors import name_path, open_path
 
 __all__ = [
     "AtomicFile",
@@ -60,7 +60,7 @@ class AtomicFile:
         with contextlib.suppress(OSError):
             self._direct = not stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
-        with named(path):
+        with name_path(path):
             self._fd = self._open()
 
     def _open(self) -> int:
@@ -68,14 +68,14 @@ class AtomicFile:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if self._direct:
             # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
-            fd = opened(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_path(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(fd, True)
             return fd
         clear_dead(temporary_names(self._target))
         flags = os.O_RDWR | os.O_CLOEXEC
         if hasattr(os, "O_TMPFILE"):
             try:
-                fd = opened(os.open, self._target.parent, flags | os.O_TMPFILE, 0o666)
+                fd = open_path(os.open, self._target.parent, flags | os.O_TMPFILE, 0o666)
                 if os.path.lexists(_fd_path(fd)):
                     return fd
                 os.close(fd)  # without /proc, it could never be given a name
@@ -84,7 +84,7 @@ class AtomicFile:
                     raise
         flags |= os.O_CREAT | os.O_EXCL
         self._temporary, fd = _claim(
-            temporary_names(self._target), lambda path: opened(os.open, path, flags, 0o666)
+            temporary_names(self._target), lambda path: open_path(os.open, path, flags, 0o666)
         )
         return fd
 
@@ -109,14 +109,14 @@ class AtomicFile:
         self._write_all(memoryview(buffer))
 
     def _write_all(self, data: memoryview) -> None:
-        with named(self.path):
+        with name_path(self.path):
             while data:
                 data = data[os.write(self._fd, data) :]
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Read back bytes that were flushed; fewer only at the end."""
         data = b""
-        with named(self.path):
+        with name_path(self.path):
             while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
                 data += piece
         return data
@@ -126,7 +126,7 @@ class AtomicFile:
         path yet.
         """
         self.flush()
-        with named(self.path):
+        with name_path(self.path):
             if not self._direct:
                 os.fsync(self._fd)
             return os.fstat(self._fd)
@@ -146,7 +146,7 @@ class AtomicFile:
         if path is not None:
             self.path, self._target = path, _target(path)
         if not self._direct:
-            with named(self.path):
+            with name_path(self.path):
                 clear_dead(temporary_names(self._target))
                 is_new = self._link(self._target)
                 try:
@@ -163,7 +163,7 @@ class AtomicFile:
         Raises:
             OSError: Nothing was changed at that name.
         """
-        with named(self.path):
+        with name_path(self.path):
             self._link(place)
         self._close_fd()
 
@@ -284,7 +284,7 @@ def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
 def _make_folder(path: Path) -> int:
     path.mkdir()
     try:
-        return opened(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return open_path(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except BaseException:
         remove_folder(path)
         raise
@@ -309,7 +309,7 @@ def _remove_dead(path: Path) -> bool:
     """Remove a file or folder that nobody has locked; return whether it was removed."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError):  # in use, or a file system without locks
-        descriptor = opened(os.open, path, flags)
+        descriptor = open_path(os.open, path, flags)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
@@ -349,9 +349,9 @@ def sync_directory(folder: Path) -> None:
     Raises:
         OSError: The disk failed; names the folder.
     """
-    with named(folder):
+    with name_path(folder):
         try:
-            descriptor = opened(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_path(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError:
             return
         try:

@@ -23,10 +23,10 @@ from torch_tfrecord.files.per_process import PerProcess
 __all__ = [
     "Descriptor",
     "Owner",
-    "named",
+    "name_path",
     "open_descriptor",
     "open_if_free",
-    "opened",
+    "open_path",
     "reserve_descriptor",
 ]
 
@@ -168,11 +168,11 @@ def reserve_descriptor(owner: Owner) -> Descriptor:
 
 
 def _open(path: str, held: Descriptor) -> Descriptor:
-    held.number = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    held.number = open_path(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return held
 
 
-def opened(
+def open_path(
     function: Callable[Concatenate[_Path, _Rest], _Opened],
     path: _Path,
     *arguments: _Rest.args,
@@ -186,13 +186,14 @@ def opened(
             limit.
 
     Example:
-        >>> opened(os.listdir, "/dev/fd")  # doctest: +SKIP
+        >>> open_path(os.listdir, "/dev/fd")  # doctest: +SKIP
     """
     try:
         return function(path, *arguments, **options)
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
+    # Ours are the only ones that we may close.
     _POOL.get().close_all()
     try:
         return function(path, *arguments, **options)
@@ -207,7 +208,7 @@ def opened(
 
 
 @contextlib.contextmanager
-def named(path: str | os.PathLike[str]) -> Iterator[None]:
+def name_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user
     knows.
     """

@@ -36,6 +36,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.errors import outer_level
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.shown import printable
 
 __all__ = [
@@ -146,17 +147,17 @@ class DiskCache:
             None if max_bytes is None else at_least(LEAST_BYTES, "cache_bytes", max_bytes)
         )
         self._group = _hash(group).hex()
-        self._state = _ProcessState()
+        self._state = PerProcess(_ProcessState)
 
     @property
     def hit_bytes(self) -> int:
         """Bytes that came from the cache, in this process."""
-        return self._state.hit_bytes
+        return self._state.get().hit_bytes
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes that were fetched by it."""
-        return self._state.fetched_bytes
+        return self._state.get().fetched_bytes
 
     def read(self, ranges: Sequence[Range], fetch: Fetch) -> list[bytes | memoryview]:
         """The bytes of each range, in order.
@@ -189,14 +190,14 @@ class DiskCache:
 
     def _open(self) -> _Folder | None:
         """The folder; None where it cannot be used."""
-        state = self._state
-        if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
-            state = self._state = _ProcessState()
+        state = self._state.get()
         with state.lock:
             if state.folder is not None and state.folder.is_current():
                 return state.folder
+            # It was cleared by another process, or could not be opened before.
             state.folder = None
             if state.closed_until < time.monotonic():
+                # Set before the attempt, so that it holds if that fails.
                 state.closed_until = time.monotonic() + _ASIDE_SECONDS
                 with _StandingAside(self._stand_aside):
                     state.folder = _Folder(self.folder, self._max_bytes, self._group)
@@ -204,7 +205,7 @@ class DiskCache:
             return state.folder
 
     def _may_write(self, folder: _Folder) -> bool:
-        if self._state.aside_until > time.monotonic() or folder.full_until > time.monotonic():
+        if self._state.get().aside_until > time.monotonic() or folder.full_until > time.monotonic():
             return False
         with _StandingAside(self._stand_aside):
             free_bytes, disk_bytes = folder.free_bytes()
@@ -217,7 +218,7 @@ class DiskCache:
         """Keep what was fetched; say now and then how much was read, and that the data set is in
         use.
         """
-        state, counts = self._state, (0, 0)
+        state, counts = self._state.get(), (0, 0)
         with state.lock:
             folder = state.folder
             state.hit_bytes += reading.hit_bytes
@@ -237,29 +238,21 @@ class DiskCache:
     def _stand_aside(self, error: OSError) -> None:
         if isinstance(error, FileNotFoundError):  # it was cleared meanwhile
             return
-        self._state.aside_until = time.monotonic() + _ASIDE_SECONDS
+        self._state.get().aside_until = time.monotonic() + _ASIDE_SECONDS
         if not isinstance(error, BlockingIOError):  # others hold it for long
             self._warn(error.filename or self.folder, error.strerror or type(error).__name__)
 
     def _warn(self, path: str, reason: str) -> None:
-        if not self._state.is_warned:
-            self._state.is_warned = True
+        if not self._state.get().is_warned:
+            self._state.get().is_warned = True
             text = f"{printable(path)}: {reason}: remote data is read, but no more of it is cached"
             warnings.warn(text, stacklevel=outer_level())
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_state": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._state = _ProcessState()
-
 
 class _ProcessState:
-    """What belongs to one process, replaced as a whole."""
+    """What belongs to one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.folder: _Folder | None = None
         self.closed_until = self.aside_until = 0.0
@@ -325,17 +318,14 @@ def _join(ranges: Sequence[Range]) -> list[Range]:
     """Ranges joined where they overlap, and where they touch up to what one request is good for."""
     joined: list[Range] = []
     for one in sorted(ranges, key=_order):
-        if joined and _joins(joined[-1], one):
-            joined[-1] = joined[-1]._replace(end=max(joined[-1].end, one.end))
+        last = joined[-1] if joined and joined[-1].file.identity == one.file.identity else None
+        if last is not None and (
+            one.begin < last.end or (one.begin == last.end and one.end - last.begin <= _PIECE_BYTES)
+        ):
+            joined[-1] = last._replace(end=max(last.end, one.end))
         else:
             joined.append(one)
     return joined
-
-
-def _joins(last: Range, one: Range) -> bool:
-    if last.file.identity != one.file.identity or one.begin > last.end:
-        return False
-    return one.begin < last.end or one.end - last.begin <= _PIECE_BYTES
 
 
 def _find(folder: _Folder | None, wanted: Range) -> Iterator[bytes | Range]:
@@ -409,7 +399,8 @@ class _Folder:
         name = os.path.join(path, STATE_NAME)
         self._fd = _open_own(name, os.O_CREAT)
         if os.pread(self._fd, len(_MAGIC), 0) not in (b"", _MAGIC):
-            raise _no_cache("expected nothing or a cache, got another file", name)
+            problem = "expected nothing or a cache, got another file"
+            raise FileExistsError(errno.EEXIST, problem, name)
         self._users = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with self.locked(checked=False):
             self._agree(max_bytes)
@@ -487,6 +478,7 @@ class _Folder:
         """Write to the disk what was fetched, as far as there is room."""
         for (file, begin, end), data in fetched:
             size = file.sector_bytes
+            # Whole sectors only, as a checksum is of a whole one; the last ends with the file.
             last = end // size if end < file.size else file.sectors(begin, end).stop
             sectors = range(-(-begin // size), last)
             if len(data) != end - begin or not sectors:
@@ -534,6 +526,7 @@ class _Folder:
         if cap is None or (wanted is not None and (is_alone or wanted < cap)):
             cap = wanted or max(self.free_bytes()[0] // _DEFAULT_SHARE, LEAST_BYTES)
         used = self.usage()[1]
+        # All of it: who lowers a cap begins anew, which is rare, and simple.
         if used > cap:
             for path in self._paths():
                 os.unlink(path)
@@ -590,9 +583,10 @@ class _Copy:
 
     def __init__(self, fd: int, file: CachedFile) -> None:
         self._fd, self._size, self._sector_bytes = fd, file.size, file.sector_bytes
-        self._table_at = _round_up(file.size)
+        self._table_at = -(-file.size // _PAGE_BYTES) * _PAGE_BYTES
         header = _HEADER.pack(_MAGIC, file.version, 0)[:-4]
         self._header = header + crc32c(header).to_bytes(4, "little")
+        # In each check, so that no sector of an old version is taken for one of this.
         self._seed = crc32c(file.version)
 
     def __del__(self) -> None:
@@ -632,6 +626,7 @@ class _Copy:
         """Write sectors in a row: the bytes, then what makes them count."""
         begin = sectors.start * self._sector_bytes
         data = data[: min(sectors.stop * self._sector_bytes, self._size) - begin]
+        # In this order: a process that is killed between the two has written nothing that counts.
         _write_all(self._fd, data, begin)
         table = b""
         for sector, checksum in zip(sectors, map(crc32c, self._each_sector(data)), strict=True):
@@ -642,6 +637,7 @@ class _Copy:
         """Sectors are gone; whether any was there."""
         found = any(checksum is not None for checksum in self.checksums(sectors))
         if found:
+            # The bytes may stay: without its checksum no sector counts.
             _write_all(self._fd, bytes(8 * len(sectors)), self._entry_at(sectors.start))
         return found
 
@@ -677,10 +673,6 @@ class _Copy:
             return b""
 
 
-def _round_up(size: int) -> int:
-    return -(-size // _PAGE_BYTES) * _PAGE_BYTES
-
-
 def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
@@ -690,20 +682,19 @@ def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 def _open_own(path: str, flags: int = 0) -> int:
     """Open a file of this user's: what another one can write is nothing to believe."""
+    # No link is followed, and no FIFO is waited for, that somebody put there.
     flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     status = os.fstat(fd)
+    problem = None
     if status.st_uid != os.geteuid():
+        problem = "expected a file of this user's, got somebody else's"
+    elif status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
+        problem = "expected a cache, got another file, or one with a second name"
+    if problem is not None:
         os.close(fd)
-        raise _no_cache("expected a file of this user's, got somebody else's", path)
-    if status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise _no_cache("expected a cache, got another file, or one with a second name", path)
+        raise FileExistsError(errno.EEXIST, problem, path)
     return fd
-
-
-def _no_cache(problem: str, path: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, problem, path)
 
 
 def _try_lock(fd: int, kind: int) -> bool:

@@ -1,5 +1,5 @@
-"""Many requests at once: threads of this process that take them in turn, as many as the storage is
-quicker with.
+"""Many requests at once: threads of this process that take them in turn, as many as the storage
+bears.
 """
 
 from __future__ import annotations
@@ -19,105 +19,48 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch_tfrecord.errors import CorruptRecordError, RemoteError
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.store import Store, StoreError
 from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["MOST_ATTEMPTS", "AdaptiveLimit", "Attempts", "Job", "Transfer", "each_at_once"]
+__all__ = ["MOST_ATTEMPTS", "Job", "RequestLimit", "Transfer", "each_at_once"]
 
-# what a request counts beside its bytes: of small ones more are served, not more bytes
-_REQUEST_BYTES = 1 << 16
-_GAIN = 1.05  # that a larger number must bring
-_UP, _DOWN = 1.5, 0.67
-_FIRST, _LEAST = 128, 4  # requests
-_LEAST_SECONDS = 0.1  # that a number is measured for, twice where it brings nothing: other processes are busy, too
+_FIRST_REQUESTS, _LEAST_REQUESTS, _MOST_REQUESTS = 128, 4, 256
+_REQUESTS_A_PROCESSOR = 64
 _CALM_SECONDS = 1.0  # between two refusals that count
-_REST_WINDOWS = 20  # before the next trials
 
 
-class AdaptiveLimit:
-    """Tries more requests at once while they bring more bytes a second, and fewer where they bring
-    as much.
-
-    No fixed number is right: one connection of a storage far away gives little, and a hundred to a
-    disk next door are slower than one. Halves when the storage refuses. Not safe from threads:
-    whoever calls holds a lock.
+class RequestLimit:
+    """How many requests may be in flight: one more after so many that came back well, half as many
+    after a refusal. Not safe from threads: whoever calls holds a lock.
 
     Args:
         most: The most requests.
-
-    Attributes:
-        number: Requests that may be in flight now.
     """
 
-    def __init__(self, most: int = 256) -> None:
-        self.number, self._most = _FIRST, most
-        self._begin: float | None = None
-        self._count = self._bytes = 0
-        self._best_rate, self._best_number = 0.0, _FIRST
-        self._rates: list[float] = []  # of this number
-        self._factor = _UP  # of this trial
-        self._rests = 2  # windows until the next trial: connections are made in the first ones
+    def __init__(self, most: int = _MOST_REQUESTS) -> None:
+        self._exact, self._most = float(_FIRST_REQUESTS), most
         self._refused_at = -_CALM_SECONDS
 
-    def finished(self, num_bytes: int, is_busy: bool) -> None:
-        """Note a request that came back.
+    @property
+    def number(self) -> int:
+        """Requests that may be in flight now."""
+        return int(self._exact)
 
-        Args:
-            num_bytes: Of it.
-            is_busy: Whether others wait for their turn: else the number is not what limits.
-        """
-        if not is_busy:
-            self._begin = None
-            return
-        now = monotonic()
-        if self._begin is None:
-            self._begin, self._count, self._bytes = now, 0, 0
-            return
-        self._count += 1
-        self._bytes += num_bytes
-        seconds = now - self._begin
-        if seconds >= _LEAST_SECONDS and self._count >= 2 * self.number:
-            self._learn((self._bytes + _REQUEST_BYTES * self._count) / seconds)
-            self._begin = None
-
-    def _learn(self, rate: float) -> None:
-        if self._rests:
-            self._rests -= 1
-            if not self._rests:
-                self._try(_DOWN if self._best_rate and self._factor > 1 else _UP)
-                self._best_rate = rate
-            return
-        self._rates.append(rate)
-        if max(self._rates) > self._best_rate * (_GAIN if self._factor > 1 else 1.0):
-            self._best_rate, self._best_number = max(self._rates), self.number
-            self._try(self._factor)
-        elif len(self._rates) > 1:  # it brings nothing
-            self._set(self._best_number)
-            self._rests = _REST_WINDOWS
-
-    def _try(self, factor: float) -> None:
-        self._factor = factor
-        self._set(self._best_number * factor)
-        if self.number == self._best_number:  # at an end
-            self._rests = _REST_WINDOWS
+    def finished(self) -> None:
+        """A request came back while others waited for their turn."""
+        self._exact = min(self._most, self._exact + 1 / self._exact)
 
     def refused(self) -> None:
         """The storage asks for fewer requests."""
         now = monotonic()
+        # What was in flight together is refused together, and says the same once.
         if now - self._refused_at >= _CALM_SECONDS:
-            self._refused_at, self._rests = now, _REST_WINDOWS
-            self._set(self.number / 2)
-            self._best_number = self.number
-        self._begin = None
+            self._refused_at = now
+            self._exact = max(_LEAST_REQUESTS, self._exact / 2)
 
-    def _set(self, number: float) -> None:
-        self.number = max(_LEAST, min(self._most, int(number)))
-        self._rates = []
-
-
-_Answer = TypeVar("_Answer")
 
 MOST_ATTEMPTS = 6
 _FIRST_WAIT = 0.1  # seconds, then twice as long each time, each a random part of it at least a half
@@ -126,63 +69,39 @@ _MOST_RETRY_AFTER = 60.0
 _REFUSALS = (429, 503)
 _FORBIDDEN = (401, 403)
 _OTHER_FILE = (412, 416)
+_RANDOM = random.SystemRandom()  # the user's random state is not ours
+_ERROR_NUMBERS = {IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR}
 
 
-class Attempts:
-    """Asks a storage, and again after errors that pass.
+def _ask(state: _State, job: Job, on_refusal: Callable[[], None]) -> object:
+    """The answer to a job, asked again after errors that pass; None where nobody wants it any more.
 
-    Args:
-        wait: Called with seconds; whether nobody wants the answer any more.
-        on_refusal: Called where the storage asks for fewer requests.
+    Raises:
+        FileNotFoundError, PermissionError: As the storage says.
+        CorruptRecordError: The file is another one than before.
+        RemoteError: No good answer, after all attempts where that could help; names path, part,
+            status, attempts.
     """
-
-    def __init__(self, wait: Callable[[float], bool], on_refusal: Callable[[], None]) -> None:
-        self._wait, self._on_refusal = wait, on_refusal
-        self._random = random.SystemRandom()  # the user's random state is not ours
-
-    def ask(
-        self, path: str, access: Access, what: str, call: Callable[[Store, str], _Answer]
-    ) -> _Answer | None:
-        """What `call` gives for the store of a path and the name there; None where nobody wants it
-        any more.
-
-        Args:
-            path: With its scheme.
-            access: How it is reached.
-            what: Which part of it, for errors: "bytes 0 to 100".
-            call: Asks once.
-
-        Raises:
-            FileNotFoundError, PermissionError: As the storage says.
-            CorruptRecordError: The file is another one than before.
-            RemoteError: No good answer, after all attempts where that could help; names path, part,
-                status, attempts.
-        """
-        store, name = store_of(path, access)
-        path = without_secrets(path)
-        for attempt in range(1, MOST_ATTEMPTS + 1):
-            try:
-                return call(store, name)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-                kinds = {IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR}
-                code = kinds.get(type(error), errno.ENOENT)
-                raise OSError(code, os.strerror(code), path) from None
-            except PermissionError:
-                raise _forbidden(what, path) from None
-            except StoreError as error:
-                if not error.is_passing or attempt == MOST_ATTEMPTS:
-                    raise _final(error, path, what, attempt) from None
-                if error.status in _REFUSALS:
-                    self._on_refusal()
-                if self._wait(self._seconds(error, attempt)):
-                    return None
-        return None
-
-    def _seconds(self, error: StoreError, attempt: int) -> float:
-        seconds: float = min(
-            _FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT
-        ) * self._random.uniform(0.5, 1.0)
-        return max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER))
+    store, name = state.store_of(job.path)
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        try:
+            return job.call(store, name)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            code = _ERROR_NUMBERS.get(type(error), errno.ENOENT)
+            raise OSError(code, os.strerror(code), without_secrets(job.path)) from None
+        except PermissionError:
+            raise _forbidden(job.what, without_secrets(job.path)) from None
+        except StoreError as error:
+            if not error.is_passing or attempt == MOST_ATTEMPTS:
+                raise _final(error, without_secrets(job.path), job.what, attempt) from None
+            if error.status in _REFUSALS:
+                on_refusal()
+            seconds = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
+            # Whoever was refused together shall not come again together.
+            seconds *= _RANDOM.uniform(0.5, 1.0)
+            if state.wait(max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER))):
+                return None
+    return None
 
 
 def _forbidden(what: str, path: str) -> PermissionError:
@@ -191,9 +110,7 @@ def _forbidden(what: str, path: str) -> PermissionError:
 
 def _final(error: StoreError, path: str, what: str, attempts: int) -> Exception:
     if error.status in _FORBIDDEN:
-        return PermissionError(
-            errno.EACCES, f"the storage forbids it ({what}, {error.reason})", path
-        )
+        return _forbidden(f"{what}, {error.reason}", path)
     if error.status in _OTHER_FILE:
         text = f"expected the file that was opened, got another one in its place ({what}, {error.reason})"
         return CorruptRecordError(text, path=path)
@@ -204,7 +121,6 @@ def _final(error: StoreError, path: str, what: str, attempts: int) -> Exception:
 
 
 _MOST_BYTES = 1 << 28  # in flight
-_MOST_REQUESTS, _REQUESTS_A_PROCESSOR = 256, 64
 _READY_BYTES = 1 << 25  # that came are handed out before the others are there
 _IDLE_SECONDS = 10.0
 _EXIT_SECONDS = 1.0  # which requests in flight have to end, before Python ends in the midst of them
@@ -237,7 +153,7 @@ class Transfer:
 
     def _begin(self) -> None:
         self._state, self._pid = _State(self._jobs, self._access), os.getpid()
-        _engine().add(self._state)
+        _ENGINE.get().add(self._state)
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
         """The number of each job and its answer, as they come, in any order; once.
@@ -304,6 +220,14 @@ class _State:
         self.num_left = self.num_open = len(jobs)
         self.error: BaseException | None = None
         self.is_cancelled = False
+        self._stores: dict[str, tuple[Store, str]] = {}  # by path
+
+    def store_of(self, path: str) -> tuple[Store, str]:
+        """`stores.store_of`, which takes as long as some answers: once for each file."""
+        found = self._stores.get(path)
+        if found is None:
+            found = self._stores[path] = store_of(path, self.access)
+        return found
 
     def is_worth_a_look(self) -> bool:
         return not self.num_open or self.error is not None or self.ready_bytes >= _READY_BYTES
@@ -333,14 +257,19 @@ class _Engine:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._tasks: deque[tuple[_State, int]] = deque()
-        self._limit = AdaptiveLimit(most=_most_requests())
+        self._tasks: deque[tuple[_State, Job, int]] = deque()
+        # So many threads wait for storages without being in each other's way (measured on two
+        # processors).
+        most = max(_REQUESTS_A_PROCESSOR * num_processors(), _FIRST_REQUESTS)
+        self._limit = RequestLimit(min(_MOST_REQUESTS, most))
         self._num_running = self._num_waiting = self._num_bytes = 0
         self._is_ended = False
+        atexit.unregister(_end)  # a forked process has it from its parent
+        atexit.register(_end)
 
     def add(self, state: _State) -> None:
         with self._changed:
-            self._tasks.extend((state, number) for number in range(len(state.jobs)))
+            self._tasks.extend((state, job, number) for number, job in enumerate(state.jobs))
             self._wake()
 
     def _wake(self) -> None:
@@ -353,43 +282,42 @@ class _Engine:
             threading.Thread(target=self._run, name="tfrecord-remote", daemon=True).start()
 
     def _run(self) -> None:
-        while (task := self._next()) is not None:
-            state, number = task
-            job = state.jobs[number]
+        done: Job | None = None
+        while (task := self._next(done)) is not None:
+            state, done, number = task
             try:
-                answer = Attempts(state.wait, self._refused).ask(
-                    job.path, state.access, job.what, job.call
-                )
-                state.put(number, answer)
-                del answer
+                state.put(number, _ask(state, done, self._refused))
             except BaseException as error:
                 state.fail(error)
-            with self._changed:
+            del task, state  # a transfer that was dropped ends although this thread waits
+
+    def _next(self, done: Job | None) -> tuple[_State, Job, int] | None:
+        """The next task, in its turn, after one that is done; None where there was none for a
+        while.
+        """
+        with self._changed:  # once for both: all threads want this lock
+            if done is not None:
                 self._num_running -= 1
-                self._num_bytes -= job.num_bytes
-                before = self._limit.number
-                self._limit.finished(job.num_bytes, bool(self._tasks))
-                if self._limit.number > before:
-                    self._wake()
+                self._num_bytes -= done.num_bytes
                 self._num_waiting += 1
+                if self._tasks:  # else the number is not what limits
+                    before = self._limit.number
+                    self._limit.finished()
+                    if self._limit.number > before:
+                        self._wake()
                 if self._is_ended:
                     self._changed.notify_all()
-            del task, state, job
-
-    def _next(self) -> tuple[_State, int] | None:
-        """The next task, in its turn; None where there was none for a while."""
-        with self._changed:
             is_late = False
             while not self._may_run():
                 if is_late or self._is_ended:
                     self._num_waiting -= 1
                     return None
                 is_late = not self._changed.wait(_IDLE_SECONDS)
-            state, number = self._tasks.popleft()
+            task = self._tasks.popleft()
             self._num_waiting -= 1
             self._num_running += 1
-            self._num_bytes += state.jobs[number].num_bytes
-            return state, number
+            self._num_bytes += task[1].num_bytes
+            return task
 
     def _may_run(self) -> bool:
         """Whether the next task that somebody wants may begin; the lock is held."""
@@ -397,10 +325,9 @@ class _Engine:
             self._tasks.popleft()
         if not self._tasks or self._num_running >= self._limit.number:
             return False
-        state, number = self._tasks[0]
-        return (
-            not self._num_running or self._num_bytes + state.jobs[number].num_bytes <= _MOST_BYTES
-        )
+        # alone, what is larger than all
+        num_bytes = self._num_bytes + self._tasks[0][1].num_bytes
+        return not self._num_running or num_bytes <= _MOST_BYTES
 
     def _refused(self) -> None:
         with self._changed:
@@ -415,32 +342,11 @@ class _Engine:
             self._changed.wait_for(lambda: not self._num_running, _EXIT_SECONDS)
 
 
-def _most_requests() -> int:
-    """So many threads wait for storages without being in each other's way (measured on two
-    processors).
-    """
-    return min(
-        _MOST_REQUESTS, max(_REQUESTS_A_PROCESSOR * num_processors(), AdaptiveLimit().number)
-    )
-
-
-# by number of the process: threads do not come along through a fork
-_engines: dict[int, _Engine] = {}
-
-
-def _engine() -> _Engine:
-    found = _engines.get(os.getpid())
-    if found is None:
-        found = _engines.setdefault(os.getpid(), _Engine())
-        if len(_engines) == 1:
-            atexit.register(_end)  # forked ones have it from their parent
-    return found
+_ENGINE = PerProcess(_Engine)  # threads do not come along through a fork
 
 
 def _end() -> None:
-    engine = _engines.get(os.getpid())
-    if engine is not None:
-        engine.end()
+    _ENGINE.get().end()
 
 
 _Item = TypeVar("_Item")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
+from functools import cached_property
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.obstore_store import REQUEST_SECONDS, nanoseconds
@@ -15,12 +20,6 @@ from torch_tfrecord.files.store import PASSING_STATUSES, RemoteInfo, StoreError,
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
-import html
-import re
-from functools import cached_property
-from itertools import chain
-from typing import TYPE_CHECKING
-from urllib.parse import urljoin
 
 __all__ = ["FsspecStore", "HttpStore", "fsspec_filesystem"]
 
@@ -31,7 +30,8 @@ _OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "obs", "cos", "oci"}
 )
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "last_commit", "created")
-_PASSING = (ConnectionError, TimeoutError, EOFError)
+# Their errors of the connection have no class in common.
+_CLIENTS = frozenset({"aiohttp", "botocore", "requests", "httpx", "urllib3"})
 
 
 def fsspec_filesystem(path: str, access: Access) -> tuple[AbstractFileSystem, str]:
@@ -75,6 +75,7 @@ class FsspecStore:
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, or all files below it."""
+        # What it remembers of a folder may be older than the files there.
         self._filesystem.invalidate_cache()
         if recursive:
             found: Mapping[str, Any] = self._ask("find", prefix, detail=True)
@@ -106,15 +107,12 @@ class FsspecStore:
         self._ask("rm_file", name)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        with self._translated():
-            if self._turn is not None:
-                with self._turn:
-                    return getattr(self._filesystem, method)(*args, **kwargs)
+        with self._translated(), self._turn or nullcontext():
             if self._filesystem.async_impl and not self._filesystem.asynchronous:
-                return self._awaited(getattr(self._filesystem, f"_{method}"), *args, **kwargs)
+                return self._await(getattr(self._filesystem, f"_{method}"), *args, **kwargs)
             return getattr(self._filesystem, method)(*args, **kwargs)
 
-    def _awaited(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _await(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from fsspec.asyn import sync  # no request may stand still for ever
 
         return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
@@ -136,33 +134,21 @@ class FsspecStore:
 
 
 def _failure(error: Exception, access: Access) -> StoreError:
-    status = (
-        getattr(error, "status", None)
-        or getattr(error, "code", None)
-        or getattr(error, "status_code", None)
-    )
-    status = (
-        int(status)
-        if isinstance(status, int) or (isinstance(status, str) and status.isdecimal())
-        else None
-    )
+    # Each client calls it by a name of its own, and some say it as text.
+    said = (getattr(error, name, None) for name in ("status", "code", "status_code"))
+    status = next((int(one) for one in said if one and str(one).isdecimal()), None)
     headers = getattr(error, "headers", None)
     after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
-    is_client = type(error).__module__.partition(".")[0] in (
-        "aiohttp",
-        "botocore",
-        "requests",
-        "httpx",
-        "urllib3",
-    )
+    if status is not None:
+        reason, is_passing = f"status {status}", status in PASSING_STATUSES
+    else:
+        reason = access.without_secrets(f"{type(error).__name__}: {error}")[:300]
+        is_client = type(error).__module__.partition(".")[0] in _CLIENTS
+        is_passing = is_client or isinstance(error, (OSError, EOFError))
     return StoreError(
-        f"status {status}"
-        if status
-        else access.without_secrets(f"{type(error).__name__}: {error}")[:300],
+        reason,
         status=status,
-        is_passing=status in PASSING_STATUSES
-        if status
-        else isinstance(error, (*_PASSING, OSError)) or is_client,
+        is_passing=is_passing,
         retry_after=float(after) if after and after.replace(".", "", 1).isdecimal() else None,
     )
 
@@ -253,7 +239,7 @@ class HttpStore(FsspecStore):
 
     def _request(self, *asked: Any) -> tuple[RemoteInfo, bytes]:
         with self._translated():
-            found: tuple[RemoteInfo, bytes] = self._awaited(self._answer, *asked)
+            found: tuple[RemoteInfo, bytes] = self._await(self._answer, *asked)
             return found
 
     async def _answer(
@@ -267,6 +253,7 @@ class HttpStore(FsspecStore):
         for _ in range(_MOST_REDIRECTS + 1):
             given = {**(options.get("headers") or {}), "Accept-Encoding": "identity", **headers}
             session = await filesystem.set_session()
+            # We follow redirects ourselves: the user's headers are not for another host.
             asked = {**options, "headers": given, "allow_redirects": False}
             async with session.request(method, url, **asked) as answer:
                 found = answer.headers

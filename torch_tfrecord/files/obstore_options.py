@@ -45,6 +45,37 @@ _AWS_VARIABLES = (
 _AWS_STATIC = {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
 _AWS_PLAIN = {"region", "output", "cli_pager", "s3"}  # of a profile: they are no credentials
 
+# fsspec's names -> those of the client, of the options and of their `client_kwargs`
+_S3_NAMES = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "anon": "skip_signature",
+    "requester_pays": "request_payer",
+}
+_S3_CLIENT_NAMES = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "region_name": "region",
+    "endpoint_url": "endpoint",
+}
+_AZURE_NAMES = {
+    "account_name": "account_name",
+    "account_key": "account_key",
+    "sas_token": "sas_key",
+    "tenant_id": "tenant_id",
+    "client_id": "client_id",
+    "client_secret": "client_secret",
+    "endpoint": "endpoint",
+}
+_AZURE_CONNECTION_NAMES = {
+    "accountname": "account_name",
+    "accountkey": "account_key",
+    "sharedaccesssignature": "sas_token",
+    "blobendpoint": "endpoint",
+}
+
 # Headers that its client does not send along where a server sends it to another host.
 _STAYS = {"authorization", "cookie", "proxy-authorization"}
 
@@ -91,18 +122,10 @@ def obstore_config(scheme: str, place: str, options: Mapping[str, Any]) -> Obsto
 
 
 def _s3(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
-    config = _renamed(
-        left, {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
-    )
-    config |= _renamed(left, {"anon": "skip_signature", "requester_pays": "request_payer"})
+    config = _take(left, _S3_NAMES)
     inner = _mapping(left, "client_kwargs")
-    config |= _renamed(
-        inner, {"aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key"}
-    )
-    config |= _renamed(inner, {"aws_session_token": "session_token", "region_name": "region"})
-    config |= _renamed(inner, {"endpoint_url": "endpoint"}) | _renamed(
-        left, {"endpoint_url": "endpoint"}
-    )
+    config |= _take(inner, _S3_CLIENT_NAMES)
+    config |= _take(left, {"endpoint_url": "endpoint"})
     _check_empty(inner)
     profile = left.pop("profile", None)
     if not config.get("skip_signature") and "access_key_id" not in config:
@@ -151,7 +174,7 @@ def _aws_profile(profile: str | None) -> dict[str, Any]:
 
 
 def _gcs(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
-    config = _renamed(left, {"endpoint_url": "base_url"})
+    config = _take(left, {"endpoint_url": "base_url"})
     left.pop("project", None)  # who is asked about lists of buckets
     left.pop("access", None)
     token = left.pop("token", None)
@@ -176,12 +199,7 @@ def _azure(place: str, left: dict[str, Any]) -> ObstoreConfig:
     connection = left.pop("connection_string", None)
     if connection is not None:
         left |= _connection(connection)
-    config = _renamed(
-        left, {"account_name": "account_name", "account_key": "account_key", "sas_token": "sas_key"}
-    )
-    config |= _renamed(
-        left, {name: name for name in ("tenant_id", "client_id", "client_secret", "endpoint")}
-    )
+    config = _take(left, _AZURE_NAMES)
     if left.get("anon") is True and not config.keys() & {"account_key", "sas_key", "client_id"}:
         config["skip_signature"] = True
     left.pop("anon", None)
@@ -190,18 +208,12 @@ def _azure(place: str, left: dict[str, Any]) -> ObstoreConfig:
 
 def _connection(text: object) -> dict[str, str]:
     """The options of a connection string: ``AccountName=...;AccountKey=...``."""
-    names = {
-        "accountname": "account_name",
-        "accountkey": "account_key",
-        "sharedaccesssignature": "sas_token",
-    }
-    names["blobendpoint"] = "endpoint"
     found: dict[str, str] = {}
     for part in str(text).split(";"):
         name, _, value = part.partition("=")
         name = name.strip().lower()
-        if name in names:
-            found[names[name]] = value
+        if name in _AZURE_CONNECTION_NAMES:
+            found[_AZURE_CONNECTION_NAMES[name]] = value
         elif (name and name not in ("defaultendpointsprotocol", "endpointsuffix")) or (
             name == "endpointsuffix" and value != "core.windows.net"
         ):
@@ -238,7 +250,7 @@ _TRANSLATORS: dict[str, Callable[[str, dict[str, Any]], ObstoreConfig]] = {
 }
 
 
-def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _take(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Some of the options, taken out, by their other names."""
     found = {names[name]: left.pop(name) for name in [*left] if name in names}
     if not all(isinstance(value, (str, bool)) for value in found.values()):

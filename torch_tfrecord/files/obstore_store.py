@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import IO, Any
 
@@ -49,24 +51,15 @@ class ObstoreStore:
 
     def info(self, name: str) -> RemoteInfo:
         """What the storage says of a file or folder."""
-        try:
-            return _info(self._module.head(self._client, name))
-        except FileNotFoundError:
-            if self._is_folder(name):
-                return RemoteInfo(None, is_folder=True)
-            raise
-        except Exception as error:
-            raise self._failure(error, name) from None
-
-    def _is_folder(self, name: str) -> bool:
-        if self._root.startswith("http"):
-            return False
-        try:
-            return bool(
-                next(iter(self._module.list(self._client, name.rstrip("/"), chunk_size=1)), None)
-            )
-        except Exception as error:
-            raise self._failure(error, name) from None
+        with self._translated():
+            try:
+                return _info(self._module.head(self._client, name))
+            except FileNotFoundError:
+                if not self._root.startswith("http"):
+                    below = self._module.list(self._client, name.rstrip("/"), chunk_size=1)
+                    if next(iter(below), None):  # a folder is what has something below it
+                        return RemoteInfo(None, is_folder=True)
+                raise
 
     def read_range(
         self, name: str, begin: int, end: int, etag: str | None = None
@@ -77,8 +70,8 @@ class ObstoreStore:
             found = answer.meta["e_tag"]
             if etag is None or found is None or found == etag:
                 return memoryview(answer.bytes())
-        except Exception as error:
-            raise self._failure(error, name) from None
+        except Exception as error:  # not by `_translated`, which takes longer
+            raise self._failure(error) from None
         raise CorruptRecordError(
             f"expected the file that was opened, got another one in its place (ETag {found}, not {etag})",
             path=self.path_of(name),
@@ -87,13 +80,11 @@ class ObstoreStore:
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, or all files below it."""
         folder = prefix.rstrip("/") or None
-        try:
+        with self._translated():
             if recursive:
                 stream = self._module.list(self._client, folder, chunk_size=_LISTED_AT_ONCE)
                 return [(entry["path"], _info(entry)) for entries in stream for entry in entries]
             found = self._module.list_with_delimiter(self._client, folder)
-        except Exception as error:
-            raise self._failure(error, prefix) from None
         folders = [
             (name.rstrip("/"), RemoteInfo(None, is_folder=True))
             for name in found["common_prefixes"]
@@ -104,28 +95,28 @@ class ObstoreStore:
         """Write all of a local file."""
         # A part that fails is sent again by the client: `transfers` would begin with the first.
         client = _client(self._module, self._config, max_retries=_MOST_RETRIES)
-        try:
+        with self._translated():
             found = self._module.put(
                 client, name, file, chunk_size=part_bytes(size), max_concurrency=_PARTS_AT_ONCE
             )
-        except OSError:  # of the local file
-            raise
-        except Exception as error:
-            raise self._failure(error, name) from None
         return RemoteInfo(size, found["e_tag"])
 
     def remove(self, name: str) -> None:
         """Remove a file."""
-        try:
+        with self._translated():
             self._module.delete(self._client, name)
-        except Exception as error:
-            raise self._failure(error, name) from None
 
-    def _failure(self, error: Exception, name: str) -> Exception:
-        kind = type(error).__name__
-        if isinstance(error, FileNotFoundError):
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> Exception:
+        if isinstance(error, OSError):  # there is no such file, or the local one of an upload fails
             return error
-        text = str(error)
+        text, kind = str(error), type(error).__name__
         status = int(found[1]) if (found := _STATUS.search(text)) else None
         is_passing = (
             status in PASSING_STATUSES
@@ -185,6 +176,7 @@ def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:
         and "region" not in client.config
         and "endpoint" not in client.config
     ):
+        # A request to another region than the bucket's is refused, and few users name it.
         region = bucket_region(config.place)
         return kind(config.place, **config.config, region=region, **more) if region else client
     return client

@@ -1,14 +1,25 @@
-"""What belongs to one process, and a least-recently-used cache that does."""
+"""What belongs to one process: its state, a least-recently-used cache, and compiled modules that do
+not survive a fork, of which a child gets a second copy, with variables of its own.
+
+A fork copies locks, but not the threads that hold them.
+"""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import multiprocessing
 import os
+import sys
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, Generic, TypeVar
 
-__all__ = ["PerProcess", "ProcessCache"]
+__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "module_of_process"]
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")
@@ -41,6 +52,7 @@ class PerProcess(Generic[_State]):
         pid = os.getpid()
         found = self._made.get(pid)
         if found is None:
+            # In one step: of two threads that make it at once both get the first.
             found = self._made.setdefault(pid, self._make())
             if not self._keeps_parents:
                 for other in {*self._made} - {pid}:
@@ -120,3 +132,71 @@ class _Kept(Generic[_Value]):
         self.lock = threading.Lock()
         self.values: OrderedDict[int, tuple[_Value, int]] = OrderedDict()
         self.size = 0
+
+
+class _Loaded:
+    """What a process has loaded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.modules: list[Any] = []  # one, once it was loaded
+
+
+_loaded: dict[str, PerProcess[_Loaded]] = {}  # by name
+
+
+def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[], Any]) -> Any:
+    """What this process uses of a compiled module; loaded once, unless that raises.
+
+    Args:
+        name: Name of the module.
+        first: Loads it where no other process can have used it.
+        own_copy: Loads it in a child that was forked from a process that may have used it.
+    """
+    processes = _loaded.setdefault(name, PerProcess(_Loaded, keeps_parents=True))
+    loaded = processes.get()
+    with loaded.lock:
+        if not loaded.modules:
+            # Whoever was forked from a process that has it imported cannot know whether it was used
+            # there.
+            was_forked = multiprocessing.parent_process() is not None and name in sys.modules
+            loaded.modules.append(own_copy() if was_forked or processes.was_forked else first())
+        return loaded.modules[0]
+
+
+def compiled_copy(name: str) -> ModuleType:
+    """Load a compiled module once more, from a copy of its file: what is loaded from the same file
+    is the same.
+
+    `sys.modules` is not changed.
+
+    Raises:
+        ImportError: There is no such module, or it cannot be loaded twice.
+    """
+    original = importlib.util.find_spec(name)
+    if original is None or original.origin is None:
+        raise ImportError(f"no file of {name}")
+    content = Path(original.origin).read_bytes()
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create(name), "wb") as file:  # noqa: PTH123 - it has no path
+            # new in each process
+            return _load_from(name, file, content, f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        return _load_from(name, file, content, file.name)
+
+
+def _load_from(name: str, file: IO[bytes], content: bytes, path: str) -> ModuleType:
+    file.write(content)
+    file.flush()
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"no module at {path}")
+    before = {key: sys.modules[key] for key in (name,) if key in sys.modules}
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    finally:  # some modules register themselves
+        sys.modules.pop(name, None)
+        sys.modules.update(before)
+    return module

@@ -15,11 +15,9 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.descriptors import Descriptor
-from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import plan_reads, reading_order
-from torch_tfrecord.files.remote_file import RemoteFile
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile
 from torch_tfrecord.files.transfers import FileRange, begin_range, read_into
 from torch_tfrecord.native import native_module
 
@@ -291,7 +289,7 @@ class PendingRange:
         self.begin, self.end = begin, end
         self.has_failed = False
         self._lock = threading.Lock()
-        self._transfer = begin_range(FileRange(file.part, begin, end), file.access)
+        self._started = begin_range(FileRange(file.part, begin, end), file.access)
         self._data: memoryview | None = None
 
     def data(self) -> memoryview:
@@ -299,9 +297,9 @@ class PendingRange:
         with self._lock:
             if self._data is None:
                 try:
-                    answers = self._transfer.answers()
+                    (data,) = self._started.answers()
                 except BaseException:
                     self.has_failed = True
                     raise
-                self._data = memoryview(answers[0] if len(answers) == 1 else b"".join(answers))
+                self._data = memoryview(data)
             return self._data

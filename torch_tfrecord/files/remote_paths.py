@@ -74,6 +74,7 @@ class RemoteNames:
         )
         folder, wanted = f"{scheme}://{'/'.join(parts[:first])}", parts[first:]
         try:
+            # One listing, also of folders below: a request for each of them would take longer.
             names = self._listed(folder, recursive=len(wanted) > 1 or wanted == ["**"])
         except FileNotFoundError:
             return []

@@ -11,19 +11,31 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.descriptors import Descriptor, named, open_descriptor, open_if_free
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.remote_file import RemoteFile
+from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import infos
+from torch_tfrecord.files.transfers import (
+    FileRange,
+    RemotePart,
+    fetch,
+    forget,
+    infos,
+)
 from torch_tfrecord.native import native_module
+from torch_tfrecord.shown import without_secrets
 
 __all__ = [
+    "ByteSource",
+    "FileSource",
     "LocalFile",
+    "RemoteFile",
+    "fingerprint",
     "is_remote",
     "local_path",
     "open_file",
@@ -32,6 +44,7 @@ __all__ = [
 
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
+_FINGERPRINT_BYTES = 4096
 
 
 def is_remote(path: str) -> bool:
@@ -47,6 +60,75 @@ def local_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a path must be str or os.PathLike[str], got {type(path).__name__}")
     return text.removeprefix("file://")
+
+
+class ByteSource(Protocol):
+    """A stream of bytes read by offset."""
+
+    path: str
+    size: int | None  # bytes of the stream; None if unknown until its end
+    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
+    chunk_bytes: int  # recommended size of one read
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+
+    def check_end(self) -> None:
+        """Raise if the compressed stream is truncated or damaged."""
+
+
+class FileSource:
+    """What local and remote files have in common; see `ByteSource`.
+
+    Attributes:
+        size: Bytes of the file when it was opened. Later growth is not seen.
+        mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
+        etag: The version that a storage says; None where it says none, and of local files.
+    """
+
+    path: str
+    size: int | None
+    file_size: int
+    mtime_ns: int
+    etag: str | None = None
+    max_record_bytes: int | None = None
+    chunk_bytes: int
+    max_gap_bytes: int  # between two pieces that are still read by one call
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        raise NotImplementedError
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
+        the file.
+        """
+        data = self.read(len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def check_end(self) -> None:
+        """A file simply ends."""
+
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what a cache holds of a range whose bytes are wrong; whether it held any: then read
+        it again.
+        """
+        return False
+
+    def fingerprint(self) -> int:
+        """See the function `fingerprint`."""
+        return fingerprint(self.read, self.file_size)
+
+
+def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
+    """CRC-32C over the first and the last 4 KiB of a file: tells files of equal size and time
+    apart.
+    """
+    first = read(_FINGERPRINT_BYTES, 0)
+    return int(
+        crc32c(read(_FINGERPRINT_BYTES, max(file_size - _FINGERPRINT_BYTES, 0)), crc32c(first))
+    )
 
 
 class LocalFile(FileSource):
@@ -82,7 +164,7 @@ class LocalFile(FileSource):
         """The open file, for one read: it is not closed while its caller keeps this."""
         held = self._held
         if held is None:
-            with named(self.path):
+            with name_path(self.path):
                 held = self._held = self._same(open_descriptor(self._place, self))
         held.is_used = True
         return held
@@ -91,6 +173,7 @@ class LocalFile(FileSource):
         """As `hold`, for whoever holds some already; None where too many are open."""
         held = self._held
         if held is None:
+            # Never waits: whoever holds one and waits for another may wait for itself.
             held = open_if_free(self._place, self)
             if held is None:
                 return None
@@ -164,6 +247,71 @@ class LocalFile(FileSource):
         held.is_used = True
         payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
         return payload
+
+
+class RemoteFile(FileSource):
+    """A file of a storage, as it was when it was opened: what changes afterwards is an error, if
+    there are ETags.
+
+    Args:
+        path: With its scheme.
+        access: How it is reached.
+        info: What the storage says of it, where that is known already.
+
+    Attributes:
+        num_forgotten: How often the cache dropped something damaged: what was read before may be
+            wrong.
+
+    Raises:
+        OSError: it cannot be opened; always with the path.
+        RemoteError: the storage does not answer as it should.
+    """
+
+    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
+    max_gap_bytes = 1 << 18
+
+    def __init__(
+        self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
+    ) -> None:
+        self.path, self.access = path, access
+        if info is None:
+            (info,) = infos([path], access)
+        if info.is_folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
+        if info.size is None:
+            text = "expected a file whose size the storage tells, got none"
+            raise OSError(errno.ESPIPE, text, without_secrets(path))
+        self.size = self.file_size = info.size
+        self.mtime_ns, self.etag = info.mtime_ns, info.etag
+        self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+        self.num_forgotten = 0
+        if access.cache is not None:
+            self.max_gap_bytes = 0  # what lies between two pieces may be there already
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        end = min(offset + num_bytes, self.file_size)
+        if end <= offset:
+            return b""
+        (data,) = fetch([FileRange(self.part, offset, end)], self.access)
+        return bytes(data)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
+        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        self.num_forgotten += found
+        return found
+
+    def fingerprint(self) -> int:
+        """See the function `fingerprint`; both parts are read at once."""
+        size, most = self.file_size, _FINGERPRINT_BYTES
+        ranges = [
+            FileRange(self.part, 0, min(most, size)),
+            FileRange(self.part, max(size - most, 0), size),
+        ]
+        # Not out of the cache: it tells changes that a storage's time may hide.
+        first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
+        return int(crc32c(last, crc32c(first)))
 
 
 def open_file(

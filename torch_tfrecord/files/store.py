@@ -45,12 +45,8 @@ class StoreError(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(reason)
-        self.reason, self.status, self.is_passing, self.retry_after = (
-            reason,
-            status,
-            is_passing,
-            retry_after,
-        )
+        self.reason, self.status = reason, status
+        self.is_passing, self.retry_after = is_passing, retry_after
 
 
 class Store(Protocol):

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
-from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
 from torch_tfrecord.files.obstore_options import obstore_config
 from torch_tfrecord.files.obstore_store import ObstoreStore
+from torch_tfrecord.files.per_process import PerProcess, compiled_copy, module_of_process
 from torch_tfrecord.files.store import Store
 
 __all__ = ["fsspec_store_of", "obstore_module", "store_of"]
@@ -62,9 +61,11 @@ def _own_copy() -> ModuleType:
 
 
 _HTTP = ("http", "https")
+_SCHEMES_OF_OBSTORE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", *_HTTP})
 # an address that nobody writes in another way
 _AS_IT_IS = re.compile(r"[\w/;=@:+$,!~*'()&.-]*", re.ASCII)
 _MOST_STORES = 64
+_Made = TypeVar("_Made", bound="Store | None")
 
 
 class _Stores:
@@ -72,11 +73,11 @@ class _Stores:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.found: dict[object, Store | None] = {}
+        self.found: dict[object, Any] = {}  # clients; None where there cannot be one
 
 
-# by number of the process: what was made before a fork is of no use behind it
-_stores: dict[int, _Stores] = {}
+# A client of the parent is of no use after a fork, and its end would wait for threads.
+_STORES = PerProcess(_Stores, keeps_parents=True)
 
 
 def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
@@ -90,7 +91,8 @@ def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
     """
     scheme, place, name = _parts(path)
     if name is not None:
-        store = _kept((scheme, place, access), lambda: _obstore_store(scheme, place, access))
+        key = scheme, place, access
+        store = _find_or_make(key, lambda: _obstore_store(scheme, place, access))
         if store is not None:
             return store, name
     return fsspec_store_of(path, access)
@@ -100,8 +102,7 @@ def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
     """`store_of` by fsspec, whatever else there is."""
     filesystem, name = fsspec_filesystem(path, access)
     kind = HttpStore if "http" in filesystem.protocol else FsspecStore
-    store = _kept((filesystem, access), lambda: kind(filesystem, access))
-    return store or kind(filesystem, access), name
+    return _find_or_make((filesystem, access), lambda: kind(filesystem, access)), name
 
 
 def _parts(path: str) -> tuple[str, str, str | None]:
@@ -123,9 +124,12 @@ def _parts(path: str) -> tuple[str, str, str | None]:
 
 
 def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
-    if not _may_be_obstores(scheme):
+    if scheme not in _SCHEMES_OF_OBSTORE:
         return None
-    options: Mapping[str, Any] = {**_usual_options(scheme), **access.storage_options}
+    import fsspec.config  # takes long, and most paths are local
+
+    usual = fsspec.config.conf.get(scheme, {})  # the user's configuration of fsspec
+    options = {**(usual if isinstance(usual, Mapping) else {}), **access.storage_options}
     config = obstore_config(scheme, f"{scheme}://{place}" if scheme in _HTTP else place, options)
     module = None if config is None else obstore_module()
     if config is None or module is None:
@@ -136,24 +140,14 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
         return None
 
 
-def _may_be_obstores(scheme: str) -> bool:
-    return scheme in ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", *_HTTP)
-
-
-def _usual_options(scheme: str) -> Mapping[str, Any]:
-    """What the user's configuration of fsspec says for a scheme."""
-    import fsspec.config
-
-    options = fsspec.config.conf.get(scheme, {})
-    return options if isinstance(options, Mapping) else {}
-
-
-def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
+def _find_or_make(key: object, make: Callable[[], _Made]) -> _Made:
     """What was made for a key, by this process."""
-    stores = _stores.setdefault(os.getpid(), _Stores())
+    stores = _STORES.get()
     with stores.lock:
         if key not in stores.found:
+            # Whoever makes options anew each time must not fill the memory with clients.
             if len(stores.found) >= _MOST_STORES:
                 stores.found.clear()
             stores.found[key] = make()
-        return stores.found[key]
+        made: _Made = stores.found[key]
+        return made

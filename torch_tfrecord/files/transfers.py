@@ -1,18 +1,22 @@
-"""Ranges of remote files, many at once, and what storages say of many files at once."""
+"""Ranges of remote files, many at once, what storages say of many files at once, and files written
+to them: each appears whole, or not at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+import contextlib
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range, Reading
+from torch_tfrecord.files.disk_cache import CachedFile, Range, Reading
 from torch_tfrecord.files.engine import Job, Transfer
 from torch_tfrecord.files.store import RemoteInfo, Store, StoreError
 from torch_tfrecord.files.stores import fsspec_store_of
@@ -22,22 +26,26 @@ __all__ = [
     "FileRange",
     "RemotePart",
     "Started",
+    "Upload",
     "begin_range",
     "fetch",
-    "fetch_directly",
     "forget",
     "infos",
     "infos_if_there",
     "listing",
     "read_into",
+    "remove",
     "start",
-    "start_directly",
     "start_info",
+    "upload",
 ]
+
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 _LARGEST_PIECE = 8 << 20
 # takes as long as the answer's first byte, at the speed of one connection of a storage
 _SMALLEST_PIECE = 1 << 20
+_UPLOADS_AT_ONCE = 4  # files, each in several parts at once
 _SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
@@ -64,43 +72,6 @@ class FileRange(NamedTuple):
     file: RemotePart
     begin: int
     end: int
-
-
-def _read_directly(
-    ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
-) -> None:
-    """Read ranges of any files at once, each to its place in a writable buffer of bytes.
-
-    Raises:
-        RemoteError, OSError, CorruptRecordError: As of `Attempts.ask`, for the first range that
-            fails.
-    """
-    target, jobs = np.frombuffer(buffer, np.uint8), []
-    for number, (file, begin, end) in _pieces(ranges):
-        start = starts[number] + begin - ranges[number].begin
-        jobs.append(_job(file, begin, end, partial(_read_to, target[start : start + end - begin])))
-    Transfer(jobs, access).answers()
-
-
-def fetch_directly(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """The bytes of ranges of any files, read at once; raises as `_read_directly`."""
-    pieces = _pieces(ranges)
-    found: list[list[bytes | memoryview]] = [[] for _ in ranges]
-    for (number, _), data in zip(
-        pieces, start_directly([piece for _, piece in pieces], access).answers(), strict=True
-    ):
-        found[number].append(data)
-    return [parts[0] if len(parts) == 1 else b"".join(parts) for parts in found]
-
-
-def start_directly(ranges: Sequence[FileRange], access: Access) -> Transfer:
-    """Begin to read ranges, each by one request."""
-    return Transfer([_job(*item) for item in ranges], access)
-
-
-def _begin_directly(wanted: FileRange, access: Access) -> Transfer:
-    """Begin to read a range; its answers are its pieces, one behind the other."""
-    return start_directly([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
 
 
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
@@ -154,30 +125,26 @@ def _info_if_there(store: Store, name: str) -> RemoteInfo | None:
         return None
 
 
-def _job(file: RemotePart, begin: int, end: int, read: Callable[..., Any] | None = None) -> Job:
-    return Job(
-        file.path, f"bytes {begin} to {end}", end - begin, partial(read or _read, file, begin, end)
-    )
+def _job(file: RemotePart, begin: int, end: int, target: _Bytes | None = None) -> Job:
+    """The request of a piece; with a target its bytes go there, and nothing is answered."""
 
+    def call(store: Store, name: str) -> bytes | memoryview | None:
+        data = store.read_range(name, begin, end, file.etag)
+        if len(data) != end - begin:
+            raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
+        if target is None:
+            return data
+        # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
+        # each.
+        target[:] = np.frombuffer(data, np.uint8)
+        return None
 
-def _read_to(
-    target: npt.NDArray[np.uint8], file: RemotePart, begin: int, end: int, store: Store, name: str
-) -> None:
-    # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
-    # each.
-    target[:] = np.frombuffer(_read(file, begin, end, store, name), np.uint8)
-
-
-def _read(file: RemotePart, begin: int, end: int, store: Store, name: str) -> bytes | memoryview:
-    data = store.read_range(name, begin, end, file.etag)
-    if len(data) != end - begin:
-        raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
-    return data
+    return Job(file.path, f"bytes {begin} to {end}", end - begin, call)
 
 
 def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[int, FileRange]]:
-    """Number of the range, and the piece of it, of each request; without a size so that there are
-    several.
+    """Cut ranges into pieces of about a size: each with the number of its range. Without a size
+    they are so small that there are several requests.
     """
     if size is None:
         total = sum(end - begin for _, begin, end in ranges)
@@ -203,8 +170,7 @@ _SIGNATURES = {
     "policy",
     "signature",
     "token",
-}
-_SIGNATURES |= {
+    # of Azure
     "se",
     "sig",
     "ske",
@@ -218,81 +184,90 @@ _SIGNATURES |= {
     "sr",
     "st",
     "sv",
-}  # of Azure
+}
 
 
 class Started:
     """A read that was begun.
 
     Args:
-        transfer: Fetches what is missing; None where nothing is.
-        reading: Knows what is not; None where there is no cache.
+        ranges: What is asked for.
+        access: How it is reached.
+        piece_bytes: Of each request; None for as few as are quick.
+        reading: What the cache knows of it, which lacks these ranges; None where there is none.
     """
 
-    def __init__(self, transfer: Transfer | None, reading: Reading | None) -> None:
-        self._transfer, self._reading = transfer, reading
+    def __init__(
+        self,
+        ranges: Sequence[FileRange],
+        access: Access,
+        piece_bytes: int | None,
+        reading: Reading | None,
+    ) -> None:
+        pieces = _pieces(ranges, piece_bytes)
+        self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
+        self._transfer = Transfer([_job(*piece) for _, piece in pieces], access) if pieces else None
+        self._reading = reading
 
     def answers(self) -> list[bytes | memoryview]:
-        """The bytes of each range, when they are there."""
-        fetched: list[bytes | memoryview] = (
-            [] if self._transfer is None else self._transfer.answers()
-        )
-        return fetched if self._reading is None else self._reading.finish(fetched)
+        """The bytes of each range, when they are there.
+
+        Raises:
+            RemoteError, OSError, CorruptRecordError: For the range that fails first; see `engine`.
+        """
+        parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
+        if self._transfer is not None:
+            for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
+                parts[number].append(data)
+        found = [each[0] if len(each) == 1 else b"".join(each) for each in parts]
+        return found if self._reading is None else self._reading.finish(found)
 
 
-def start(ranges: Sequence[FileRange], access: Access) -> Started:
-    """As `start_directly`; what the cache has is not asked for."""
+def start(
+    ranges: Sequence[FileRange], access: Access, *, piece_bytes: int | None = None
+) -> Started:
+    """Begin to read ranges of any files, all at once; what the cache has is not asked for."""
     if access.cache is None or not all(map(_is_known, ranges)):
-        return Started(start_directly(ranges, access), None)
-    reading, missing = _begun(ranges, access, access.cache)
-    return Started(start_directly(missing, access) if missing else None, reading)
+        return Started(ranges, access, piece_bytes, None)
+    wanted = _wanted(ranges, access)
+    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
+    reading = access.cache.start(wanted)
+    missing = [FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing]
+    return Started(missing, access, piece_bytes, reading)
 
 
 def begin_range(wanted: FileRange, access: Access) -> Started:
-    """A range by its pieces; what the cache has is not asked for."""
-    if access.cache is None or not _is_known(wanted):
-        return Started(_begin_directly(wanted, access), None)
-    return start([wanted], access)
+    """Begin to read a range ahead of its use, in few requests: nobody waits for it yet."""
+    return start([wanted], access, piece_bytes=_LARGEST_PIECE)
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """As `fetch_directly`; what the cache has is not asked for."""
-    if access.cache is None or not all(map(_is_known, ranges)):
-        return fetch_directly(ranges, access)
-    reading, missing = _begun(ranges, access, access.cache)
-    return reading.finish(fetch_directly(missing, access) if missing else ())
+    """The bytes of ranges of any files, read at once; what the cache has is not asked for."""
+    return start(ranges, access).answers()
 
 
 def read_into(
     ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
 ) -> None:
-    """Read ranges of any files at once, each to its place in a writable buffer of bytes; what the
-    cache has is not asked for."""
-    if access.cache is None:
-        _read_directly(ranges, starts, buffer, access)
+    """As `fetch`, each range to its place in a writable buffer of bytes."""
+    if access.cache is not None:
+        for start, data in zip(starts, fetch(ranges, access), strict=True):
+            buffer[start : start + len(data)] = data
         return
-    for start, data in zip(starts, fetch(ranges, access), strict=True):
-        buffer[start : start + len(data)] = data
+    target, jobs = np.frombuffer(buffer, np.uint8), []
+    for number, (file, begin, end) in _pieces(ranges):
+        at = starts[number] + begin - ranges[number].begin
+        jobs.append(_job(file, begin, end, target[at : at + end - begin]))
+    Transfer(jobs, access).answers()
 
 
 def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """Drop what the cache has of ranges whose bytes are not what they should be; whether it had any
     of them.
     """
+    # What says no version was never kept.
     known = [*filter(_is_known, ranges)]
     return access.cache is not None and access.cache.forget(_wanted(known, access))
-
-
-def _begun(
-    ranges: Sequence[FileRange], access: Access, cache: DiskCache
-) -> tuple[Reading, list[FileRange]]:
-    """A read through the cache, and what it lacks."""
-    wanted = _wanted(ranges, access)
-    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
-    reading = cache.start(wanted)
-    return reading, [
-        FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing
-    ]
 
 
 def _wanted(ranges: Sequence[FileRange], access: Access) -> list[Range]:
@@ -318,9 +293,84 @@ def without_signature(path: str) -> str:
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
         if not _signs(name)
     ]
+    # Only there is it a user and a password: abfss has the container before the @.
     place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
     return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
 
 
 def _signs(name: str) -> bool:
     return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES
+
+
+class Upload(NamedTuple):
+    """One file to write.
+
+    Attributes:
+        path: Where to, with its scheme.
+        file: A binary file of this machine; all of it is written.
+        size: Its bytes.
+    """
+
+    path: str
+    file: IO[bytes]
+    size: int
+
+
+def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
+    """Write files, a few of them at once; what the storage says of each then.
+
+    Raises:
+        OSError, RemoteError: One could not be written, and is as it was before; others may have
+            been written.
+    """
+    found: list[RemoteInfo] = []
+    for first in range(0, len(uploads), _UPLOADS_AT_ONCE):
+        group = _Uploads()
+        try:
+            jobs = [group.job(item) for item in uploads[first : first + _UPLOADS_AT_ONCE]]
+            found += Transfer(jobs, access).answers()
+        finally:
+            group.end()
+    return found
+
+
+class _Uploads:
+    """Uploads at once. After the error of one the others end before anybody looks what is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_running, self._is_ended = 0, False
+
+    def job(self, item: Upload) -> Job:
+        """The request of one of them."""
+
+        def call(store: Store, name: str) -> RemoteInfo:
+            with self._changed:
+                if self._is_ended:
+                    raise StoreError("another one failed", is_passing=False)
+                self._num_running += 1
+            try:
+                item.file.seek(0)  # a second attempt begins anew
+                return store.upload(name, item.file, item.size)
+            finally:
+                with self._changed:
+                    self._num_running -= 1
+                    self._changed.notify_all()
+
+        return Job(item.path, f"its {item.size} bytes", 0, call)
+
+    def end(self) -> None:
+        """Wait for those that run; none begins any more."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.wait_for(lambda: not self._num_running)
+
+
+def remove(paths: Sequence[str], access: Access) -> None:
+    """Remove files; no error where there is none."""
+
+    def call(store: Store, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            store.remove(name)
+
+    Transfer([Job(path, "its removal", 0, call) for path in paths], access).answers()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -161,7 +160,11 @@ def decode_by_header(
         )
         backend = "torchcodec" if usable else "pillow"
     if header.exif and backend != "nvimgcodec":  # nvImageCodec is told to ignore EXIF
-        encoded = _without(encoded, header.exif)
+        # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail
+        # on them, and without a PNG's compressed text, none inflates it.
+        starts = [0, *(end for _, end in header.exif)]
+        ends = [*(start for start, _ in header.exif), None]
+        encoded = b"".join(map(encoded.__getitem__, map(slice, starts, ends)))
     try:
         return DECODERS[backend](encoded, header, mode)
     except ImageDecodeError:
@@ -172,13 +175,6 @@ def decode_by_header(
             f"expected a whole {header.format.upper()} image of {header.height} x {header.width} pixels, got "
             f"{len(encoded)} bytes that {backend} cannot decode ({type(exc).__name__})"
         ) from exc
-
-
-def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
-    # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail on
-    # them, and without a PNG's compressed text, none inflates it.
-    starts, ends = [0, *(end for _, end in ranges)], [*(start for start, _ in ranges), None]
-    return b"".join(map(encoded.__getitem__, map(slice, starts, ends)))
 
 
 def image_format(data: EncodedImage) -> str | None:

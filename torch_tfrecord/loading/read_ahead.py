@@ -45,7 +45,7 @@ __all__ = ["ReadAheadLoader", "RecordLoader"]
 
 
 # A task loads as many batches as have about so many bytes in the files, up to that number.
-_TASK_BYTES = 1 << 20
+_TASK_BYTES = 4 << 20
 _MOST_BATCHES = 4
 
 
@@ -69,7 +69,7 @@ class ReadAheadLoader(DataLoader[Value]):
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
             `Mixture` of these.
         num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with
-            batches of less than 1 MiB in the files, up to 4 instead of one). None: see
+            batches of less than 2 MiB in the files, up to 4 instead of one). None: see
             `usual_num_threads`. Compressed files are read by one thread.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.

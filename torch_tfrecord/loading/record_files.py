@@ -15,10 +15,9 @@ from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.engine import each_at_once
-from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import BlockMemory
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import ByteSource, FileSource, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.order.orders import plan_lanes

@@ -36,8 +36,9 @@ Place: TypeAlias = Mapping[str, Any]
 # half the time or less; powers of two, so that batches of as many rarely come from two parts.
 _PART_SIZES = (16, 16, 32, 64, 128, 256, 512)
 _MOST_TOGETHER = 1024
-# A part of more bytes than this ends with the next power of two of records: it bounds the memory.
-_MOST_BYTES = 4 << 20
+# A part of more bytes than this ends at a power of two of records: it stays in the processor's
+# cache until it is parsed.
+_MOST_BYTES = 1 << 20
 
 
 class _Slot:

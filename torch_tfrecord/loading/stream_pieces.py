@@ -34,6 +34,9 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _Count = TypeVar("_Count", int, _Integers)
 
+# More records than an image batch usually has.
+_MANY_RECORDS = 256
+
 MOST_RECORDS = 1 << 40
 """Limit on the records of one file: their numbers are below it, in the states of streams, too."""
 
@@ -223,11 +226,12 @@ def cut_groups(
 
 def is_full(count: _Count, num_bytes: _Count, size: int, most_bytes: float) -> _Count:
     """Whether a part is whole: it has `size` records, or enough bytes and a power of two of
-    records, so that batches of as many rarely come from two parts, or far too many bytes.
+    records, so that batches of as many rarely come from two parts, or far too many bytes. Few
+    records may have 4 times the bytes, as an image batch would otherwise come from several parts.
     """
     is_aligned = (count & (count - 1)) == 0
-    is_large = (num_bytes > most_bytes) & (is_aligned | (num_bytes > 4 * most_bytes))
-    found: _Count = (count == size) | is_large
+    is_enough = (num_bytes > 4 * most_bytes) | ((num_bytes > most_bytes) & (count >= _MANY_RECORDS))
+    found: _Count = (count == size) | (is_aligned & is_enough) | (num_bytes > 16 * most_bytes)
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeGuard
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, reserve_descriptor
-from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
+from torch_tfrecord.files.per_process import compiled_copy, module_of_process
 from torch_tfrecord.files.storage import LocalFile, is_remote, open_file
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex

@@ -9,15 +9,16 @@ from __future__ import annotations
 import zlib
 
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.inflated import (
     GZIP_MAGIC,
+    SNAPPY_PREFIX_BYTES,
     WINDOW_BITS,
     InflatedSource,
     SnappySource,
+    first_uncompressed,
     is_zlib_header,
 )
-from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, first_uncompressed
+from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import HEADER_BYTES, is_header
 
 __all__ = [

@@ -9,6 +9,10 @@ payload     length any bytes; a length of 0 is legal
 payload CRC 4      uint32, little-endian: masked CRC-32C of the payload
 =========== ====== ===============================================================
 
+CRC-32C is Castagnoli (reflected polynomial ``0x82F63B78``, initial and final xor ``0xFFFFFFFF``).
+TFRecord stores it *masked*, so that the checksum of data that itself contains checksums stays
+strong: rotated right by 15 bits, plus a constant, modulo 2^32.
+
 A file is a concatenation of records, without magic bytes, count or padding. An *offset* is the
 first byte of a length field. Errors raised here have neither file nor offset; the caller adds them
 (`TFRecordError.locate`).
@@ -18,12 +22,13 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files.checksum import crc32c, crc_table, mask, masked_crc32c
 
 __all__ = [
     "FOOTER_BYTES",
@@ -31,14 +36,23 @@ __all__ = [
     "OVERHEAD_BYTES",
     "check_payload",
     "checksum_error",
+    "crc_table",
     "encode_footer",
     "encode_header",
     "find_headers",
     "frame",
     "guess_content",
     "is_header",
+    "mask",
+    "masked_crc32c",
     "payload_length",
 ]
+
+_Checksums: TypeAlias = "npt.NDArray[np.uint32]"
+_Crc = TypeVar("_Crc", int, "_Checksums")
+
+_MASK_DELTA = 0xA282EAD8
+_UINT32 = 0xFFFFFFFF
 
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
@@ -49,6 +63,33 @@ FOOTER_BYTES = _FOOTER.size  # CRC of the payload
 OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 
 _SEARCH_BYTES = 1 << 18
+
+
+def mask(crc: _Crc) -> _Crc:
+    """Mask a CRC-32C, or a uint32 array of them: ``rotate_right(crc, 15) + 0xA282EAD8`` modulo
+    2^32.
+    """
+    masked: _Crc = ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32  # type: ignore[assignment]  # the dtype stays uint32
+    return masked
+
+
+def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
+    """Compute the masked CRC-32C of a bytes-like object.
+
+    Example:
+        >>> hex(masked_crc32c(b""))
+        '0xa282ead8'
+    """
+    return mask(crc32c(data))
+
+
+@lru_cache(maxsize=1)
+def crc_table() -> _Checksums:
+    """The standard CRC-32C byte table: uint32 [256]."""
+    crc = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(0x82F63B78), crc >> 1).astype(np.uint32)
+    return crc
 
 
 def encode_header(length: int) -> bytes:

@@ -21,8 +21,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import is_remote, local_path, open_file
+from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file
 from torch_tfrecord.records.compression import (
     DETECTED_BYTES,
     check_compression_type,

@@ -29,19 +29,18 @@ from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.engine import each_at_once
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import is_remote, open_file, open_files
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
-from torch_tfrecord.records.sidecar import (
+from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
-    about_data,
-    new_places,
-    places,
+    index_paths,
+    new_index_paths,
     sidecar_folder,
     write_sidecar,
 )
+from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]
@@ -166,11 +165,11 @@ class SidecarKeeper(Generic[_Index]):
         """
         if self._policy == "memory":
             return kept.build()
-        found, stale = self._load(kept, places(kept.name, self._index_dir))
+        found, stale = self._load(kept, index_paths(kept.name, self._index_dir))
         if found is not None:
             return found
         if self._policy == "require":
-            there = " or ".join(places(kept.name, self._index_dir))
+            there = " or ".join(index_paths(kept.name, self._index_dir))
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {there}, got none ({self._advice})", path=kept.path
             )
@@ -179,7 +178,7 @@ class SidecarKeeper(Generic[_Index]):
         for seconds in (0.0, _SILENT_SECONDS, _MOST_SECONDS):
             with self._building_alone(kept.name, seconds) as is_alone:
                 # Another process may have built it meanwhile.
-                found, _ = self._load(kept, new_places(kept.name, self._index_dir))
+                found, _ = self._load(kept, new_index_paths(kept.name, self._index_dir))
                 if found is not None:
                     return found
                 if is_alone:
@@ -209,7 +208,7 @@ class SidecarKeeper(Generic[_Index]):
     def _building_alone(
         self, name: str, seconds: float = 0.0
     ) -> contextlib.AbstractContextManager[bool]:
-        return build_alone(new_places(name, self._index_dir), _tidy_folder, seconds)
+        return build_alone(new_index_paths(name, self._index_dir), _tidy_folder, seconds)
 
     def _help(self) -> bool:
         """Build something else that is missing while another process builds what is asked for;
@@ -229,7 +228,7 @@ class SidecarKeeper(Generic[_Index]):
     def _written(self, kept: Kept[_Index], content: bytes) -> str | None:
         """The place where it is kept now; None where none can be written."""
         reason = ""
-        for number, place in enumerate(new_places(kept.name, self._index_dir)):
+        for number, place in enumerate(new_index_paths(kept.name, self._index_dir)):
             try:
                 write_sidecar(place, content)
             except OSError as error:
@@ -356,7 +355,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
                 # Another process may have built it since this list was made.
                 if is_alone:
                     kept = self._kept(open_file(path, self._access))
-                    if self._load(kept, places(path, self._index_dir))[0] is None:
+                    if self._load(kept, index_paths(path, self._index_dir))[0] is None:
                         self._build_and_keep(kept)
                         return True
         return False

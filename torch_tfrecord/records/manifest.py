@@ -18,21 +18,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
-from torch_tfrecord.records.sidecar import (
-    SIDECAR_FOLDER,
-    SidecarFormat,
-    pack,
-    read_source,
-    stored_number,
-)
+from torch_tfrecord.records.index_paths import SIDECAR_FOLDER
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_source, stored_number
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

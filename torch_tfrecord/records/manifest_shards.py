@@ -25,6 +25,7 @@ from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.index_paths import write_sidecar
 from torch_tfrecord.records.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -39,7 +40,6 @@ from torch_tfrecord.records.manifest import (
 from torch_tfrecord.records.paths import Paths, found_files, named_manifest
 from torch_tfrecord.records.record_file import upload_bytes
 from torch_tfrecord.records.record_table import is_range, open_table
-from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.descriptors import open_path
 from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.remote_paths import RemoteNames
 from torch_tfrecord.files.storage import is_remote, local_path, open_file
@@ -244,19 +244,19 @@ class _Local:
         if not glob.has_magic(folder) and "**" not in last:
             return _matching_files(folder + slash, last)
         # glob takes what it cannot open for an empty folder
-        with opened(lambda _: os.scandir(os.curdir), pattern):
+        with open_path(lambda _: os.scandir(os.curdir), pattern):
             pass
         return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
 
     def listing(self, path: str) -> list[str]:
-        with opened(os.scandir, path) as entries:
+        with open_path(os.scandir, path) as entries:
             return [entry.path for entry in entries if entry.is_file()]
 
 
 def _matching_files(folder: str, pattern: str) -> list[str]:
     """What `glob` finds in one folder, without a look at each file."""
     try:
-        with opened(os.scandir, folder or os.curdir) as entries:
+        with open_path(os.scandir, folder or os.curdir) as entries:
             names = [entry.name for entry in entries if not entry.is_dir()]
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):

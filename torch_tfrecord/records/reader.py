@@ -20,11 +20,10 @@ from torch_tfrecord.errors import (
 )
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.inflated import PipeSource, offset_note
 from torch_tfrecord.files.ranges import reading_order
 from torch_tfrecord.files.read import BlockMemory, SourceOf, read_local_records, read_pieces
-from torch_tfrecord.files.storage import LocalFile, local_path, open_file
+from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, local_path, open_file
 from torch_tfrecord.records.compression import check_compression_type, open_stream
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,

@@ -27,15 +27,14 @@ from torch_tfrecord.files.atomic import (
     sync_directory,
     temporary_names,
 )
-from torch_tfrecord.files.descriptors import named, opened
-from torch_tfrecord.files.file_source import fingerprint
+from torch_tfrecord.files.descriptors import name_path, open_path
+from torch_tfrecord.files.storage import fingerprint
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import infos_if_there
-from torch_tfrecord.files.uploads import Upload, remove, upload
+from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, upload
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import (
+from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
     in_sidecar_folder,
     remove_own,
@@ -229,7 +228,7 @@ class FileSet:
     def add(self, file: AtomicFile) -> None:
         """Close and keep a prepared file for `publish`; the files are numbered from 0."""
         if self._folder is None:
-            with named(self._path):
+            with name_path(self._path):
                 self._folder, self._descriptor = claim_folder(temporary_names(self._path))
         file.put(self._folder / f"{self._count}.new")
         self._count += 1
@@ -261,7 +260,7 @@ class FileSet:
                 # All old files have a second name before the first new one appears.
                 for step in (_Move.keep_old, _Move.publish_new):
                     for move in moves:
-                        with named(move.path):
+                        with name_path(move.path):
                             step(move)
                 for path in {move.final.parent for move in moves}:
                     sync_directory(path)
@@ -342,7 +341,7 @@ class UploadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file: IO[bytes] = opened(lambda _: tempfile.TemporaryFile(), without_secrets(path))  # noqa: SIM115
+        self._file: IO[bytes] = open_path(lambda _: tempfile.TemporaryFile(), without_secrets(path))  # noqa: SIM115
         self.size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

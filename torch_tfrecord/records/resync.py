@@ -5,15 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import islice
 
-from torch_tfrecord.files.checksum import crc32c, mask
-from torch_tfrecord.files.file_source import ByteSource
+from crc32c import crc32c
+
 from torch_tfrecord.files.inflated import SequentialSource
+from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
     find_headers,
     is_header,
+    mask,
     payload_length,
 )
 

@@ -10,12 +10,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.inflated import offset_note
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,

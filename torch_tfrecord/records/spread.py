@@ -20,8 +20,7 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.engine import each_at_once
-from torch_tfrecord.files.file_source import FileSource
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import (
     HEADER_BYTES,

@@ -15,7 +15,7 @@ from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.descriptors import open_path
 from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.files.transfers import listing
 from torch_tfrecord.shown import shown_list, without_secrets
@@ -458,7 +458,7 @@ def _default_config(folder: str, access: Access) -> str | None:
 def _list_folder(folder: str, access: Access) -> list[str]:
     """List the names in a folder, sorted."""
     if not is_remote(folder):
-        return sorted(opened(os.listdir, folder))
+        return sorted(open_path(os.listdir, folder))
     return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.columns.column_plan import ColumnPlan, plain_form_of
@@ -30,7 +31,6 @@ from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Li
 from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.messages import BytesList, find_fields
 from torch_tfrecord.records.array_record import (

@@ -16,17 +16,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.message_columns import columns_of
 from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files.storage import ByteSource, LocalFile, open_file
 from torch_tfrecord.protobuf.messages import parse_message, varint
 from torch_tfrecord.records.array_record import (
     FileIndex,

@@ -20,12 +20,8 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.files.access import cache_dir
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.sidecar import (
-    SidecarFormat,
-    pack,
-    read_sidecar,
-    write_sidecar,
-)
+from torch_tfrecord.records.index_paths import write_sidecar
+from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn

@@ -21,10 +21,9 @@ from torch_tfrecord.files.atomic import (
     temporary_names,
     write_atomically,
 )
-from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.descriptors import open_path
 from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.files.transfers import listing
-from torch_tfrecord.files.uploads import Upload, remove, upload
+from torch_tfrecord.files.transfers import Upload, listing, remove, upload
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.writer import TFRecordWriter
@@ -224,7 +223,7 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
 def _target(path: str) -> Path:
     target = Path(os.path.abspath(os.path.expanduser(path)))
     # `os.replace` takes the place of an empty directory.
-    if target.is_dir() and not opened(os.listdir, target):
+    if target.is_dir() and not open_path(os.listdir, target):
         return target
     if os.path.lexists(target):
         raise FileExistsError(
