@@ -10,12 +10,12 @@ from .columns.one_value import Json, Proto, SerializedTensor, Text
 from .columns.ragged import RaggedFeature
 from .columns.raw_tensor import RawTensor
 from .columns.record_parsers import (
+    Source,
     parse_example,
     parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
 )
-from .columns.source import Source
 from .columns.sparse import SparseFeature
 from .columns.tensors import parse_tensor, serialize_tensor
 from .errors import (

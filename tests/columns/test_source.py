@@ -1,4 +1,7 @@
-"""Source: each way in gives the file, position and offset of each sample's record."""
+"""Source: each way in gives the file, position and offset of each sample's record.
+
+Covers columns/record_parsers.
+"""
 
 import gzip
 import pickle

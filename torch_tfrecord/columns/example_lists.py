@@ -290,12 +290,8 @@ class ExampleListParser(PartParser):
         examples = packed([example for each in lists for example in each[:limit]])
         width = int(sizes.max(initial=0)) if limit is None and pads else limit
         if width is None:
-            return _lists(
-                examples,
-                splits_of(sizes),
-                sizes,
-                np.ones(len(examples), np.bool_),
-            )
+            borders, is_own = splits_of(sizes), np.ones(len(examples), np.bool_)
+            return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, None)
         # A long list makes all of a batch long: checked before the arrays of places are made.
         reserve(2 * 8 * len(lists) * width)
         is_own = np.arange(width) < sizes[:, None]
@@ -303,7 +299,9 @@ class ExampleListParser(PartParser):
         starts, lengths = np.zeros((2, *is_own.shape), np.int64)
         starts[is_own], lengths[is_own] = examples.starts, examples.lengths
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
-        return _lists(examples, np.arange(len(lists) + 1) * width, sizes, is_own.reshape(-1), width)
+        borders = np.arange(len(lists) + 1) * width
+        offsets = torch.from_numpy(borders)
+        return _Lists(examples, borders, offsets, sizes, is_own.reshape(-1), width)
 
     def _read_lists(self, lists: _Lists, parser: InnerParser) -> Values:
         try:
@@ -317,16 +315,6 @@ class ExampleListParser(PartParser):
         if features.mask_feature_name is not None:
             found[features.mask_feature_name] = _tensor(torch.from_numpy(lists.is_own), lists)
         return found
-
-
-def _lists(
-    examples: PackedRecords,
-    borders: Ints,
-    sizes: Ints,
-    is_own: npt.NDArray[np.bool_],
-    width: int | None = None,
-) -> _Lists:
-    return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, width)
 
 
 def _inner(features: Mapping[str, Feature], *, pads: bool) -> InnerParser:

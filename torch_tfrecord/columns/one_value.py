@@ -175,24 +175,23 @@ class Proto(OneValueSpec, Feature):
         """Build the reader for Examples."""
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
         # Asked once here, not for each record.
-        if _is_importable(kind):
-            return OneValueReader(name, self, lambda data, shape: parse_message(data, kind, what))
-        return OneValueReader(name, self, self._read_unnamed)
+        is_importable = _is_importable(kind)
+
+        def read(data: memoryview, shape: object) -> Message:
+            # a queue that cannot send it would leave the loader waiting forever
+            if not is_importable and get_worker_info() is not None:
+                raise TypeError(
+                    f"Proto: a DataLoader worker sends messages by the name of their class, and {what} cannot be "
+                    "imported: take the class from a module that protoc generated, or use num_workers=0"
+                )
+            message: Message = parse_message(data, kind, what)
+            return message
+
+        return OneValueReader(name, self, read)
 
     def stored(self, value: object) -> object:
         """A message as its bytes."""
         return value.SerializeToString() if isinstance(value, self.message_class) else value
-
-    def _read_unnamed(self, data: memoryview, shape: object) -> Message:
-        kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
-        # a queue that cannot send it would leave the loader waiting forever
-        if get_worker_info() is not None:
-            raise TypeError(
-                f"Proto: a DataLoader worker sends messages by the name of their class, and {what} cannot be imported: "
-                "take the class from a module that protoc generated, or use num_workers=0"
-            )
-        message: Message = parse_message(data, kind, what)
-        return message
 
 
 def _is_importable(kind: type) -> bool:

@@ -448,9 +448,7 @@ class _RaggedReader:
 
     def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
         # Without validation, values behind the last row belong to none.
-        if levels:
-            values = values[: levels[-1][-1]]
-        tensor = labelled(self._want, cast, values, dtype)
+        tensor = labelled(self._want, cast, values[: levels[-1][-1]], dtype)
         if self._inner:
             # Rows of one length need no splits: they are a dimension of the tensor.
             tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
@@ -481,10 +479,10 @@ class _RaggedSteps(StepReader):
         self._check_lengths(lengths, np.stack([column.missing for column in lists]))
         borders = splits_of(lengths.max(axis=0))
         columns = [_with_empty_steps(column, borders) for column in lists]
-        alone = len(borders) == 2
+        # Of a single record, errors name the step; a batch is read again record by record.
         found = (
             read_record(self._reader, columns)
-            if alone
+            if len(borders) == 2
             else read_records(self._reader, columns, borders)
         )
         if isinstance(found, list):

@@ -15,8 +15,7 @@ import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.record_parsers import RecordFeatures, make_parser
-from torch_tfrecord.columns.source import Source
+from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
 from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
 from torch_tfrecord.loading.collate import BATCHED_KINDS, make_batch, numbers, take_columns
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
