@@ -52,6 +52,7 @@ _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 # one byte becomes eight, and records may lack a feature with a default. Beyond that, check first
 # that the records fit.
 _MAX_GROWTH = 16
+# A placeholder: every place of a batch's list gets its own column before a reader sees it.
 _NOTHING = Column(NO_OFFSETS, NO_OFFSETS, None, b"")
 _FREE_BYTES = 1 << 26
 _Memory: TypeAlias = Any
@@ -82,7 +83,10 @@ class Slot:
 
     def __init__(self, want: Want) -> None:
         self.want, count = want, want.num_values
+        # Without the output's name and dtype: outputs that cast one list differently share its
+        # column.
         self.key = want.key, want.kind, count
+        # Strings are pairs of int64, where each lies, so that floats alone have another dtype.
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
         self.tail = (() if count in (1, None) else (count,)) + (
             (2,) if want.kind is BYTES_LIST else ()
@@ -178,11 +182,14 @@ class PlanPart:
             # Short records could make gigabytes of defaults: check first, by
             # messages, that they fit.
             self._check_growth(records)
+        # Without the compiled core, messages give the same columns, only more slowly.
         if self.core is None:
             messages = [parse_message(record).features.feature for record in records]
             return [
                 columns_of(self._wants, messages[begin:end]) for begin, end in pairwise(borders)
             ]
+        # The core walks them without strides, and they may be columns of a wider array, as those of
+        # a SequenceExample's contexts are.
         starts, lengths = (
             np.ascontiguousarray(records.starts),
             np.ascontiguousarray(records.lengths),
@@ -203,6 +210,8 @@ class PlanPart:
             lambda row: plain_form_of(records[row]),
         )
         if found is None:
+            # The core says neither which record nor why: the caller reads them again one by one for
+            # that.
             raise ParseError("expected records that fit the features")
         memories, lacks, extras = found
         lacking = (
@@ -225,6 +234,8 @@ class PlanPart:
                     array[first:last], ends[begin : end + 1] - first, None, buffer
                 )
             for place in lacking:
+                # Of several batches, those that lack nothing say so: readers take their short way
+                # on None.
                 lacks = missing[place, begin:end]
                 columns[place] = columns[place]._replace(missing=lacks if lacks.any() else None)
             batches.append(columns)
@@ -232,6 +243,7 @@ class PlanPart:
 
     def _check_growth(self, records: PackedRecords) -> None:
         for record in records:
+            # One record at a time, so that no more than one message is in memory.
             columns_of(self._wants, [parse_message(record).features.feature])
         for slot in self.slots:
             reserve_for(slot.want, slot.row_bytes * len(records))
@@ -294,6 +306,7 @@ def make_picks(places: Sequence[Sequence[int]]) -> list[Pick[_C]]:
     seen: set[int] = set()
     picks: list[Pick[_C]] = []
     for own in places:
+        # Of a single place itemgetter would give the column itself, so a slice keeps the sequence.
         take = itemgetter(*own) if len(own) > 1 else itemgetter(slice(own[0], own[0] + 1))
         picks.append(take if seen.isdisjoint(own) else functools.partial(_pick_copies, take))
         seen.update(own)
@@ -317,6 +330,7 @@ def plain_form_of(record: Buffer, message_class: Any = Example) -> bytes:
         ParseError: The record is not such a message.
     """
     message = parse_message(record, message_class)
+    # Else they would be written again, and the core refuses fields that it does not know.
     message.DiscardUnknownFields()
     form: bytes = message.SerializeToString(deterministic=True)
     return form
@@ -341,6 +355,7 @@ class RowPlan:
         plan = ColumnPlan([reader.wants for reader in readers])
         self._readers, self._budget, self._places = readers, budget, plan.places
         self._part = plan.parts[0]
+        # A key that is wanted in two ways needs a second pass: rare enough to leave it to messages.
         self._is_useful = self._part.core is not None and len(plan.parts) == 1
         if not self._is_useful:
             return
@@ -375,6 +390,7 @@ class RowPlan:
         found = [*quick, *self._others]
         order = sorted(range(len(found)), key=found.__getitem__)
         self._in_order: Callable[[list[Value]], Sequence[Value]] = (
+            # itemgetter of one number gives no tuple, but a single value is always in order.
             list if order == sorted(order) else itemgetter(*order)
         )
 
@@ -408,6 +424,7 @@ class RowPlan:
                 for place, dtype, is_text in self._lists
             ]
         except UnicodeDecodeError:
+            # The caller reads the message, which words the error.
             return None
         for begin, count, dtype, shape in self._blocks:
             # All numbers of one shape are one tensor, split in one call.
@@ -421,6 +438,7 @@ class RowPlan:
                 values += [self._value(number, found, record, key) for number in self._others]
                 return self._completed(self._in_order(values), found, record, key)
         except TFRecordError:
+            # So here: errors from a message can list the keys that the record has.
             return None
 
     def _completed(
@@ -430,6 +448,7 @@ class RowPlan:
         if found[2] is None:
             return values
         completed = list(values)
+        # Lists of any length need no default: where one is missing, it is empty already.
         for place, number in self._plain.items():
             if found[2][place]:
                 completed[number] = self._value(number, found, record, key)
@@ -457,6 +476,7 @@ def _dtype(slot: Slot) -> torch.dtype:
 
 
 def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
+    # torch.frombuffer refuses memory of 0 bytes.
     has_values = memoryview(memory).nbytes > 0
     return mark_ragged(
         torch.frombuffer(memory, dtype=dtype) if has_values else torch.empty(0, dtype=dtype)
@@ -465,6 +485,7 @@ def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
 
 def _runs(slots: Sequence[Slot], places: Sequence[int]) -> list[list[int]]:
     """Split ascending places into runs of equal shape and dtype."""
+    # Place minus number stays the same for as long as places follow one another.
     numbered = enumerate(places)
     runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
     return [[place for _, place in run] for _, run in runs]

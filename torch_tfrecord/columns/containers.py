@@ -92,6 +92,7 @@ class RaggedTensor:
         """One outermost row, without copying: a jagged nested tensor, or a RaggedTensor with one
         dimension less.
         """
+        # A range knows negative numbers, and its IndexError is what ends a loop over the rows.
         first = range(len(self))[row]
         low, high = (int(end) for end in self.row_splits[0][first : first + 2])
         inner = []
@@ -111,6 +112,7 @@ class RaggedTensor:
     def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
         """Like ``torch.Tensor.to``; the row splits move to the same device and stay int64."""
         values = self.flat_values.to(*args, **kwargs)
+        # Only the device: the arguments may name a dtype, which is for the values.
         return RaggedTensor(values, tuple(splits.to(values.device) for splits in self.row_splits))
 
     def pin_memory(self) -> RaggedTensor:
@@ -239,6 +241,7 @@ def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
 
 def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[Any]:
     """Nest a flat list by row splits, outermost first."""
+    # From the inside out, as the lists of one level are the values of the one around it.
     for splits in reversed(row_splits):
         values = [values[low:high] for low, high in pairwise(splits)]
     return values
@@ -265,6 +268,7 @@ def make_sparse(
     """
     if isinstance(values, list):
         return SparseList(indices, values, shape)
+    # Whoever calls has checked the indices, and torch would read them all again.
     return torch.sparse_coo_tensor(
         indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
     )

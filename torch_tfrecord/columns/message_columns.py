@@ -74,6 +74,7 @@ def _column(want: Want, records: Sequence[_Features]) -> Column:
     missing = None
     if len(present) < len(found):
         pairs = zip(found, records, strict=True)
+        # 2 is a key that is there without a list: in a context that is another error than 1.
         missing = np.array(
             [item is None and (2 if want.key in record else 1) for item, record in pairs], np.uint8
         )
@@ -90,6 +91,7 @@ def _list_of(want: Want, record: _Features) -> _Message | None:
         # A Feature whose kind is not set counts as missing, as in TensorFlow.
         stored = None if feature is None else feature.WhichOneof("kind")
         if stored is not None:
+            # Even an empty list of another kind is an error, as in TensorFlow.
             raise want.wrong_kind(_KINDS[stored])
         if want.is_required:
             raise want.missing(record)
@@ -137,7 +139,9 @@ def steps_of(want: Want, messages: Sequence[_Message]) -> StepColumn:
         ParseError: A step has another kind of list.
     """
     lists = [message.feature_lists.feature_list for message in messages]
+    # Asked for first, as looking up a key adds it to protobuf's map.
     found = [each[want.key].feature if want.key in each else () for each in lists]
+    # Each step is an Example with one feature, so one function reads both.
     [steps] = columns_of(
         [want], [{want.key: feature} for features in found for feature in features]
     )
@@ -167,6 +171,7 @@ def _check(reader: StepReader, message: _Message) -> None:
     first = reader.step_wants[0]
     if reader.is_required and first.key not in lists:
         raise first.missing_list(lists)
+    # Where no size is shared, a step must have all of its values itself.
     context = message.context.feature if reader.context_wants else {}
     found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
     raise_first(

@@ -128,6 +128,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
             # The batch may have met another bad record first, or say less than the message does.
             for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
                 self._single_at(position, row, key)
+            # Each record is fine by itself: so it was the batch, such as its memory.
             raise
 
     def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
@@ -146,6 +147,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 with self.budget():
                     batches.append(self._read(columns, end - begin, keys[begin:end]))
             except LimitExceededError as error:
+                # Readers count from the begin of their batch, callers from that of the first one.
                 error.position = None if error.position is None else error.position + begin
                 raise
         return batches
@@ -254,6 +256,7 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
         _reserve(self._readers, self._row_bytes, num_records)
         values: Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
+            # Most features draw nothing, and then no call stands in between.
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
         return values
@@ -328,6 +331,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
         self._row_bytes = _row_bytes([*self._context.values()])
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
+        # As in TensorFlow, only dense lists have lengths: the others know their own.
         self._counted = [
             name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
         ]
@@ -367,6 +371,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
                 ]
         except TFRecordError:
             return None
+        # The lists are plain and the context is not: messages read both again.
         if context is None:
             return None
         return dict(zip(self._context, context, strict=True)), dict(
@@ -424,6 +429,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
 def _has_rows(features: Mapping[str, object]) -> bool:
     """Whether there are rows that are padded in a batch, at any depth."""
     return any(
+        # Only a NestedExample has features of its own.
         isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
         for spec in features.values()
     )
@@ -479,6 +485,7 @@ def packed(records: Iterable[Value]) -> PackedRecords:
 
 def _checked_keys(keys: Keys | None, num_records: int) -> Keys:
     if keys is None:
+        # Nobody gave keys: a record then draws the same whenever it is parsed.
         return np.zeros(num_records, np.uint64)
     if len(keys) != num_records:
         raise ValueError(f"expected a key for each of {num_records} records, got {len(keys)}")

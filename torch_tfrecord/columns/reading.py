@@ -66,6 +66,7 @@ Keys: TypeAlias = "npt.NDArray[np.uint64]"
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_OFFSETS = np.zeros(0, np.int64)
 """The offsets of a Column with a known number of values."""
+# A record may have thousands of keys, and its error should still be readable.
 _SHOWN_KEYS = 8
 
 
@@ -115,6 +116,7 @@ class Want:
             if self.key in record
             else f"the record has {_shown_keys(record)}"
         )
+        # A size in a shape is always required: no default_value would help.
         is_size = self.what in ("size", "shape")
         hint = (
             ""
@@ -250,6 +252,7 @@ class Column(NamedTuple):
 
     def part(self, begin: int, end: int) -> Column:
         """The column of some of the records."""
+        # Of any number of values even an empty column has one offset, so none means a known number.
         if not len(self.offsets):
             return self._replace(values=self.values[begin:end])
         offsets = self.offsets[begin : end + 1]
@@ -299,6 +302,7 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
     try:
         return convert(*args)
     except TFRecordError as error:
+        # The cause stays what the codec or the library said: the error before would only repeat it.
         raise want.labelled(error) from error.__cause__
 
 
@@ -372,6 +376,7 @@ class StepColumn(NamedTuple):
 
     def part(self, begin: int, end: int) -> StepColumn:
         """The column of some of the records."""
+        # The usual case: one batch was read, and this is all of it.
         if end - begin == len(self.missing):
             return self
         borders = self.borders[begin : end + 1]
@@ -405,6 +410,7 @@ class StepReader:
 
     def __init__(self, *step_wants: Want) -> None:
         self.step_wants = step_wants
+        # The core does not count what a step holds: `check_steps` does, and can name the step.
         self.wants = tuple(map(_of_any_number, step_wants))
 
     def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Value:
@@ -443,6 +449,7 @@ def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Va
     try:
         return reader.read(columns)
     except LimitExceededError as error:
+        # No position: it was not one of several steps that was too large.
         if error.position is None:
             raise
         record, step = locate_row(borders, error.position)
@@ -463,6 +470,7 @@ def read_record(reader: Reader, columns: Sequence[Column]) -> Value:
             num_steps,
             lambda number: reader.read([column.part(number, number + 1) for column in columns]),
         )
+        # No step fails by itself, so the error of all together is the one to show.
         raise
 
 

@@ -88,6 +88,7 @@ class ValueParser(PartParser):
         self.features, self._pads = features, pads
         self._reader = make_reader("record", features, pads=pads)
         want, *others = self._reader.wants
+        # A record is always there and one value: a default, or no value, could never come true.
         takes_one = want.is_required and want.num_values in (1, None)
         if others or want.kind is not BYTES_LIST or not takes_one or features.key is not None:
             raise ValueError(
@@ -106,6 +107,7 @@ class ValueParser(PartParser):
 
     def _column(self, records: PackedRecords, keys: Keys) -> Value:
         spans = np.stack([records.starts, records.lengths], axis=1)
+        # A spec that takes several strings (RawTensor) sees a list of one.
         offsets = NO_OFFSETS if self._reader.wants[0].num_values == 1 else np.arange(len(spans) + 1)
         return read_columns(self._reader, [Column(spans, offsets, None, records.buffer)], keys)
 
@@ -124,6 +126,7 @@ def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
     # A copy of the deque, as another thread may add to it.
     for known, others, limit, parser in tuple(_kept):
         is_same = (
+            # True and 1.0 equal 1, but as a limit they are errors, which only a new parser raises.
             known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
         )
         if is_same and all(map(_are_same, specs, others)):
@@ -142,6 +145,7 @@ def _are_same(specs: RecordFeatures | None, others: RecordFeatures | None) -> bo
     """
     if not isinstance(specs, Mapping) or not isinstance(others, Mapping):
         return specs is others
+    # By identity: comparing the fields of all specs would take time for each record.
     return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
 
 
@@ -190,6 +194,7 @@ class Source(Feature):
         """The batch's column."""
         columns = {
             "path": [place.path for place in places],
+            # The dtype is given, as torch makes floats of an empty list.
             "position": torch.tensor([place.position for place in places], dtype=torch.int64),
             "offset": torch.tensor([*map(_offset, places)], dtype=torch.int64),
         }

@@ -59,10 +59,12 @@ class SequencePlan:
     def __init__(self, context: Sequence[Reader], steps: Sequence[StepReader]) -> None:
         self._context = ColumnPlan([reader.wants for reader in context]) if context else None
         self._sizes = [
+            # A plan of its own for each reader, run only if a step lacks the size that it needs.
             ColumnPlan([one.context_wants]) if one.context_wants else None for one in steps
         ]
         self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]
         native = native_module("columns")
+        # Key and kind only: here a step may have any number of values.
         slots = [[slot.of_core[:2] for slot in way] for way in self._ways]
         self._cores = [] if native is None else [*map(native.SequencePlan, slots)]
         keys = [slot.key for way in self._ways for slot in way]
@@ -130,6 +132,7 @@ class SequencePlan:
                 offsets = np.frombuffer(ends, np.int64)
                 steps = Column(slot.from_memory(values), offsets, None, buffer)
                 lists.append(StepColumn(steps, rows, lacks))
+        # Every pass finds the same contexts; those of the last one point into its buffer.
         return PackedRecords(buffer, contexts[:, 0], contexts[:, 1]), lists
 
     def _part(

@@ -114,6 +114,7 @@ class _SparseReader:
         self._check_unique(indices[:, ascending])
         order = np.arange(len(rows)) if self._spec.already_sorted else ascending
         place = torch.from_numpy(np.take(indices, order, axis=1))
+        # torch trusts the flag: said of unsorted places, coalesce() would leave them so.
         return make_sparse(
             place, self._in_order(columns[0], order), shape, is_coalesced=is_ascending(place)
         )
@@ -132,6 +133,7 @@ class _SparseReader:
             raise want.error(f"expected indices from 0 to {size - 1}, got {outside[0]}")
 
     def _check_unique(self, ordered: Ints) -> None:
+        # They are sorted, so duplicates are neighbours.
         repeated = (ordered[:, 1:] == ordered[:, :-1]).all(axis=0).sum()
         if repeated and self._spec.validate:
             raise self._values.error(f"expected distinct indices, got {repeated} duplicates")

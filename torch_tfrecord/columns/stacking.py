@@ -95,6 +95,7 @@ def rows_of(column: Value) -> Sequence[Value]:
         return _nested_rows(_as_nested(column))
     if isinstance(column, tv_tensors.TVTensor):
         return [
+            # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
             tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()
         ]
     tensors: Sequence[torch.Tensor] = column.unbind()
@@ -137,6 +138,7 @@ def _sparse_rows(
 def is_ascending(indices: torch.Tensor) -> bool:
     """Whether indices [ndim, nnz] are sorted without duplicates, which torch calls coalesced."""
     is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
+    # From the last dimension on: an earlier one decides, and only its ties ask the later ones.
     for axis in reversed(indices):
         is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
     return bool(is_less.all())
@@ -227,6 +229,7 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
     is_list = isinstance(samples[0], SparseList)
     joined = list(chain.from_iterable(values)) if is_list else torch.cat(values)
+    # The sample's number comes first, so what is sorted in each sample is sorted in the batch.
     is_coalesced = not is_list and all(sample.is_coalesced() for sample in samples)
     return make_sparse(indices, joined, (len(samples), *shapes.pop()), is_coalesced=is_coalesced)
 
@@ -250,6 +253,7 @@ def pad_rows(
         [[4, -1], [5, 6]]
     """
     shape = (len(offsets) - 1, longest, *values.shape[1:])
+    # Rows of no bytes have no places that could be filled.
     if not math.prod(shape):
         return values.new_empty(shape)
     itemsize = math.prod(shape[2:]) * values.dtype.itemsize
