@@ -88,7 +88,7 @@ class Piece(NamedTuple):
         """The inverse of `as_json`; ValueError for anything else."""
         try:
             file, part, parts, first, picked = values
-            numbers = [file, part, parts, first, *(picked or ())]
+            numbers = [file, part, parts, first, *(() if picked is None else picked)]
             is_good = (
                 all(type(number) is int and 0 <= number <= MOST_RECORDS for number in numbers)
                 and file < num_files
@@ -96,7 +96,8 @@ class Piece(NamedTuple):
             )
             if picked is not None:
                 picked = tuple(picked)
-                is_good &= (part, parts) == (0, 1) and [*picked] == sorted({*picked})
+                # not &=, which would also compare what are no numbers
+                is_good = is_good and (part, parts) == (0, 1) and [*picked] == sorted({*picked})
         except (TypeError, ValueError):
             is_good = False
         if not is_good:
