@@ -438,7 +438,7 @@ class RowPlan:
                 values += [self._value(number, found, record, key) for number in self._others]
                 return self._completed(self._in_order(values), found, record, key)
         except TFRecordError:
-            # So here: errors from a message can list the keys that the record has.
+            # The same for a reader's error: from the message, it can list the record's keys.
             return None
 
     def _completed(

@@ -88,6 +88,7 @@ _INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
+# The other kinds of float8 have no infinity, so there it is out of range like a large number.
 _WITH_INFINITY = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
 _FLOATS = (*_WITH_INFINITY, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -139,6 +140,7 @@ def cast(
     Raises:
         ParseError: A value would change by more than rounding.
     """
+    # int64 and float32 are the lists' own dtypes, and float64 holds every float32.
     if values.size and dtype not in (torch.int64, torch.float32, torch.float64):
         _check_range(values, dtype)
     tensor = torch.from_numpy(values)
@@ -148,9 +150,11 @@ def cast(
 def _check_range(values: Array, dtype: torch.dtype) -> None:
     low, high = value_range(dtype)
     if dtype in _WITH_INFINITY:
+        # An infinity stays one in these dtypes: only finite values can be out of their range.
         values = values[~np.isinf(values)]
     elif dtype == torch.uint64:
         high = (1 << 63) - 1  # no int64 is larger
+    # A NaN is neither below nor above, and so passes.
     if ((values < low) | (values > high)).any():
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
@@ -260,6 +264,7 @@ def shape_with_names(
             raise ValueError(f"an entry of shape must be {allowed}, got {sizes!r}")
         if isinstance(size, int) and size < 0 and size != unknown:
             raise ValueError(f"Dimension {size} must be >= 0; an entry of shape is {allowed}")
+    # An unknown size of -1 counts as 1.
     _check_count([abs(size) for size in sizes if isinstance(size, int)])
     return sizes
 
@@ -275,8 +280,10 @@ def _dimensions(shape: object) -> tuple[int | str | None, ...]:
 
 def check_dimension(size: Any) -> int:
     """Check that an argument is an int, or an integer type of another library."""
+    # To Python True is the integer 1, but hardly anybody means it as a size.
     if isinstance(size, bool):
         raise TypeError("a dimension must be an int, got bool")
+    # index takes integers of NumPy and torch, but not 2.0.
     try:
         return operator.index(size)
     except TypeError as error:
@@ -284,6 +291,7 @@ def check_dimension(size: Any) -> int:
 
 
 def _check_count(sizes: Sequence[int]) -> None:
+    # Without the zeros, which would hide that the other sizes are too large.
     if math.prod(size for size in sizes if size) > _MAX_INT64:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 

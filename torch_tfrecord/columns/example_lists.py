@@ -282,6 +282,7 @@ class ExampleListParser(PartParser):
     def _packed(self, lists: Sequence[Sequence[bytes]], keys: Keys, *, pads: bool) -> _Lists:
         """All lists in a row, shuffled, cut and padded."""
         sizes = np.array([*map(len, lists)], np.int64)
+        # Before the cut, so that each Example may be among those that are kept.
         if self.features.shuffle_examples:
             lists = [
                 shuffled(examples, key) for examples, key in zip(lists, keys.tolist(), strict=True)
@@ -364,6 +365,7 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     size = int(lists.sizes[row])
     if number < size:
         return type(error)(f"example {number}: {error.args[0]}", position=row)
+    # Behind the Examples of the record is only padding: an Example without any feature.
     return ParseError(
         f"expected a default_value to pad a list of {size} examples to {lists.width}: {error.args[0]}",
         position=row,

@@ -102,6 +102,7 @@ class ValueEncoder:
             raise ValueError(str(error)) from error
         except ValueError as error:
             raise ValueError(f"{want.label}: {error}") from error
+        # Where the key may be missing, reading gives the same without it, in fewer bytes.
         is_left_out = not found.values and not want.is_required
         return None if is_left_out else found
 
@@ -114,6 +115,7 @@ class ValueEncoder:
 
     def _in_list(self, value: object) -> ListValues:
         kind = self._want.kind
+        # An empty list has no type of its own, so it is of the spec's kind.
         if isinstance(value, (list, tuple)) and not value:
             return ListValues(kind.field, [], (0,))
         if kind is INT64_LIST and isinstance(value, (float, np.floating)) and value.is_integer():
@@ -122,6 +124,7 @@ class ValueEncoder:
             found = list_values(self._stored(value))
         except TFRecordError as error:
             raise ValueError(error.args[0]) from error
+        # People write 1 for 1.0: taken where float32 holds the integer exactly.
         if kind is FLOAT_LIST and found.kind == INT64_LIST.field:
             single = np.array(found.values, np.float32)
             if single.tolist() != found.values:
@@ -161,6 +164,7 @@ class ValueEncoder:
             # As the core gives them: one buffer, and the span of each string in it.
             buffer = b"".join(found.values)
             values = np.stack([np.cumsum(values) - values, values], axis=1)
+        # The forms that `Column` promises, for a batch of one record.
         offsets = NO_OFFSETS if want.num_values is not None else np.array([0, count])
         if want.num_values is not None and want.num_values != 1:
             values = values[None]
@@ -202,6 +206,7 @@ class Feature:
             TypeError: The spec cannot be written by: it reads several keys.
         """
         reader = self.reader(name)
+        # Partitions of one length want no key of their own, yet they split the value.
         if len(reader.wants) > 1 or getattr(self, "partitions", None):
             raise TypeError(
                 f"feature {name!r}: {self!r} cannot be written by, since it puts a value together from several parts: "
@@ -303,6 +308,7 @@ def _mapping_code(features: Mapping[str, Feature], indent: str) -> str:
 
 
 def _quoted(name: str) -> str:
+    # Double quotes, as formatters write code; a name that has one keeps what repr makes of it.
     text = repr(name)
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
@@ -317,6 +323,7 @@ def copy_mappings(features: object, *names: str) -> None:
             raise TypeError(
                 f"{name} must be a mapping of names to specs, got {type(given).__name__}"
             )
+        # Copied, as a frozen spec must not change when the caller's dict does.
         object.__setattr__(features, name, dict(given or {}))
 
 
@@ -362,6 +369,8 @@ def _check(method: _Method, name: object, spec: object, where: str) -> None:
     if not _makes(method, type(spec)):
         hint = "" if isinstance(spec, Feature) else _hint(spec)
         text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {_kinds(method)}{hint}"
+        # As in TensorFlow, a spec in the wrong place is a ValueError; other objects are no specs at
+        # all.
         raise (ValueError if _makes("reader", type(spec)) else TypeError)(text)
 
 

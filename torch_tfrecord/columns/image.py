@@ -102,6 +102,7 @@ class Image(OneValueSpec, Feature):
             raise ValueError(
                 "crop and normalize need one number of channels: mode must not be 'unchanged'"
             )
+        # As tuples, so that the spec has a hash.
         if channels is not None and self.normalize is not None:
             object.__setattr__(self, "normalize", _mean_and_std(self.normalize, channels))
         if self.shape is not None:
@@ -132,6 +133,7 @@ class Image(OneValueSpec, Feature):
                 raise TypeError(
                     f"expected an encoded picture, as from encode_image, got {type(picture).__name__}"
                 )
+            # The header tells a picture from other bytes, for much less than decoding it.
             read_header(picture)
         return value
 
@@ -209,6 +211,8 @@ class ImageReader(OneValueReader):
             and not self._apply_orientation
             and self._mode in ("RGB", "L")
         )
+        # What decodes a whole batch has the default limit only, and does neither turn nor
+        # normalise.
         if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
             return None
         try:
@@ -309,6 +313,7 @@ class _ImagesReader(ImageReader):
 
     def _stacked(self, images: Any) -> tv_tensors.Image:
         if not len(images):
+            # A copy, as the sample is the user's to change.
             return tv_tensors.Image(self._none.clone())
         found = images if isinstance(images, torch.Tensor) else stack(images)
         if isinstance(found, torch.Tensor):

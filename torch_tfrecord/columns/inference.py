@@ -54,6 +54,7 @@ _RAW_DTYPES = (
     (torch.float32, np.dtype("<f4")),
     (torch.float64, np.dtype("<f8")),
 )
+# Most other bytes, read as floats, give some number that is far larger or smaller than this.
 _PLAUSIBLE_FLOAT = 1e15
 # What a protobuf message may look like, too.
 _VAGUE = ("an unknown format", "an image truncated in its first bytes")
@@ -176,6 +177,7 @@ def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
     lacking = any(key not in lists for _, lists in samples)
     if isinstance(spec, FixedLenFeature):
         return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
+    # Specs of one value, such as Image, refuse a record without the list.
     if lacking and spec is not None and not isinstance(spec, VarLenFeature):
         return FixedLenSequenceFeature(
             (), str if isinstance(spec, Text) else bytes, allow_missing=True
@@ -252,6 +254,7 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
         )
     if not kinds:
         return None
+    # A record that lacks the key counts as one with an empty list: both need a VarLenFeature.
     counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
     kind = kinds.pop()
     dtype = bytes if kind == "bytes" else getattr(torch, kind)
@@ -276,6 +279,7 @@ def _kind(values: Values) -> str:
 def _propose_bytes(
     key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
 ) -> Feature:
+    # First what a header tells: bytes without one could be an array or a text by chance.
     if _all_read(image_size, values):
         return Image()
     if _all_read(parse_tensor, values):

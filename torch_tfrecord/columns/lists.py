@@ -131,6 +131,7 @@ class _FixedLenReader:
 
     def _check(self, missing: npt.NDArray[np.uint8]) -> None:
         """Raise if a record may not lack the feature; stricter in a context."""
+        # Odd, but TensorFlow's: in an Example such a feature gets the default.
         if self._in_context and (missing == 2).any():
             raise self._want.error(
                 "Unexpected number of elements: the feature is there without a value"
@@ -155,6 +156,7 @@ class _FixedNumbers(_FixedLenReader):
         self.row_bytes = self._count * self._dtype.itemsize
         self.is_plain = self._dtype in _STORED
         # The column's array is the batch's tensor as it stands: no cast, no reshape.
+        # The core gives single values as [N], so the shape (1,) takes a reshape.
         self._is_column = (
             self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
         )
@@ -366,6 +368,7 @@ class _RowReader:
         size = math.prod(self._spec.shape)
         # Row splits of values become row splits of rows if each list is whole rows.
         counts = np.diff(columns[0].offsets)
+        # Rows of no values cannot be counted, so only an empty list can be such rows.
         wrong = counts % size if size else counts
         if wrong.any():
             raise self._want.error(
@@ -433,6 +436,7 @@ def _pad_strings(
     """Pad the rows of strings in each record to the longest record."""
     lengths = [*map(len, samples)]
     longest, size = max(lengths, default=0), math.prod(spec.shape)
+    # Padding is one string many times over, so that each takes only a pointer.
     reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, splits_of(lengths))
     nothing = b"" if spec.dtype is bytes else ""
     padding = nothing if spec.default_value is None else spec.default_value

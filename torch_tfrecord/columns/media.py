@@ -112,8 +112,11 @@ class MediaReader:
         return parts if self.returns_parts else next(iter(parts.values()), [])
 
     def _together(self, values: list[torch.Tensor]) -> Value:
+        # Rates and the like are scalars, which stack whatever the lengths of the sounds.
         if self._has_length or not values[0].dim():
             return stack(values)
+        # Listed even where the lengths happen to be equal: a batch's kind must not hang on its
+        # data.
         return [*map(mark_listed, values)]
 
 
@@ -179,6 +182,7 @@ class Audio(MediaSpec, Feature):
     def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The samples of a file, and their rate."""
         sound = read_wav(data)
+        # Another rate than the file's takes resampling, which is left to FFmpeg.
         if sound is None or self.sample_rate not in (None, sound.sample_rate):
             # To draw a window one must know the whole length.
             needed = None if self.random_start else self.num_samples
@@ -297,6 +301,7 @@ class Video(MediaSpec, Feature):
         if self.num_frames is None:
             return self._listed(total)
         if self.step is None:
+            # A single frame has no gaps, and is the first.
             gaps = max(self.num_frames - 1, 1)
             return [number * (total - 1) // gaps for number in range(self.num_frames)]
         # A window spans its first to its last frame, whatever the step.

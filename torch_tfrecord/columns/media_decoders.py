@@ -94,6 +94,7 @@ def read_wav(data: memoryview) -> Sound | None:
         elif name == b"data":
             if fields is None:
                 raise ParseError("expected a format before the samples of a WAV file, got none")
+            # What follows the samples, such as tags, is not needed.
             return _samples(data[position:], size, *fields)
         position += size
         # A chunk of an odd size is followed by a zero; TensorFlow expects none, so files without it
@@ -113,6 +114,7 @@ def _fields(chunk: memoryview) -> tuple[int, int, int, int]:
     encoding, channels, sample_rate, _, frame_bytes, bits = _FORMAT.unpack_from(chunk)
     if encoding == _EXTENSIBLE and len(chunk) >= _ENCODING.size:
         _, encoding = _ENCODING.unpack_from(chunk)
+    # The rate is given as an int32.
     if not channels or not 0 < sample_rate < 1 << 31:
         raise ParseError(
             f"expected a WAV file with channels and a rate, got {channels} at {sample_rate} per second"
@@ -129,6 +131,7 @@ def _samples(
     data: memoryview, size: int, encoding: int, channels: int, sample_rate: int, bits: int
 ) -> Sound | None:
     dtype = _DTYPES.get((encoding, bits))
+    # FFmpeg may know the encoding.
     if dtype is None:
         return None
     if size > len(data) and size < _UNKNOWN_SIZE:
@@ -136,6 +139,7 @@ def _samples(
             f"expected {size} bytes of samples in a WAV file, got {len(data)}: it is truncated"
         )
     frame_bytes = channels * bits // 8
+    # A part of a frame at the end has not a whole sample for every channel.
     kept = data[: min(size, len(data)) // frame_bytes * frame_bytes]
     found: Array = np.frombuffer(kept, dtype) if len(kept) else np.zeros(0, dtype)
     if encoding == _FLOAT:
@@ -144,6 +148,7 @@ def _samples(
     if bits == 8:
         found = found.astype(np.int16) - 128
     elif bits == 24:
+        # No dtype has three bytes: they become the upper three of four.
         wide = np.zeros((len(found) // 3, 4), np.uint8)
         wide[:, 1:] = found.reshape(-1, 3)
         found, full_scale = wide.view("<i4")[:, 0], 1 << 31
@@ -233,6 +238,7 @@ def _source(data: bytes | memoryview) -> torch.Tensor:
 def _translated(what: str, data: memoryview) -> Iterator[Any]:
     """Give torchcodec's decoders, and turn their errors into ours."""
     decoders = _decoders()
+    # torch makes no tensor of 0 bytes, and its error would say nothing of the file.
     if not len(data):
         raise ParseError(f"expected {what}, got 0 bytes")
     try:
@@ -328,6 +334,7 @@ def decode_frames(data: memoryview, choose: Callable[[int], Sequence[int]]) -> F
         ParseError: The bytes are not a video that FFmpeg can decode.
     """
     with _translated("a video", data) as decoders:
+        # One thread: loaders decode several files at a time already.
         decoder = decoders.VideoDecoder(_source(data), num_ffmpeg_threads=1)
         numbers = choose(len(decoder))
         facts = decoder.metadata

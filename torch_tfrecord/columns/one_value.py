@@ -195,6 +195,7 @@ class Proto(OneValueSpec, Feature):
 
 
 def _is_importable(kind: type) -> bool:
+    # As pickle finds a class: by its module and its qualified name.
     try:
         found: Any = reduce(getattr, kind.__qualname__.split("."), sys.modules[kind.__module__])
     except (AttributeError, KeyError):
@@ -227,11 +228,13 @@ class Json(OneValueSpec, Feature):
 
     def stored(self, value: object) -> object:
         """A value as JSON text; bytes are the text already."""
+        # Not escaped: the bytes are UTF-8 anyway, and text beyond ASCII is shorter so.
         return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
 
 
 def _read_json(data: memoryview, shape: object) -> Value:
     value = parse_json(data)
+    # Types of their own, since collating takes plain dicts and lists apart.
     return (
         JsonObject(value)
         if isinstance(value, dict)
@@ -336,6 +339,7 @@ class OneValueReader:
 
 def _sizes(want: Want, column: Column) -> list[int]:
     sizes: list[int] = column.values.tolist()
+    # In a spec -1 is a size to be found out; in a record it is a bad size.
     if min(sizes, default=0) < 0:
         raise want.error(f"expected a size, got {min(sizes)}")
     return sizes
@@ -377,6 +381,7 @@ class _ValueSteps(StepReader):
             _step_sizes(want, column, borders, context, place) for place, (want, column) in pairs
         ]
         values = lists[0].steps
+        # Where each step must hold one value, which was checked, the reader expects no offsets.
         columns = [
             values if want.num_values is None else values._replace(offsets=NO_OFFSETS),
             *sizes,
@@ -388,6 +393,7 @@ class _ValueSteps(StepReader):
         self, columns: Sequence[Column], begin: int, end: int
     ) -> torch.Tensor | list[Value]:
         """Read one record's steps as a batch of records."""
+        # No step tells the size or the dtype, so there is no tensor to make.
         if begin == end:
             return []
         found: torch.Tensor | list[Value] = read_record(

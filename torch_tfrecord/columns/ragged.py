@@ -154,6 +154,7 @@ class ValueRowIds(_KeyPartition):
             raise _invalid(f"expected {count} row ids, one per value, got {len(stored)}")
         if count and stored.min() < 0:
             raise _invalid(f"expected row ids of at least 0, got {stored.min()}")
+        # The last id alone says how many rows there are: the format has no other number for that.
         rows = int(stored.max()) + 1 if count else 0
         if rows > max(_MAX_EMPTY_ROWS, count):
             raise LimitExceededError(
@@ -179,6 +180,7 @@ class UniformRowLength(Partition):
     def __post_init__(self) -> None:
         """Check the length."""
         length = check_dimension(self.length)
+        # Rows of 0 values would leave open how many of them there are.
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         object.__setattr__(self, "length", length)
@@ -281,6 +283,7 @@ class Partitions:
             return _splits_together(stored, bounds, ends)
         # Clipped, so that no sum overflows to one that looks right.
         splits = splits_of(np.clip(stored, -1, _MAX_LENGTH))
+        # The rows of each record must end where its values end.
         return None if (stored < 0).any() or (splits[bounds] != ends).any() else (bounds, splits)
 
 
@@ -288,8 +291,11 @@ def _splits_together(stored: Ints, bounds: Ints, ends: Ints) -> tuple[Ints, Ints
     sizes = np.diff(bounds)
     if not sizes.all():
         return None  # a missing list means no rows
+    # Shifted by the values before each record; then its first 0 goes, as the record before ends
+    # there.
     splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
     rows = splits_of(sizes - 1)
+    # What does not fit is read one by one, where the error says why.
     fits = (
         not stored[bounds[:-1]].any()
         and (splits[rows] == ends).all()
@@ -427,6 +433,7 @@ class _RaggedReader:
         splits = self._partitions.read_together(columns[1:], ends)
         if splits is None:
             return None
+        # The splits between the records are left out, as below: they are one number a record.
         num_bytes = values.size * dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
         reserve_for(self._want, num_bytes, ends)
         return nest_rows(labelled(self._want, cast, values, dtype), splits)
@@ -441,6 +448,7 @@ class _RaggedReader:
             for part in parts
         ]
         reserve_for(self._want, sum(sizes), splits_of(sizes))
+        # Only a batch without records takes its depth and its dtype from here.
         nothing = torch.empty(0, *self._inner, dtype=dtype)
         return join_nested(
             parts, Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
@@ -460,6 +468,7 @@ class _RaggedReader:
         return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
 
     def _nested_lists(self, values: list[Value], levels: list[Ints]) -> list[Value]:
+        # A list takes many times the bytes of its split, so it counts before it is made.
         reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
 
@@ -508,6 +517,7 @@ def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
         return steps
     # A partition of a step that its list lacks is an empty one.
     counts = np.zeros(borders[-1], np.int64)
+    # Where each stored step stands, once every record has all of its steps.
     counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
         steps.offsets
     )

@@ -30,6 +30,7 @@ from torch_tfrecord.errors import ParseError
 __all__ = ["Compression", "RawTensor", "deflate", "inflate"]
 
 Compression: TypeAlias = Literal["zlib", "gzip", "zstd"]
+# zlib's own codes for its largest window; 16 more stand for gzip.
 _WINDOW_BITS = {"zlib": 15, "gzip": 31}
 _INPUT_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 20
@@ -93,6 +94,7 @@ def inflate(
         # In pieces, so that memory is checked before a small stream has grown large.
         part = view[place : place + _INPUT_BYTES]
         try:
+            # One byte more than expected is enough to see that the stream is longer.
             pieces.append(
                 inflater.decompress(
                     part, _OUTPUT_BYTES if num_bytes is None else num_bytes - total + 1
@@ -102,10 +104,12 @@ def inflate(
             raise ParseError(
                 f"expected a {compression} stream, got other bytes or a damaged one"
             ) from error
+        # Nothing went in and nothing came out, so the end will never come.
         if not part and not pieces[-1] and not inflater.eof:
             raise ParseError(
                 f"expected a whole {compression} stream, got a truncated one of {len(view)} bytes"
             )
+        # zlib hands back the input that it has not used yet, zstd's object keeps it.
         place += (
             len(part) - len(getattr(inflater, "unconsumed_tail", b"")) - len(inflater.unused_data)
         )
@@ -183,6 +187,7 @@ class RawTensor(OneValueSpec, Feature):
             if shape.count(-1) > 1:
                 raise ValueError(f"shape must have at most one -1, got {shape!r}")
             object.__setattr__(self, "shape", shape)
+        # No list holds complex numbers, but bytes do.
         if not isinstance(self.dtype, torch.dtype) or (
             list_kind(self.dtype) is None and self.dtype not in _COMPLEX
         ):
@@ -213,6 +218,7 @@ class RawTensor(OneValueSpec, Feature):
         ):
             return value
         tensor = torch.as_tensor(value)
+        # Another number of sizes is found below.
         sizes = [
             size
             for size, wanted in zip(tensor.shape, self.shape, strict=False)
@@ -266,6 +272,7 @@ class RawTensor(OneValueSpec, Feature):
         """The bytes of a string: decompressed, and cut or filled up."""
         found: bytes | memoryview = data
         if self.compression is not None:
+            # A string that is cut or filled up may have any length before.
             found = inflate(data, self.compression, exact if self.fixed_length is None else None)
         if self.fixed_length is None or len(found) == self.fixed_length:
             return found
@@ -283,6 +290,7 @@ class _RawReader(OneValueReader):
         )
         is_plain = spec.compression is None and spec.fixed_length is None and spec.little_endian
         is_known = len(self._sizes) == len(spec.shape)
+        # 0 stands for arrays that are read one by one.
         self._num_bytes = (
             math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
         )
@@ -300,6 +308,7 @@ class _RawReader(OneValueReader):
         return super().read(columns)
 
     def _joined(self, views: Sequence[memoryview]) -> torch.Tensor:
+        # A single array is no larger than its record.
         if len(views) > 1:
             reserve(len(views) * self._num_bytes)
         data = views[0] if len(views) == 1 else b"".join(views)

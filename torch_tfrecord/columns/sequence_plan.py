@@ -58,8 +58,8 @@ class SequencePlan:
 
     def __init__(self, context: Sequence[Reader], steps: Sequence[StepReader]) -> None:
         self._context = ColumnPlan([reader.wants for reader in context]) if context else None
+        # A plan of its own for each reader, run only if a step lacks the size that it needs.
         self._sizes = [
-            # A plan of its own for each reader, run only if a step lacks the size that it needs.
             ColumnPlan([one.context_wants]) if one.context_wants else None for one in steps
         ]
         self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]

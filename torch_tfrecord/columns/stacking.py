@@ -94,8 +94,8 @@ def rows_of(column: Value) -> Sequence[Value]:
     if isinstance(column, RaggedTensor) or column.is_nested:
         return _nested_rows(_as_nested(column))
     if isinstance(column, tv_tensors.TVTensor):
+        # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
         return [
-            # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
             tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()
         ]
     tensors: Sequence[torch.Tensor] = column.unbind()

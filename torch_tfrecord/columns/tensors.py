@@ -195,6 +195,7 @@ def _numbers(
             f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts"
         )
     content = proto.tensor_content
+    # Content goes before the typed field, as in TensorFlow.
     if not content or not count:
         content = _filled(_typed_values(proto, row), count, max_bytes).tobytes()
     elif len(content) != wanted_bytes:
@@ -213,6 +214,7 @@ def _numbers(
 def _typed_values(proto: _Proto, row: _Type) -> Array:
     """The values of the typed field, as elements of the dtype."""
     stored = getattr(proto, row.typed_field)
+    # float8 values stand in one bytes field, all others in a repeated one.
     if row.typed_field == "float8_val":
         return np.frombuffer(stored, dtype=np.uint8)
     values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, row.element))
@@ -257,6 +259,7 @@ def _strings(proto: _Proto, shape: tuple[int, ...], max_bytes: int | None) -> li
 
 def _split_strings(content: bytes, count: int) -> list[bytes]:
     """Read the content of a string tensor: all lengths as varints, then all strings."""
+    # The length of a string takes a byte at least: checked before a list of so many is made.
     if count > len(content):
         raise ParseError(
             f"Cannot parse tensor from proto: expected {count} strings, got {len(content)} bytes"
@@ -275,6 +278,7 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
 
 def _read_varint(content: bytes, start: int) -> tuple[int, int]:
     value = 0
+    # A varint of 64 bits has at most 10 bytes.
     for number, byte in enumerate(content[start : start + 10]):
         value |= (byte & 0x7F) << 7 * number
         if byte < 0x80:
@@ -286,6 +290,7 @@ def _read_varint(content: bytes, start: int) -> tuple[int, int]:
 
 def _from_numpy(array: Array | np.generic) -> torch.Tensor:
     try:
+        # torch takes neither another byte order nor negative strides.
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except TypeError as error:
         raise TypeError(f"a TensorProto cannot hold numpy dtype {array.dtype}") from error
@@ -340,6 +345,7 @@ def _string_leaves(value: Value, rank: int) -> Iterator[bytes | str]:
 
 def _empty_proto(row: _Type, shape: Sequence[int]) -> _Proto:
     proto = TensorProto(dtype=row.enum)
+    # Set even if it is empty, as TensorFlow writes the shape of a scalar.
     proto.tensor_shape.SetInParent()
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
