@@ -30,6 +30,7 @@ def is_alive(name):
 
 
 @pytest.mark.daily
+@pytest.mark.timeout(900)  # 200 rounds take minutes
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 @pytest.mark.parametrize("what", ["workers", "trainers", "epochs"])
 @pytest.mark.parametrize(
