@@ -81,7 +81,9 @@ def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a module may do more than its forward method says."""
     # a torch that names them otherwise may have some: then nothing is left out
-    return any(getattr(module, name, True) for name in ("_forward_hooks", "_forward_pre_hooks"))
+    return bool(
+        getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True)
+    )
 
 
 # Batches.
