@@ -15,7 +15,7 @@ from torch_tfrecord.order.samplers import RecordBatchSampler
 COMPILED = False
 _MOST_ITEMS = 60
 # Only an iteration knows its consumer, and what is in the files.
-_FOR_WHOM = ("missing", "another", "this is consumer", "fewer records")
+_FOR_WHOM = ("missing", "another", "this is consumer", "the file has changed")
 
 
 def _paths():
