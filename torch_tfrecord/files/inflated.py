@@ -7,15 +7,20 @@ is read, and a truncated stream or trailing bytes are errors.
 from __future__ import annotations
 
 import errno
+import functools
+import importlib
 import os
 import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import BinaryIO
+from types import ModuleType
+from typing import Any, BinaryIO, Protocol
 
 from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files.seek_points import FOLLOWING_BYTES, PointFinder, SeekPoint, shift_bits
 from torch_tfrecord.files.storage import ByteSource
+from torch_tfrecord.native import optional_module
 
 __all__ = [
     "GZIP_MAGIC",
@@ -28,7 +33,6 @@ __all__ = [
     "SnappySource",
     "first_uncompressed",
     "is_zlib_header",
-    "offset_note",
 ]
 
 GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -60,52 +64,62 @@ def is_zlib_header(first_bytes: bytes) -> bool:
     )
 
 
-def offset_note(source: ByteSource) -> str:
-    """A note for errors about a stream whose offsets differ from those of the file."""
-    return " (offset in the decompressed stream)" if isinstance(source, InflatedSource) else ""
-
-
 class SequentialSource(ABC):
     """A `ByteSource` over something that can only be read forward.
 
-    Keeps bytes from `kept_bytes` before the last requested offset on, so that a caller may request
-    them again; an earlier offset starts over, if possible. Memory is bounded by the bytes that
-    really exist, whatever is requested. Safe to call from threads.
+    Keeps bytes from the last requested offset on; an earlier offset starts over, if possible.
+    Memory is bounded by the bytes that really exist, whatever is requested. Safe to call from
+    threads.
 
     Attributes:
-        keep_from: Bytes from this offset on are also kept; set by callers that look ahead.
+        keep_from: Bytes from this offset on are also kept; set by callers that look ahead, or read
+            at random.
+        most_bytes: About how many it may keep.
     """
 
-    def __init__(self, path: str, max_record_bytes: int, kept_bytes: int = 0) -> None:
+    def __init__(self, path: str, max_record_bytes: int, begin: int = 0) -> None:
         self.path = path
         self.size: int | None = None
         self.max_record_bytes: int | None = max_record_bytes
         self.chunk_bytes = 1 << 19
         self._lock = threading.Lock()
         self.keep_from: int | None = None
-        self._kept_bytes = kept_bytes
+        self.most_bytes = 1 << 20
         self._kept = bytearray()
-        self._offset = 0  # offset of the first kept byte
+        self._begin = self._offset = begin  # offset of the first kept byte
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
         with self._lock:
-            if offset < self._offset:
-                self._restart()
-                self._kept, self._offset = bytearray(), 0
-            while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
-                self._kept += piece
-                self._drop(offset)
-            self._drop(offset)
-            begin = max(offset - self._offset, 0)
+            begin = self._advance(num_bytes, offset)
             with memoryview(self._kept) as kept:
                 return bytes(kept[begin : begin + num_bytes])
 
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, as of `read`."""
+        with self._lock:
+            begin = self._advance(len(buffer), offset)
+            with memoryview(self._kept) as kept:
+                got = min(len(buffer), max(len(kept) - begin, 0))
+                buffer[:got] = kept[begin : begin + got]
+                return got
+
+    def _advance(self, num_bytes: int, offset: int) -> int:
+        """Read up to a range; return where it begins among the kept bytes."""
+        if offset < self._offset:
+            self._restart()
+            self._kept, self._offset = bytearray(), self._begin
+        while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
+            self._kept += piece
+            self._drop(offset)
+        self._drop(offset)
+        return max(offset - self._offset, 0)
+
     def _drop(self, offset: int) -> None:
-        """Drop bytes that are too far before an offset to keep."""
+        """Drop bytes before an offset, unless they are to be kept."""
         if self.keep_from is not None:
             offset = min(offset, self.keep_from)
-        excess = min(offset - self._kept_bytes - self._offset, len(self._kept))
+        excess = min(offset - self._offset, len(self._kept))
         if excess > 0:
             del self._kept[:excess]  # cheap: only moves the start of the bytearray
             self._offset += excess
@@ -122,6 +136,27 @@ class SequentialSource(ABC):
         """Go back to the beginning."""
 
 
+class _Inflater(Protocol):
+    """What zlib, isal and our core call a decompression object."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+@functools.cache
+def _fastest() -> ModuleType:
+    """The package isal, which has zlib's functions at twice its speed, or zlib."""
+    try:
+        return importlib.import_module("isal.isal_zlib")
+    except ImportError:
+        return zlib
+
+
 class InflatedSource(SequentialSource):
     """The decompressed stream of a gzip or zlib file.
 
@@ -132,22 +167,50 @@ class InflatedSource(SequentialSource):
     Args:
         source: The compressed bytes.
         compression_type: "GZIP" or "ZLIB".
-        kept_bytes: How far before the last read you can read without decompressing again.
+        start: Where it begins; None for the file's first byte.
+        finder: Is shown the places where decompression may begin.
     """
 
-    def __init__(self, source: ByteSource, compression_type: str, kept_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        compression_type: str,
+        start: SeekPoint | None = None,
+        finder: PointFinder | None = None,
+    ) -> None:
+        self._start = SeekPoint(0, 0) if start is None else start
         expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
-        super().__init__(source.path, max(MAX_INFLATED_RECORD_BYTES, expansion), kept_bytes)
-        self._source = source
-        self._type = compression_type
+        limit = max(MAX_INFLATED_RECORD_BYTES, expansion)
+        super().__init__(source.path, limit, self._start.offset)
+        self._source, self._type, self._finder = source, compression_type, finder
+        # What isal cannot read is read again by zlib, which says what is wrong.
+        can_read_again = source.size is not None and finder is None
+        self._engine = _fastest() if can_read_again else zlib
         self._restart()
 
     def _restart(self) -> None:
-        self._inflater: zlib._Decompress | None = None  # None between two members
+        self._inflater: _Inflater | None = None  # None between two members
         self._input = b""
-        self._consumed = 0  # compressed bytes taken from the source
+        self._shift = 0  # bits by which the source's bytes are shifted in the input
+        self._consumed = self._start.bit >> 3  # compressed bytes taken from the source
+        self._produced = self._start.offset  # end of what was decompressed
         self._error: CompressionError | None = None
         self._members = 0
+        self._member = self._consumed, self._produced  # where it begins, compressed and not
+        self._to_drop = 0  # bytes that were returned already
+        if self._start.member_end >= 0:
+            self._enter_member(self._engine)
+
+    def _enter_member(self, engine: ModuleType) -> None:
+        """Begin where `_member` says: at a header, or in the midst of a member at the start."""
+        self._consumed, self._produced = self._member
+        self._input, self._inflater = b"", None
+        if self._member == (self._start.bit >> 3, self._start.offset) and self._start.member_end >= 0:
+            self._shift, self._members = self._start.bit & 7, 1
+            window = {"zdict": self._start.window} if self._start.window else {}
+            self._inflater = engine.decompressobj(-15, **window)
+        else:
+            self._inflater = engine.decompressobj(WINDOW_BITS[self._type])
 
     def check_end(self) -> None:
         """Raise the CompressionError that ended the stream, if one did."""
@@ -159,8 +222,7 @@ class InflatedSource(SequentialSource):
     def _more(self) -> bytes:
         while self._error is None:
             if not self._input:
-                self._input = self._source.read(_INPUT_BYTES, self._consumed)
-                self._consumed += len(self._input)
+                self._input = self._next_input()
             at_end = not self._input
             if self._inflater is None and not at_end:
                 self._inflater = self._next_member()
@@ -174,7 +236,14 @@ class InflatedSource(SequentialSource):
                 )
         return b""
 
-    def _next_member(self) -> zlib._Decompress | None:
+    def _next_input(self) -> bytes:
+        # One more byte has the last bits of a shifted input.
+        data = self._source.read(_INPUT_BYTES + bool(self._shift), self._consumed)
+        data, taken = shift_bits(data, self._shift), min(len(data), _INPUT_BYTES)
+        self._consumed += taken
+        return data[:taken]
+
+    def _next_member(self) -> _Inflater | None:
         magic = GZIP_MAGIC[:2] if self._type == "GZIP" else b""
         matches = (
             self._input[:2] == magic[: len(self._input)] if magic else is_zlib_header(self._peek(2))
@@ -185,7 +254,16 @@ class InflatedSource(SequentialSource):
             )
             return None
         self._members += 1
-        return zlib.decompressobj(WINDOW_BITS[self._type])
+        bits, begin = WINDOW_BITS[self._type], self._consumed - len(self._input)
+        self._member = begin, self._produced
+        if self._finder is not None:
+            self._finder.add_member(begin, self._produced)
+            core = optional_module("deflate")
+            if core is not None:
+                inflater: _Inflater = core.BlockInflater(bits, self._finder.left(self._produced))
+                return inflater
+        found: _Inflater = self._engine.decompressobj(bits)
+        return found
 
     def _peek(self, num_bytes: int) -> bytes:
         if len(self._input) < num_bytes:
@@ -194,22 +272,54 @@ class InflatedSource(SequentialSource):
             self._input += more
         return self._input[:num_bytes]
 
-    def _inflate(self, inflater: zlib._Decompress) -> bytes:
+    def _inflate(self, inflater: _Inflater) -> bytes:
         # An error loses what was decompressed before it: `_salvage` does that again from here.
-        before = inflater.copy()
+        copy = getattr(inflater, "copy", None)
+        before = None if copy is None else copy()
         data = self._input
         try:
             piece = inflater.decompress(data, _OUTPUT_BYTES)
-        except zlib.error as error:
-            return self._salvage(before, data, error)
+        except (zlib.error, self._engine.error) as error:
+            if before is not None:
+                if self._finder is not None:
+                    before.left = 1 << 62  # looks for no more borders
+                return self._salvage(before, data, error)
+            self._to_drop += self._produced - self._member[1]
+            self._enter_member(zlib)
+            return b""
+        self._produced += len(piece)
         if inflater.eof:
-            self._input = inflater.unused_data
-            self._inflater = None
+            self._end_member(inflater)
         else:
             self._input = inflater.unconsumed_tail
-        return piece
+            if self._finder is not None and getattr(inflater, "is_at_border", False):
+                self._show_border(inflater, data, self._finder)
+        dropped = min(self._to_drop, len(piece))
+        self._to_drop -= dropped
+        return piece[dropped:]
 
-    def _salvage(self, inflater: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
+    def _end_member(self, inflater: _Inflater) -> None:
+        self._input, self._inflater = inflater.unused_data, None
+        # Raw data have neither the checksum behind them nor whole bytes.
+        if self._members == 1 and self._start.member_end >= 0:
+            self._input, self._consumed, self._shift = b"", self._start.member_end, 0
+        if self._finder is not None:
+            self._finder.end_member(self._consumed - len(self._input))
+
+    def _show_border(self, inflater: Any, data: bytes, finder: PointFinder) -> None:
+        bits, at = inflater.unused_bits, len(data) - len(self._input)
+        if at:
+            following = self._peek(FOLLOWING_BYTES)
+            bit = 8 * (self._consumed - len(self._input)) - bits
+            finder.add_block(
+                bit,
+                self._produced,
+                inflater.window(),
+                (data[at - 1 : at] if bits else b"") + following,
+            )
+        inflater.left = finder.left(self._produced)
+
+    def _salvage(self, inflater: _Inflater, data: bytes, error: Exception) -> bytes:
         """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by
         byte.
         """
@@ -221,7 +331,9 @@ class InflatedSource(SequentialSource):
         except zlib.error:
             self._input = data[position:]
         self._fail(f"the stream is damaged: {error}", error)
-        return b"".join(pieces)
+        dropped, piece = self._to_drop, b"".join(pieces)
+        self._produced += len(piece)
+        return piece[dropped:]
 
     def _fail(self, text: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)
@@ -240,8 +352,11 @@ class SnappySource(InflatedSource):
         piece = b""
         while self._error is None and not piece:
             begin = self._consumed
+            if self._finder is not None and begin < (size or 0):
+                self._finder.add_member(begin, self._produced)
             try:
                 piece, self._consumed = _read_block(self._source.read, begin, size, limit)
+                self._produced += len(piece)
             except CompressionError as error:
                 self._fail(str(error.args[0]), error)  # whole blocks before it can be read
             if self._consumed == begin:

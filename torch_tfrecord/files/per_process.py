@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
@@ -23,6 +23,7 @@ __all__ = ["PerProcess", "ProcessCache", "compiled_copy", "module_of_process"]
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", bound=Hashable)
 
 
 class PerProcess(Generic[_State]):
@@ -73,7 +74,7 @@ def _copy(make: Callable[[], _State], keeps_parents: bool) -> PerProcess[_State]
 
 
 class ProcessCache(Generic[_Value]):
-    """Caches values by number; the least recently used are dropped first.
+    """Caches values by number, or another key; the least recently used are dropped first.
 
     Nothing is shared after a fork, and a pickled copy is empty. Two threads may load the same value
     at once; both then get the one that was stored first.
@@ -96,7 +97,7 @@ class ProcessCache(Generic[_Value]):
         self._size_of = size_of
         self._kept: PerProcess[_Kept[_Value]] = PerProcess(_Kept)
 
-    def find(self, number: int, load: Callable[[int], _Value]) -> _Value:
+    def find(self, number: _Number, load: Callable[[_Number], _Value]) -> _Value:
         """The value of a number; `load` is called if it is not in the cache."""
         kept = self._kept.get()
         with kept.lock:
@@ -112,6 +113,12 @@ class ProcessCache(Generic[_Value]):
                 kept.values[number] = value, size
                 kept.size += size
             return kept.values[number][0]
+
+    def drop(self, number: Hashable) -> None:
+        """Forget the value of a number."""
+        kept = self._kept.get()
+        with kept.lock:
+            kept.size -= kept.values.pop(number, (None, 0))[1]
 
     @property
     def size(self) -> int:
@@ -130,7 +137,7 @@ class _Kept(Generic[_Value]):
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.values: OrderedDict[int, tuple[_Value, int]] = OrderedDict()
+        self.values: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
         self.size = 0
 
 

@@ -18,6 +18,7 @@ from torch_tfrecord.files.inflated import (
     first_uncompressed,
     is_zlib_header,
 )
+from torch_tfrecord.files.seek_points import PointFinder
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import HEADER_BYTES, is_header
 
@@ -94,14 +95,14 @@ def compressor(compression_type: str, level: int | None) -> zlib._Compress:
 
 
 def open_stream(
-    source: ByteSource, compression_type: str, kept_bytes: int = 0
+    source: ByteSource, compression_type: str, finder: PointFinder | None = None
 ) -> tuple[ByteSource, str]:
     """Wrap the bytes of a file with the decompression it needs.
 
     Args:
         source: The bytes of the file.
         compression_type: A result of `check_compression_type`.
-        kept_bytes: See `InflatedSource`.
+        finder: Is shown where decompression may begin.
 
     Returns:
         The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
@@ -126,4 +127,5 @@ def open_stream(
         found = "" if compression_type == "auto" else compression_type
     if not found or not first_bytes:
         return source, found
-    return (SnappySource if found == "SNAPPY" else InflatedSource)(source, found, kept_bytes), found
+    kind = SnappySource if found == "SNAPPY" else InflatedSource
+    return kind(source, found, None, finder), found

@@ -12,15 +12,18 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.seek_points import MOST_POINT_BYTES, PointFinder, SeekPoints
 from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file
 from torch_tfrecord.records.compression import (
     DETECTED_BYTES,
@@ -37,10 +40,19 @@ __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "l
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
-    "4",
+    "5",
     "an index",
-    ("file_size", "mtime_ns", "compression_type", "fingerprint", "etag"),
-    {"offsets": "int64", "lengths": "int64"},
+    (
+        "file_size",
+        "mtime_ns",
+        "compression_type",
+        "fingerprint",
+        "etag",
+        "num_points",
+        "points_checksum",
+    ),
+    {"offsets": "int64", "lengths": "int64", "points": "uint8"},
+    lazy="points",
 )
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
@@ -66,6 +78,9 @@ class RecordIndex:
             known.
         etag: The version of the data file that its storage says; None where it says none, and of
             local files.
+        points: Where a compressed file can be entered; None where that is not known, or was not
+            read: see `seek_points`.
+        kept_at: The index file that has them.
 
     Raises:
         IndexMismatchError: the records do not lie one behind the other from 0 to the end of the
@@ -79,6 +94,8 @@ class RecordIndex:
     mtime_ns: int = 0
     fingerprint: int | None = None
     etag: str | None = None
+    points: SeekPoints | None = None
+    kept_at: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
@@ -115,6 +132,20 @@ class RecordIndex:
             self.fingerprint,
             self.etag,
         )
+
+    def seek_points(self, access: Access = DEFAULT_ACCESS) -> SeekPoints | None:
+        """Where the compressed file can be entered; read from the index file if need be.
+
+        Returns:
+            None where that is not known, since the index file is not there any more or is another
+            one: then the file is decompressed from its beginning.
+        """
+        if self.points is not None or self.kept_at is None or not self.compression_type:
+            return self.points
+        try:
+            return _load_points(self.kept_at, self, access)
+        except (OSError, IndexMismatchError):
+            return None
 
     def check_fresh(self, source: FileSource) -> None:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
@@ -186,10 +217,12 @@ class RecordIndex:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
 
-        The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata,
-        ``format``, ``version``, ``checksum`` (CRC-32C of the other metadata and the arrays),
-        ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint`` and ``etag``. What was at
-        `path` is replaced, and a symbolic link is followed: you named it.
+        The file holds the arrays ``offsets`` and ``lengths`` (int64), the seek points of a
+        compressed file as ``points`` (uint8), and, as string metadata, ``format``, ``version``,
+        ``checksum`` (CRC-32C of the other metadata and the first two arrays), ``file_size``,
+        ``mtime_ns``, ``compression_type``, ``fingerprint``, ``etag``, ``num_points`` and
+        ``points_checksum``. What was at `path` is replaced, and a symbolic link is followed: you
+        named it.
 
         Raises:
             OSError: nothing was changed under `path`.
@@ -205,7 +238,11 @@ class RecordIndex:
             "fingerprint": "" if self.fingerprint is None else str(self.fingerprint),
             "etag": self.etag or "",
         }
-        return pack(_FORMAT, metadata, {"offsets": self.offsets, "lengths": self.lengths})
+        points = b"" if self.points is None else self.points.to_bytes()
+        metadata["num_points"] = str(0 if self.points is None else len(self.points))
+        metadata["points_checksum"] = f"{crc32c(points):08x}"
+        arrays = {"offsets": self.offsets, "lengths": self.lengths}
+        return pack(_FORMAT, metadata, {**arrays, "points": np.frombuffer(points, np.uint8)})
 
     @classmethod
     def load(
@@ -314,7 +351,8 @@ def index_source(
     file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto"
 ) -> RecordIndex:
     """`build_index` of a file that is open already."""
-    stream, found = open_stream(read_ahead(file), check_compression_type(compression_type))
+    finder = PointFinder(file.file_size)
+    stream, found = open_stream(read_ahead(file), check_compression_type(compression_type), finder)
     # Starts with an empty one, as nothing cannot be concatenated.
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -329,6 +367,7 @@ def index_source(
         file.mtime_ns,
         file.fingerprint(),
         file.etag,
+        finder.points(),
     )
 
 
@@ -364,8 +403,8 @@ def _check_contiguous(
         )
 
 
-def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
-    def most_bytes(metadata: Mapping[str, str]) -> int:
+def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
+        """The most that the arrays of an index may take, by what it says of its file."""
         file_size = stored_number(metadata["file_size"], "file_size")
         if data is not None and file_size != data.file_size:  # before its arrays are read
             raise IndexMismatchError(
@@ -377,7 +416,8 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
         stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
         return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
-    found = read_sidecar(path, _FORMAT, most_bytes, access=access)
+def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
+    found = read_sidecar(path, _FORMAT, partial(_most_bytes, data), access=access)
     metadata = found.metadata
     fingerprint = metadata["fingerprint"]
     try:
@@ -393,10 +433,30 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
             stored_number(metadata["mtime_ns"], "mtime_ns"),
             stored_number(fingerprint, "fingerprint") if fingerprint else None,
             metadata["etag"] or None,
+            kept_at=path,
         )
     except IndexMismatchError as error:
         error.locate(path=path)
         raise
+
+
+def _load_points(path: str, index: RecordIndex, access: Access) -> SeekPoints | None:
+    """The seek points in an index file, which must be of the same data as an index."""
+    found = read_sidecar(path, _FORMAT, partial(_most_bytes, None), access=access)
+    metadata, place = found.metadata, found.places["points"]
+    fingerprint = "" if index.fingerprint is None else str(index.fingerprint)
+    expected = str(index.file_size), index.compression_type, fingerprint
+    if expected != tuple(metadata[key] for key in ("file_size", "compression_type", "fingerprint")):
+        raise IndexMismatchError("the index is of another file", path=path)
+    num_points = stored_number(metadata["num_points"], "num_points")
+    if not num_points:
+        return None
+    if place.length > MOST_POINT_BYTES:
+        raise IndexMismatchError(f"expected fewer seek points, got {place.length} bytes", path=path)
+    data = open_file(path, access.without_cache()).read(place.length, place.begin)
+    if f"{crc32c(data):08x}" != metadata["points_checksum"]:
+        raise IndexMismatchError("the seek points are damaged", path=path)
+    return SeekPoints.from_bytes(data, num_points, index.file_size)
 
 
 def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:

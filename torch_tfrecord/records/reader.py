@@ -20,7 +20,8 @@ from torch_tfrecord.errors import (
 )
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.inflated import PipeSource, offset_note
+from torch_tfrecord.files.inflated import PipeSource
+from torch_tfrecord.files.inflated_file import offset_note
 from torch_tfrecord.files.ranges import reading_order
 from torch_tfrecord.files.read import BlockMemory, SourceOf, read_local_records, read_pieces
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, local_path, open_file
@@ -232,9 +233,6 @@ class RecordReader:
             found = read_local_records(source_of, files, offsets, lengths, verify_crc=self._verify)
             if found is not None:
                 return PackedRecords(*found, lengths)
-        # Compressed streams have no size: read in order, nothing is inflated twice.
-        if None in [source_of(file).size for file in np.unique(files).tolist()]:
-            return self._read_singly(source_of, files, offsets, lengths)
         buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)
         records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.files.inflated import offset_note
+from torch_tfrecord.files.inflated_file import offset_note
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (

@@ -1,0 +1,194 @@
+"""A compressed file read at random: it is decompressed from the last seek point on, and what was
+decompressed is kept for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.inflated import InflatedSource, SnappySource
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
+from torch_tfrecord.files.seek_points import SeekPoint, SeekPoints
+from torch_tfrecord.files.storage import ByteSource, FileSource, RemoteFile
+from torch_tfrecord.files.transfers import FileRange, fetch
+
+__all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "fetch_parts", "offset_note"]
+
+MOST_INFLATED_BYTES = 1 << 28
+"""Decompressed bytes that a dataset keeps in each process."""
+
+# A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
+_MOST_STRETCH_BYTES = 1 << 26
+
+class Stretches(ProcessCache[InflatedSource]):
+    """What is decompressed of several files, by file and number of the seek point."""
+
+    def __init__(self, most_bytes: int = MOST_INFLATED_BYTES) -> None:
+        super().__init__(most_bytes, attrgetter("most_bytes"))
+
+
+def offset_note(source: ByteSource) -> str:
+    """A note for errors about a stream whose offsets differ from those of the file."""
+    is_inflated = isinstance(source, (InflatedSource, InflatedFile))
+    return " (offset in the decompressed stream)" if is_inflated else ""
+
+
+class InflatedFile(FileSource):
+    """The decompressed content of a file, of known size. Safe from threads, which share what is
+    decompressed: each stretch from one seek point to the next once.
+
+    Args:
+        file: The compressed file.
+        compression_type: "GZIP", "ZLIB" or "SNAPPY".
+        size: Decompressed bytes.
+        points: Where decompression can begin; None for the beginning only.
+        stretches: Keeps what is decompressed.
+        number: Of the file among those that share `stretches`.
+    """
+
+    max_gap_bytes = LOCAL_GAP_BYTES
+    chunk_bytes = 1 << 19
+
+    def __init__(
+        self,
+        file: FileSource,
+        compression_type: str,
+        size: int,
+        points: SeekPoints | None,
+        stretches: Stretches,
+        number: int = 0,
+    ) -> None:
+        self.path, self.size, self.file_size = file.path, size, size
+        self.mtime_ns, self.etag = file.mtime_ns, file.etag
+        self._file, self._type, self._points = file, compression_type, points
+        self._offsets = [0] if points is None else points.offsets
+        self._stretches, self._number = stretches, number
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file.
+
+        Raises:
+            CompressionError: The file is damaged before that.
+        """
+        buffer = bytearray(max(min(num_bytes, self.file_size - offset), 0))
+        got = self.read_into(memoryview(buffer), offset)
+        return bytes(buffer[:got])
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `read`, and `FileSource`."""
+        done, wanted = 0, min(len(buffer), self.file_size - offset)
+        while done < wanted:
+            number = self._find(offset + done)
+            end = min(wanted, self._end(number) - offset)
+            stretch = self._stretches.find((self._number, number), self._open)
+            got = stretch.read_into(buffer[done:end], offset + done)
+            done += got
+            if done < end:
+                stretch.check_end()
+                break
+        return done
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        numbers = range(self._find(begin), self._find(end) + 1)
+        for number in numbers:
+            self._stretches.drop((self._number, number))
+        return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
+
+    def missing(self, begin: int, end: int) -> list[int]:
+        """The stretches of a range that must be fetched from a storage."""
+        if not isinstance(self._file, RemoteFile):
+            return []
+        numbers = range(self._find(begin), self._find(max(begin, end - 1)) + 1)
+        return [
+            number
+            for number in numbers
+            if self._is_short(number) and (self._number, number) not in self._stretches
+        ]
+
+    def part(self, number: int) -> FileRange:
+        """Where a stretch lies in the storage."""
+        assert isinstance(self._file, RemoteFile)  # noqa: S101 - of those that are missing
+        return FileRange(self._file.part, *self._extent(number))
+
+    @property
+    def access(self) -> Access:
+        """How its storage is reached."""
+        return self._file.access if isinstance(self._file, RemoteFile) else DEFAULT_ACCESS
+
+    def give(self, number: int, data: bytes | memoryview) -> None:
+        """Take the compressed bytes of a stretch."""
+        source = _Part(self.path, data, *self._extent(number))
+        self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
+
+    def _find(self, offset: int) -> int:
+        return 0 if self._points is None else self._points.find(max(offset, 0))
+
+    def _end(self, number: int) -> int:
+        return self._offsets[number + 1] if number + 1 < len(self._offsets) else self.file_size
+
+    def _extent(self, number: int) -> tuple[int, int]:
+        """The compressed bytes of a stretch."""
+        if self._points is None or number + 1 == len(self._points):
+            end = self._file.file_size
+        else:  # with the bits before the next point
+            end = self._points.byte(number + 1) + 1
+        return 0 if self._points is None else self._points.byte(number), end
+
+    def _is_short(self, number: int) -> bool:
+        begin, end = self._extent(number)
+        num_bytes = self._end(number) - self._offsets[number]
+        return max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES
+
+    def _open(self, key: tuple[int, int]) -> InflatedSource:
+        number = key[1]
+        source: ByteSource = self._file
+        if isinstance(self._file, RemoteFile):
+            if self._is_short(number):
+                (data,) = fetch([self.part(number)], self.access)
+                source = _Part(self.path, data, *self._extent(number))
+            else:
+                source = read_ahead(self._file)
+        return self._stretch(number, source)
+
+    def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
+        point = SeekPoint(0, 0) if self._points is None else self._points.point(number)
+        kind = SnappySource if self._type == "SNAPPY" else InflatedSource
+        stretch = kind(source, self._type, point)
+        if self._is_short(number):
+            stretch.keep_from = point.offset
+            stretch.most_bytes = self._end(number) - point.offset
+        return stretch
+
+
+def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]]) -> None:
+    """Fetch what is missing of some ranges from their storages, all at once."""
+    parts = {(id(file), number): file for file, *range_ in wanted for number in file.missing(*range_)}
+    if not parts:
+        return
+    found = [(file, number) for (_, number), file in parts.items()]
+    ranges = [file.part(number) for file, number in found]
+    for (file, number), data in zip(found, fetch(ranges, found[0][0].access), strict=True):
+        file.give(number, data)
+
+
+class _Part:
+    """A `ByteSource` over a part of a file in memory; offsets are those in the file."""
+
+    max_record_bytes: int | None = None
+    chunk_bytes = 1 << 19
+
+    def __init__(self, path: str, data: bytes | memoryview, begin: int, end: int) -> None:
+        self.path, self._data, self._begin = path, memoryview(data), begin
+        self.size: int | None = end
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        at = max(offset - self._begin, 0)
+        return bytes(self._data[at : at + num_bytes])
+
+    def check_end(self) -> None:
+        """A part simply ends."""

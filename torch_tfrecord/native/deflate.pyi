@@ -1,0 +1,13 @@
+__all__: list[str]
+
+class BlockInflater:
+    left: int
+    eof: bool
+    is_at_border: bool
+    unused_bits: int
+    unused_data: bytes
+    unconsumed_tail: bytes
+    def __init__(self, window_bits: int, left: int) -> None: ...
+    def copy(self) -> BlockInflater: ...
+    def decompress(self, data: bytes, max_length: int = ...) -> bytes: ...
+    def window(self) -> bytes: ...
