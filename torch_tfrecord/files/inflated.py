@@ -205,7 +205,10 @@ class InflatedSource(SequentialSource):
         """Begin where `_member` says: at a header, or in the midst of a member at the start."""
         self._consumed, self._produced = self._member
         self._input, self._inflater = b"", None
-        if self._member == (self._start.bit >> 3, self._start.offset) and self._start.member_end >= 0:
+        if (
+            self._member == (self._start.bit >> 3, self._start.offset)
+            and self._start.member_end >= 0
+        ):
             self._shift, self._members = self._start.bit & 7, 1
             window = {"zdict": self._start.window} if self._start.window else {}
             self._inflater = engine.decompressobj(-15, **window)

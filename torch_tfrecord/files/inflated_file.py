@@ -24,6 +24,7 @@ MOST_INFLATED_BYTES = 1 << 28
 # A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
 _MOST_STRETCH_BYTES = 1 << 26
 
+
 class Stretches(ProcessCache[InflatedSource]):
     """What is decompressed of several files, by file and number of the seek point."""
 
@@ -167,7 +168,9 @@ class InflatedFile(FileSource):
 
 def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]]) -> None:
     """Fetch what is missing of some ranges from their storages, all at once."""
-    parts = {(id(file), number): file for file, *range_ in wanted for number in file.missing(*range_)}
+    parts = {
+        (id(file), number): file for file, *range_ in wanted for number in file.missing(*range_)
+    }
     if not parts:
         return
     found = [(file, number) for (_, number), file in parts.items()]

@@ -223,4 +223,4 @@ def shift_bits(data: bytes, shift: int) -> bytes:
     array = np.frombuffer(data, np.uint8)
     shifted = array >> np.uint8(shift)
     shifted[:-1] |= array[1:] << np.uint8(8 - shift)
-    return shifted.tobytes()
+    return bytes(shifted.tobytes())

@@ -29,8 +29,7 @@ from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransfo
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.read_ahead import RecordLoader
-from torch_tfrecord.order.epochs import find_lanes
-from torch_tfrecord.order.leaves import stores
+from torch_tfrecord.order.leaves import has_places, stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, RecordBatchSampler
@@ -270,14 +269,14 @@ def _check_dataset(dataset: object, **of_dataset: object) -> None:
 
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
-    """The shuffle to use: compressed files are never read at random, unless a process keeps them
+    """The shuffle to use: compressed files are not read at random, unless a process keeps them
     whole.
     """
     compressed = [store for store in stores(dataset) if store.slow_file]
     if not compressed:
         return shuffle
     # a Mixture, for which there is no better order
-    if shuffle is True and find_lanes(dataset) is None:
+    if shuffle is True and not has_places(dataset):
         for store in compressed:
             store.warn()
         return True
@@ -285,9 +284,9 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
         store.has_warned = True  # the warning below says it, or the user chose this order
     if shuffle is True:
         warnings.warn(
-            f"{printable(compressed[0].slow_file or '')}: compressed files are shuffled within windows of up to "
-            "32 MiB, from up to 64 files at a time, so that each is decompressed once per epoch. For an exact shuffle, "
-            'write the data uncompressed; to silence this warning, pass shuffle="blocks".',
+            f"{printable(compressed[0].slow_file or '')}: compressed files are shuffled in blocks of 4 MiB, "
+            "mixed within windows of 64 MiB, so that each byte is decompressed about once per epoch. For an exact "
+            'shuffle, write the data uncompressed; to silence this warning, pass shuffle="blocks".',
             stacklevel=outer_level(),
         )
     return "blocks" if shuffle else False

@@ -266,12 +266,11 @@ def usual_num_threads(dataset: object = None) -> int:
 
     Batches of numbers and of images are made without the GIL, so that threads share the work. It is
     one where they would only take turns: small samples that are mostly Python objects (bytes, str),
-    compressed files, and anything without the compiled core. For remote files it is 8: the threads
+    and anything without the compiled core. For remote files it is 8: the threads
     mostly wait.
     """
     files = stores(dataset)
-    # Several threads would read out of order, and without the core they hold the GIL.
-    if any(store.first_compressed for store in files) or not has_native():
+    if not has_native():  # the fallbacks hold the GIL
         return 1
     if any(store.is_remote for store in files):
         return _MOST_THREADS

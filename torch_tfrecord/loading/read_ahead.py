@@ -70,7 +70,7 @@ class ReadAheadLoader(DataLoader[Value]):
             `Mixture` of these.
         num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with
             batches of less than 2 MiB in the files, up to 4 instead of one). None: see
-            `usual_num_threads`. Compressed files are read by one thread.
+            `usual_num_threads`.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
 
@@ -95,9 +95,6 @@ class ReadAheadLoader(DataLoader[Value]):
         )
         if self.num_threads and not self.num_workers:
             _check_leaves(leaves(read))
-            # several would read out of order, which means to decompress from the beginning
-            if any(store.first_compressed for store in stores(read)):
-                self.num_threads = 1
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
         each = 0 if self.num_workers else sample_bytes(read)

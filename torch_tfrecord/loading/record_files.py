@@ -13,16 +13,20 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.inflated_file import (
+    MOST_INFLATED_BYTES,
+    InflatedFile,
+    Stretches,
+    fetch_parts,
+)
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import BlockMemory
 from torch_tfrecord.files.requests import each_at_once
-from torch_tfrecord.files.storage import ByteSource, FileSource, is_remote, open_file
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
-from torch_tfrecord.order.orders import plan_lanes
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
-from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -54,10 +58,9 @@ class RecordFiles:
     Attributes:
         table: Where the records are.
         extent: Files, records and decompressed bytes.
-        lanes: How compressed files are read side by side.
         first_compressed: The first file that is compressed, or None.
         slow_file: The same, but None if all decompressed data is kept, so that any order
-            decompresses each file once.
+            decompresses each byte once.
         has_warned: Whether the user was warned that random access is slow; also set to suppress the
             warning.
         is_remote: Whether some files are remote.
@@ -81,16 +84,10 @@ class RecordFiles:
         self._blocks: BlockMemory | None = None
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
-        self.lanes = plan_lanes(*self.extent)
-        # Lanes take turns: the file that ends and the one that begins are open together.
-        most_open = 2 * self.lanes.number
-        is_kept = len(paths) <= most_open and file_bytes.max(initial=0) <= self.lanes.kept_bytes
-        self.slow_file = None if is_kept else self.first_compressed
+        self.slow_file = self.first_compressed if self.extent[2] > MOST_INFLATED_BYTES else None
         self.has_warned = False
-        # Each open compressed file keeps some MiB of decompressed data.
-        self._sources: ProcessCache[ByteSource] = ProcessCache(
-            _MOST_OPEN if self.first_compressed is None else most_open
-        )
+        self._sources: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
+        self._stretches = Stretches()
 
     def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
         if isinstance(indexes, ManifestShards):
@@ -129,9 +126,9 @@ class RecordFiles:
         if self.slow_file and not self.has_warned:
             self.has_warned = True
             warnings.warn(
-                f"{printable(self.slow_file)}: random access in a compressed file decompresses from its "
-                "beginning up to the record: slow unless read in order. Use make_dataloader or "
-                'RecordSampler(shuffle="blocks"), whose shuffle reads each file once, stream with '
+                f"{printable(self.slow_file)}: random access in a compressed file decompresses from the "
+                "last seek point up to the record, a millisecond or more for each. Use make_dataloader or "
+                'RecordSampler(shuffle="blocks"), whose shuffle decompresses nearly all once, stream with '
                 "TFRecordIterableDataset, or write the data uncompressed.",
                 stacklevel=outer_level(),
             )
@@ -159,6 +156,8 @@ class RecordFiles:
         # Local files open in microseconds.
         if self.is_remote:
             self._open_together(files)
+            if self.first_compressed is not None:
+                self._fetch_parts(files, offsets, lengths + OVERHEAD_BYTES)
         return self._reader.read_batch(
             self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
         )
@@ -179,7 +178,7 @@ class RecordFiles:
         file, number, offset, _ = self.table.find_one(position)
         return RecordPlace(self._paths[file], offset, number)
 
-    def _source(self, file: int) -> ByteSource:
+    def _source(self, file: int) -> FileSource:
         return self._sources.find(file, self._open)
 
     def _open_together(self, files: npt.NDArray[np.int64]) -> None:
@@ -189,21 +188,30 @@ class RecordFiles:
             for _ in each_at_once(self._source, closed):
                 pass
 
-    def _open(self, file: int) -> ByteSource:
+    def _fetch_parts(self, *pieces: npt.NDArray[np.int64]) -> None:
+        """Fetch the compressed bytes of all records at once."""
+        wanted = []
+        for file, offset, size in zip(*(column.tolist() for column in pieces), strict=True):
+            source = self._source(file)
+            if isinstance(source, InflatedFile):
+                wanted.append((source, offset, offset + size))
+        fetch_parts(wanted)
+
+    def _open(self, file: int) -> FileSource:
         path, index = self._paths[file], self._facts[file]
         if is_remote(path):
             source = self._remote(path, index)
-            if not index.compression_type:
-                return source  # its first bytes were checked when the index was accepted
-            source = read_ahead(source)
         else:
             source = open_file(path)
             index.check_fresh(source)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
-        if index.compression_type and threading.current_thread() is threading.main_thread():
+        if not index.compression_type:
+            return source  # its first bytes were checked when the index was accepted
+        if threading.current_thread() is threading.main_thread():
             self.warn()
-        return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]
+        size, points = int(self.table.file_bytes[file]), index.seek_points(self._access)
+        return InflatedFile(source, index.compression_type, size, points, self._stretches, file)
 
     def _remote(self, path: str, index: RecordIndex) -> FileSource:
         # then reading tells

@@ -11,11 +11,9 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.leaves import has_places, record_places, stores
+from torch_tfrecord.order.leaves import record_places, stores
 from torch_tfrecord.order.orders import (
     BlockShuffle,
-    FileShuffle,
-    Lanes,
     Order,
     Permutation,
     Renumbered,
@@ -23,15 +21,15 @@ from torch_tfrecord.order.orders import (
     WeightedDraws,
     block_starts,
     cumulated,
-    plan_lanes,
 )
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]
+__all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest"]
 
 STATE_VERSION = 1
 """Version of what `state_dict` returns; raised when its keys or their meaning change."""
 
+_MOST_INFLATED_WINDOW = 1 << 26  # decompressed bytes that are mixed
 _MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
 
 
@@ -69,7 +67,7 @@ class Epochs:
         self._shuffle = shuffle
         self._seed = integer("seed", seed)
         self._sums = None if weights is None else self._checked(weights)
-        self._window_blocks = at_least(1, "window_blocks", window_blocks)
+        at_least(1, "window_blocks", window_blocks)
         at_least(1, "block_bytes", block_bytes)
         self._blocks = (
             find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
@@ -87,9 +85,7 @@ class Epochs:
         if self._sums is not None:
             return WeightedDraws(self._sums, self._seed, epoch)
         if self._blocks is not None:
-            return self._blocks.order(
-                self.num_records, self._seed, epoch, window_blocks=self._window_blocks
-            )
+            return self._blocks.order(self.num_records, self._seed, epoch)
         return (
             Permutation(self.num_records, self._seed, epoch)
             if self._shuffle
@@ -114,7 +110,7 @@ class Epochs:
             "shuffle": self._shuffle,
         }
         if self._blocks is not None:
-            identity |= self._blocks.identity(self._window_blocks)
+            identity |= self._blocks.identity()
         if self._sums is not None:
             identity["weights"] = digest(self._sums)
         return identity
@@ -135,37 +131,23 @@ class Blocks(NamedTuple):
 
     Attributes:
         starts: int64: first place of each block, with the samples in the order of the files.
+        window_blocks: Blocks that are mixed.
         by_file: int64 [N]: the position at each of those places; None if position and place are the
             same.
-        files: int64: number of each block's file, if files must be read once, forward; else None.
-        num_lanes: How many files are read side by side; 0 if `files` is None.
     """
 
     starts: npt.NDArray[np.int64]
+    window_blocks: int
     by_file: npt.NDArray[np.int64] | None = None
-    files: npt.NDArray[np.int64] | None = None
-    num_lanes: int = 0
 
-    def order(self, num_records: int, *seeds: int, window_blocks: int) -> Order:
+    def order(self, num_records: int, *seeds: int) -> Order:
         """The order of an epoch."""
-        order: Order
-        if self.files is None:
-            order = BlockShuffle(self.starts, num_records, *seeds, window_blocks=window_blocks)
-        else:
-            order = FileShuffle(
-                self.starts, num_records, *seeds, files=self.files, num_lanes=self.num_lanes
-            )
+        order = BlockShuffle(self.starts, num_records, *seeds, window_blocks=self.window_blocks)
         return order if self.by_file is None else Renumbered(order, self.by_file)
 
-    def identity(self, window_blocks: int) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What decides the order, besides the seed and the number of records."""
-        found: dict[str, Any] = {"blocks": digest(self.starts)}
-        found |= (
-            {"window_blocks": window_blocks}
-            if self.files is None
-            else {"num_lanes": self.num_lanes}
-        )
-        found |= {} if self.files is None else {"files": digest(self.files)}
+        found = {"blocks": digest(self.starts), "window_blocks": self.window_blocks}
         return found | ({} if self.by_file is None else {"by_file": digest(self.by_file)})
 
 
@@ -173,15 +155,13 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     """The blocks of a dataset of TFRecord files or of nested datasets, as its method `block_starts`
     returns them.
     """
-    lanes = find_lanes(dataset, block_bytes * window_blocks)
-    if lanes is not None:
-        block_bytes = lanes.run_bytes
-        for store in stores(dataset):
-            store.has_warned = True
-    if hasattr(dataset, "_block_starts") and (lanes is None or dataset._is_in_file_order):
-        starts = np.asarray(dataset._block_starts(block_bytes), dtype=np.int64)
-        files = None if lanes is None else dataset._record_places(starts)[0]
-        return Blocks(starts, None, files, 0 if lanes is None else lanes.number)
+    compressed = [store for store in stores(dataset) if store.first_compressed]
+    if compressed:  # a window and the next one are kept decompressed
+        window_blocks = min(window_blocks, max(_MOST_INFLATED_WINDOW // block_bytes, 1))
+    for store in compressed:
+        store.has_warned = True
+    if hasattr(dataset, "_block_starts"):
+        return Blocks(np.asarray(dataset._block_starts(block_bytes), np.int64), window_blocks)
     places = record_places(dataset)
     if places is None:
         raise ValueError(
@@ -190,31 +170,8 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
         )
     files, offsets = places
     by_file = np.lexsort((offsets, files))
-    files = files[by_file]
-    starts = block_starts(files, offsets[by_file], block_bytes)
-    return Blocks(
-        starts,
-        by_file,
-        None if lanes is None else files[starts],
-        0 if lanes is None else lanes.number,
-    )
-
-
-def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None:
-    """How the files of a dataset are read side by side if some are compressed; None if none is.
-
-    Also None unless all samples of the dataset are known to be records of files.
-    """
-    found = stores(dataset)
-    if not any(store.first_compressed for store in found) or not has_places(dataset):
-        return None
-    extents = [store.extent for store in found]
-    files, records, num_bytes = map(sum, zip(*extents, strict=True))
-    lanes = plan_lanes(files, records, num_bytes, window_bytes)
-    # Never more of a file than its dataset keeps.
-    return lanes._replace(
-        run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)])
-    )
+    starts = block_starts(files[by_file], offsets[by_file], block_bytes)
+    return Blocks(starts, window_blocks, by_file)
 
 
 def check_state(

@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,13 @@ from torch_tfrecord.records.compression import (
 )
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar, stored_number
+from torch_tfrecord.records.sidecar import (
+    ArrayPlace,
+    SidecarFormat,
+    pack,
+    read_sidecar,
+    stored_number,
+)
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
@@ -95,7 +102,7 @@ class RecordIndex:
     fingerprint: int | None = None
     etag: str | None = None
     points: SeekPoints | None = None
-    kept_at: str | None = None
+    kept_at: str | _KeptPoints | None = None
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
@@ -143,7 +150,12 @@ class RecordIndex:
         if self.points is not None or self.kept_at is None or not self.compression_type:
             return self.points
         try:
-            return _load_points(self.kept_at, self, access)
+            kept: str | _KeptPoints | None = self.kept_at
+            if isinstance(kept, str):
+                found = _load(kept, None, access)
+                facts = attrgetter("file_size", "compression_type", "fingerprint")
+                kept = found.kept_at if facts(found) == facts(self) else None
+            return kept.read(self.file_size, access) if isinstance(kept, _KeptPoints) else None
         except (OSError, IndexMismatchError):
             return None
 
@@ -404,23 +416,25 @@ def _check_contiguous(
 
 
 def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
-        """The most that the arrays of an index may take, by what it says of its file."""
-        file_size = stored_number(metadata["file_size"], "file_size")
-        if data is not None and file_size != data.file_size:  # before its arrays are read
-            raise IndexMismatchError(
-                f"the index is not of this file as it is now: expected a file of {file_size} bytes, "
-                f"got {data.file_size}",
-                path=data.path,
-            )
-        # An index has at most as many records as the data could hold empty ones.
-        stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
-        return stream // OVERHEAD_BYTES * _ENTRY_BYTES
+    """The most that the arrays of an index may take, by what it says of its file."""
+    file_size = stored_number(metadata["file_size"], "file_size")
+    if data is not None and file_size != data.file_size:  # before its arrays are read
+        raise IndexMismatchError(
+            f"the index is not of this file as it is now: expected a file of {file_size} bytes, "
+            f"got {data.file_size}",
+            path=data.path,
+        )
+    # An index has at most as many records as the data could hold empty ones.
+    stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
+    return stream // OVERHEAD_BYTES * _ENTRY_BYTES
+
 
 def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
     found = read_sidecar(path, _FORMAT, partial(_most_bytes, data), access=access)
     metadata = found.metadata
     fingerprint = metadata["fingerprint"]
     try:
+        num_points = stored_number(metadata["num_points"], "num_points")
         if metadata["compression_type"] not in COMPRESSION_TYPES:
             raise IndexMismatchError(
                 "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"
@@ -433,30 +447,32 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
             stored_number(metadata["mtime_ns"], "mtime_ns"),
             stored_number(fingerprint, "fingerprint") if fingerprint else None,
             metadata["etag"] or None,
-            kept_at=path,
+            kept_at=_KeptPoints(
+                path, found.places["points"], num_points, metadata["points_checksum"]
+            ),
         )
     except IndexMismatchError as error:
         error.locate(path=path)
         raise
 
 
-def _load_points(path: str, index: RecordIndex, access: Access) -> SeekPoints | None:
-    """The seek points in an index file, which must be of the same data as an index."""
-    found = read_sidecar(path, _FORMAT, partial(_most_bytes, None), access=access)
-    metadata, place = found.metadata, found.places["points"]
-    fingerprint = "" if index.fingerprint is None else str(index.fingerprint)
-    expected = str(index.file_size), index.compression_type, fingerprint
-    if expected != tuple(metadata[key] for key in ("file_size", "compression_type", "fingerprint")):
-        raise IndexMismatchError("the index is of another file", path=path)
-    num_points = stored_number(metadata["num_points"], "num_points")
-    if not num_points:
-        return None
-    if place.length > MOST_POINT_BYTES:
-        raise IndexMismatchError(f"expected fewer seek points, got {place.length} bytes", path=path)
-    data = open_file(path, access.without_cache()).read(place.length, place.begin)
-    if f"{crc32c(data):08x}" != metadata["points_checksum"]:
-        raise IndexMismatchError("the seek points are damaged", path=path)
-    return SeekPoints.from_bytes(data, num_points, index.file_size)
+class _KeptPoints(NamedTuple):
+    """Where in an index file the seek points are, and their checksum."""
+
+    path: str
+    place: ArrayPlace
+    num_points: int
+    checksum: str
+
+    def read(self, file_size: int, access: Access) -> SeekPoints | None:
+        """Those of a data file of this size."""
+        if not self.num_points:
+            return None
+        length, begin = min(self.place.length, MOST_POINT_BYTES), self.place.begin
+        data = open_file(self.path, access.without_cache()).read(length, begin)
+        if f"{crc32c(data):08x}" != self.checksum:
+            raise IndexMismatchError("the seek points are damaged", path=self.path)
+        return SeekPoints.from_bytes(data, self.num_points, file_size)
 
 
 def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:

@@ -267,6 +267,8 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         access: How remote files are reached, and the indexes beside them.
     """
 
+    _reloads = True  # seek points stay in the file
+
     def __init__(
         self,
         policy: IndexPolicy = "auto",

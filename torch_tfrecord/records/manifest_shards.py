@@ -25,7 +25,7 @@ from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.index_paths import write_sidecar
+from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
 from torch_tfrecord.records.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -106,6 +106,8 @@ class ManifestShards:
     def __getitem__(self, file: int) -> RecordIndex:
         """What a file is held against when it is opened; without records."""
         facts = self._manifest.facts(self._rows.item(file))
+        if facts.compression_type:
+            facts = facts.with_facts(kept_at=sidecar_path(self.files[file]))
         if self._mtimes is None:
             return facts
         return facts.with_facts(mtime_ns=self._mtimes.item(file))

@@ -25,6 +25,7 @@ from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.storage import FileSource, open_file
 
 __all__ = [
+    "ArrayPlace",
     "Sidecar",
     "SidecarFormat",
     "about_data",
