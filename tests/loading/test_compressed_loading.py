@@ -1,5 +1,5 @@
-"""Compressed files by position: shuffled in an order that decompresses each once, and what is said
-of it.
+"""Compressed files by position: shuffled in blocks, entered at seek points, and what is said of
+it.
 """
 
 import json
@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, random_split
+from torch.utils.data import DataLoader, random_split
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -19,8 +19,11 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.files.inflated_file import Stretches
+from torch_tfrecord.loading import record_files
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order import orders
+from torch_tfrecord.order import epochs
+from torch_tfrecord.records import record_file
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -29,35 +32,41 @@ pytestmark = pytest.mark.filterwarnings(
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 SIZES = [150, 40, 200, 90, 120]
 N = sum(SIZES)
-SAID = "compressed files are shuffled within windows of up to 32 MiB"
-SLOW = "random access in a compressed file decompresses from its beginning"
+SAID = "compressed files are shuffled in blocks of 4 MiB, mixed within windows of 64 MiB"
+SLOW = "random access in a compressed file decompresses from the last seek point"
+MEMBER_BYTES = 300  # about 7 records
 
 
 @pytest.fixture(scope="module", params=[".gz", ".zlib"])
 def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     numbers = iter(range(N))
-    for file, size in enumerate(SIZES):
-        with TFRecordWriter(folder / f"part-{file}{request.param}", write_index=True) as writer:
-            for _ in range(size):
-                writer.write({"id": next(numbers)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_file, "_MEMBER_BYTES", MEMBER_BYTES)
+        for file, size in enumerate(SIZES):
+            with TFRecordWriter(folder / f"part-{file}{request.param}", write_index=True) as writer:
+                for _ in range(size):
+                    writer.write({"id": next(numbers)})
     return f"{folder}/part-*"
 
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """About 100 records of the 600."""
-    monkeypatch.setattr(orders, "WINDOW_BYTES", 4000)
+    """What is kept of the 23 KB is not all."""
+    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 4000)
 
 
 @pytest.fixture
 def inflations(monkeypatch):
-    """The paths of the files that were decompressed from their beginning."""
+    """The path and the first byte of each stretch that was decompressed."""
     begun = []
     begin = InflatedSource._restart
-    monkeypatch.setattr(
-        InflatedSource, "_restart", lambda self: begun.append(self.path) or begin(self)
-    )
+
+    def restart(self):
+        begun.append((self.path, self._start.offset))
+        begin(self)
+
+    monkeypatch.setattr(InflatedSource, "_restart", restart)
     return begun
 
 
@@ -101,67 +110,9 @@ def test_one_warning_at_the_users_line_and_each_record_once(files, way):
 @pytest.mark.parametrize(
     "make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]]
 )
-def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
-    dataset = make(TFRecordDataset(files, FEATURES))
-    loader = make_dataloader(dataset, 4, shuffle="blocks", **WAYS[way])
-    for epoch in range(1, 4):
-        assert len(set(joined(ids(loader)))) == len(dataset)
-        assert 4 * epoch <= len(inflations) <= 5 * epoch  # the smallest one is kept as a whole
-    assert len(set(inflations)) == len(SIZES)
-
-
-def test_parts_of_one_dataset_share_its_files(files, inflations, monkeypatch):
-    monkeypatch.setattr(orders, "WINDOW_BYTES", 4000)
-    ds = TFRecordDataset(files, FEATURES)
-    loader = make_dataloader(
-        ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0
-    )
-    assert sorted(joined(ids(loader))) == list(range(N))
-    assert len(inflations) == len(SIZES)
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations):
-    assert joined(ids(make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2))) == list(
-        range(N)
-    )
-    assert len(inflations) == len(SIZES)
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_memory_is_bounded(files):
-    ds = TFRecordDataset(files, FEATURES)
-    for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
-        kept = [
-            len(source._kept) - 8000
-            for source, _ in ds._record_files._sources._kept.get().values.values()
-        ]
-    # Two windows' share of each file, and what one call of zlib gives.
-    assert len(kept) == len(SIZES)
-    assert max(kept) <= orders.plan_lanes(*ds._record_files.extent).kept_bytes
-    assert ds._record_files.lanes.kept_bytes == 2 * (4000 // len(SIZES))
-
-
-def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
-    ds = TFRecordDataset(files, FEATURES)
-    order = joined(ids(make_dataloader(ds, 4, shuffle="blocks", num_threads=0)))
-    assert len(inflations) == len(SIZES)
-    files_of = [ds.locate(number)[0] for number in order]
-    assert all(len(set(files_of[begin : begin + 60])) == len(SIZES) for begin in range(0, N, 60))
-    # And read in any order without decompressing again.
-    loader = DataLoader(ds, batch_size=4, shuffle=True, collate_fn=collate)
-    assert sorted(joined(ids(loader))) == list(range(N))
-    assert len(inflations) == len(SIZES)
-
-
-# all in one window; or each file in what is kept of it
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 16_000])
 @pytest.mark.parametrize("way", WAYS)
-def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
-    files, inflations, monkeypatch, way, window
-):
-    monkeypatch.setattr(orders, "WINDOW_BYTES", window or orders.WINDOW_BYTES)
+def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(files, inflations, way):
     ds = TFRecordDataset(files, FEATURES)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -178,7 +129,7 @@ def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
             Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100, **WAYS[way]
         )
         assert len(joined(ids(mixed))) == N + 9
-    assert len(inflations) <= 2 * len(SIZES)  # of two datasets
+    assert max(map(inflations.count, inflations)) <= 2  # of two datasets
 
 
 @pytest.mark.daily
@@ -196,7 +147,7 @@ def test_resumes_and_names_its_order(files, way):
         found.append(batch["id"].tolist())
         states.append(json.loads(json.dumps(loader.state_dict())))
     assert states[0]["shuffle"] == "blocks"
-    assert states[0]["num_lanes"] == len(SIZES)
+    assert states[0]["window_blocks"] == 16
     for place in (1, 40, 76, 150):
         again = make()
         again.load_state_dict(states[place])
@@ -221,7 +172,44 @@ def test_samplers_by_blocks(files, inflations):
     ds = TFRecordDataset(files, FEATURES)
     sampler = RecordSampler(ds, shuffle="blocks", seed=4)
     assert joined(ids(DataLoader(ds, 8, sampler=sampler, collate_fn=collate))) == list(sampler)
-    assert len(inflations) == len(SIZES)
+    assert len(inflations) == len(set(inflations)) > 10 * len(SIZES)
+
+
+@pytest.mark.parametrize("way", ["threads", "no threads"])
+@pytest.mark.parametrize(
+    "make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]]
+)
+def test_an_epoch_in_blocks_decompresses_about_once(files, inflations, monkeypatch, make, way):
+    whole = TFRecordDataset(files, FEATURES)
+    # three of the blocks, of which two are kept: a window of one and half of the next
+    monkeypatch.setattr(whole._record_files, "_stretches", Stretches(3000))
+    dataset = make(whole)
+    monkeypatch.setattr(epochs, "_MOST_INFLATED_WINDOW", 1000)
+    sampler = RecordSampler(dataset, shuffle="blocks", block_bytes=1000)
+    batches = DataLoader(dataset, 4, sampler=sampler, collate_fn=collate)
+    if way == "threads":
+        batches = ReadAheadLoader(
+            dataset, num_threads=2, batch_size=4, sampler=sampler, collate_fn=collate
+        )
+    assert len(set(joined(ids(batches)))) == len(dataset)
+    # A block of 1,000 bytes has four or five stretches of 300: at both ends it shares one.
+    assert len(inflations) <= 2 * len(set(inflations))
+
+
+def test_in_order_each_stretch_is_decompressed_once(files, inflations):
+    loader = make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2)
+    assert joined(ids(loader)) == list(range(N))
+    assert len(inflations) == len(set(inflations)) > 10 * len(SIZES)
+
+
+def test_memory_is_bounded(files, monkeypatch):
+    ds = TFRecordDataset(files, FEATURES)
+    stretches = Stretches(4000)
+    monkeypatch.setattr(ds._record_files, "_stretches", stretches)
+    order = torch.randperm(N).tolist()
+    assert [ds[number]["id"].item() for number in order] == order
+    kept = [stretch for stretch, _ in stretches._kept.get().values.values()]
+    assert sum(len(stretch._kept) for stretch in kept) <= stretches.size <= 4000
 
 
 # Random access all the same.
@@ -266,16 +254,8 @@ def test_a_mixture_says_so(files):
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_one_thread_reads_compressed_files_so_that_none_goes_back(files, tmp_path):
-    assert make_dataloader(files, 4, FEATURES, shuffle=False, num_threads=3).num_threads == 1
-    assert make_dataloader(files, 4, FEATURES, shuffle=False, num_threads=0).num_threads == 0
-    with TFRecordWriter(tmp_path / "plain") as writer:
-        writer.write({"id": 0})
-    assert make_dataloader(tmp_path / "plain", 4, FEATURES, num_threads=3).num_threads == 3
-
-
 def test_some_files_compressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(orders, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 1000)
     for name, numbers in (("a", range(50)), ("b.gz", range(50, 90))):
         with TFRecordWriter(tmp_path / f"part-{name}") as writer:
             for number in numbers:

@@ -348,16 +348,17 @@ def test_others_can_open_it(data):
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "offsets": index.offsets.tolist(),
         "lengths": index.lengths.tolist(),
+        "points": [],
     }
 
 
 ZEROS = np.zeros(4, np.int64)
-VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '4', got another "
+VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '5', got another "
 FIELDS = "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint"
-ARRAYS = "expected an index with the arrays offsets, lengths, got others"
+ARRAYS = "expected an index with the arrays offsets, lengths, points, got others"
 FORM = "expected arrays of one dimension, of int64, got others"
 CHANGED = [  # robustness 63
-    ({"version": "5"}, VERSION + "version"),
+    ({"version": "4"}, VERSION + "version"),
     ({"version": None}, VERSION + "version"),
     ({"format": "pt"}, VERSION + "file"),
     ({"format": None}, VERSION + "file"),

@@ -231,9 +231,10 @@ class InflatedSource(SequentialSource):
                 self._inflater = self._next_member()
             if self._inflater is None:
                 return b""
+            before = self._produced
             if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
                 return piece
-            if at_end and self._inflater is not None:
+            if at_end and self._inflater is not None and self._produced == before:
                 self._fail(
                     "the stream is truncated: expected its end marker and checksum, got the end of the file"
                 )

@@ -204,7 +204,11 @@ def _read(
         raise IndexMismatchError(
             f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}"
         )
-    stop = places[kind.lazy].begin if kind.lazy else total
+    stop = max(
+        place.begin + place.length * place.dtype.itemsize
+        for name, place in places.items()
+        if name != kind.lazy
+    )
     # Before anything is allocated.
     limit = most_bytes(metadata)
     if stop - end > limit:
