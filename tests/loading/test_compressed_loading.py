@@ -105,11 +105,6 @@ def test_one_warning_at_the_users_line_and_each_record_once(files, way):
     assert joined(ids(make_dataloader(files, 4, FEATURES, shuffle="blocks", seed=1))) != epochs[0]
 
 
-@pytest.mark.usefixtures("small_windows")
-@pytest.mark.parametrize("way", ["threads", "no threads"])
-@pytest.mark.parametrize(
-    "make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]]
-)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(files, inflations, way):

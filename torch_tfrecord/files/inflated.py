@@ -169,6 +169,9 @@ class InflatedSource(SequentialSource):
         compression_type: "GZIP" or "ZLIB".
         start: Where it begins; None for the file's first byte.
         finder: Is shown the places where decompression may begin.
+
+    Attributes:
+        end: Offset that reading stops at.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class InflatedSource(SequentialSource):
         limit = max(MAX_INFLATED_RECORD_BYTES, expansion)
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self._finder = source, compression_type, finder
+        self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None and finder is None
         self._engine = _fastest() if can_read_again else zlib
@@ -223,7 +227,7 @@ class InflatedSource(SequentialSource):
             ) from self._error.__cause__
 
     def _more(self) -> bytes:
-        while self._error is None:
+        while self._error is None and self._produced < self.end:
             if not self._input:
                 self._input = self._next_input()
             at_end = not self._input
@@ -282,7 +286,7 @@ class InflatedSource(SequentialSource):
         before = None if copy is None else copy()
         data = self._input
         try:
-            piece = inflater.decompress(data, _OUTPUT_BYTES)
+            piece = inflater.decompress(data, min(_OUTPUT_BYTES, self.end - self._produced))
         except (zlib.error, self._engine.error) as error:
             if before is not None:
                 if self._finder is not None:

@@ -162,7 +162,8 @@ class InflatedFile(FileSource):
         stretch = kind(source, self._type, point)
         if self._is_short(number):
             stretch.keep_from = point.offset
-            stretch.most_bytes = self._end(number) - point.offset
+            stretch.end = self._end(number)
+            stretch.most_bytes = stretch.end - point.offset
         return stretch
 
 
