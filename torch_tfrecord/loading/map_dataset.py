@@ -60,10 +60,9 @@ class TFRecordDataset(StagedDataset):
             crop) see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
-            "SNAPPY". Each process keeps up to about 200 MiB of decompressed data. What fits (32
-            MiB, or more in files of equal size) is read in any order. Random access to larger files
-            decompresses from the beginning up to the record: read them in order, or with
-                `make_dataloader`, whose shuffle reads each file once.
+            "SNAPPY". A record is decompressed from the last seek point of the index before it, about
+            1 MiB; each process keeps up to 256 MiB of decompressed data. Read larger files in
+            order, or with `make_dataloader`, whose shuffle decompresses nearly everything once.
         verify_crc: Check the payloads' checksums; headers are always checked.
         index: "auto" (use a fresh index, else build and keep one), "require" (never build),
             "memory" (build, keep nothing).
