@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, Protocol
 
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files.seek_points import FOLLOWING_BYTES, PointFinder, SeekPoint, shift_bits
+from torch_tfrecord.files.seek_points import FOLLOWING_BYTES, PointFinder, SeekPoint, lead_in
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.native import optional_module
 
@@ -195,7 +195,7 @@ class InflatedSource(SequentialSource):
     def _restart(self) -> None:
         self._inflater: _Inflater | None = None  # None between two members
         self._input = b""
-        self._shift = 0  # bits by which the source's bytes are shifted in the input
+        self._lead = 0  # bits of the next byte that are before the first block
         self._consumed = self._start.bit >> 3  # compressed bytes taken from the source
         self._produced = self._start.offset  # end of what was decompressed
         self._error: CompressionError | None = None
@@ -213,7 +213,7 @@ class InflatedSource(SequentialSource):
             self._member == (self._start.bit >> 3, self._start.offset)
             and self._start.member_end >= 0
         ):
-            self._shift, self._members = self._start.bit & 7, 1
+            self._lead, self._members = self._start.bit & 7, 1
             window = {"zdict": self._start.window} if self._start.window else {}
             self._inflater = engine.decompressobj(-15, **window)
         else:
@@ -245,11 +245,10 @@ class InflatedSource(SequentialSource):
         return b""
 
     def _next_input(self) -> bytes:
-        # One more byte has the last bits of a shifted input.
-        data = self._source.read(_INPUT_BYTES + bool(self._shift), self._consumed)
-        data, taken = shift_bits(data, self._shift), min(len(data), _INPUT_BYTES)
-        self._consumed += taken
-        return data[:taken]
+        data = self._source.read(_INPUT_BYTES, self._consumed)
+        self._consumed += len(data)
+        lead, self._lead = self._lead, 0
+        return lead_in(data, lead)
 
     def _next_member(self) -> _Inflater | None:
         magic = GZIP_MAGIC[:2] if self._type == "GZIP" else b""
@@ -310,7 +309,7 @@ class InflatedSource(SequentialSource):
         self._input, self._inflater = inflater.unused_data, None
         # Raw data have neither the checksum behind them nor whole bytes.
         if self._members == 1 and self._start.member_end >= 0:
-            self._input, self._consumed, self._shift = b"", self._start.member_end, 0
+            self._input, self._consumed = b"", self._start.member_end
         if self._finder is not None:
             self._finder.end_member(self._consumed - len(self._input))
 

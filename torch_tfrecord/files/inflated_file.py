@@ -113,7 +113,8 @@ class InflatedFile(FileSource):
 
     def part(self, number: int) -> FileRange:
         """Where a stretch lies in the storage."""
-        assert isinstance(self._file, RemoteFile)  # noqa: S101 - of those that are missing
+        if not isinstance(self._file, RemoteFile):
+            raise TypeError(f"expected a file of a storage, got {self.path}")
         return FileRange(self._file.part, *self._extent(number))
 
     @property

@@ -23,7 +23,7 @@ __all__ = [
     "PointFinder",
     "SeekPoint",
     "SeekPoints",
-    "shift_bits",
+    "lead_in",
 ]
 
 INDEX_BYTES_RATIO = 0.01
@@ -38,6 +38,27 @@ _WINDOW_BYTES = 1 << 15
 _POINT_BYTES = 32
 FOLLOWING_BYTES = 40 << 10
 """Compressed bytes behind a point that show which bytes before it are needed."""
+
+
+# Blocks without content (RFC 1951): one of the fixed codes, of 10 bits, and one with codes of its
+# own, of 97 bits: 17 + 19 * 3 of lengths of codes, 22 of codes, and the end of the block.
+_EMPTY_BLOCK, _EMPTY_WIDTH = 0b010, 10
+
+
+def _odd_block() -> tuple[int, int]:
+    lengths = {18: 1, 0: 2, 1: 2}  # of the codes of runs of zeros, of 0, and of 1
+    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
+    fields = [(0, 1), (2, 2), (0, 5), (0, 5), (15, 4)]
+    fields += [(lengths.get(symbol, 0), 3) for symbol in order]
+    # Byte 0 and the end have codes of one bit, the 255 between none, and no distance has one.
+    fields += [(3, 2), (0, 1), (127, 7), (0, 1), (106, 7), (3, 2), (1, 2), (1, 1)]
+    bits = width = 0
+    for value, size in fields:
+        bits, width = bits | value << width, width + size
+    return bits, width
+
+
+_ODD_BLOCK = _odd_block()
 
 
 class SeekPoint(NamedTuple):
@@ -161,7 +182,7 @@ class PointFinder:
         """
         if offset > self._last_offset:
             packed = zlib.compressobj(9, zlib.DEFLATED, -15)
-            needed = _needed(window, shift_bits(following, bit & 7))
+            needed = _needed(window, lead_in(following, bit & 7))
             content = packed.compress(needed) + packed.flush() if needed else b""
             self._add(bit, offset, 0, content)
 
@@ -216,11 +237,14 @@ def _needed(window: bytes, following: bytes) -> bytes:
     return kept[int(used.argmax()) :].tobytes()
 
 
-def shift_bits(data: bytes, shift: int) -> bytes:
-    """The bytes from bit `shift` (0 to 7) of the first one on, filled up with zeros."""
+def lead_in(data: bytes, shift: int) -> bytes:
+    """The data from bit `shift` (0 to 7) of its first byte on, behind empty blocks that end there:
+    blocks that are stored begin at whole bytes, so that nothing can be shifted.
+    """
     if not shift or not data:
         return data
-    array = np.frombuffer(data, np.uint8)
-    shifted = array >> np.uint8(shift)
-    shifted[:-1] |= array[1:] << np.uint8(8 - shift)
-    return bytes(shifted.tobytes())
+    bits, width = _ODD_BLOCK if shift % 2 else (0, 0)
+    while width % 8 != shift:
+        bits, width = bits | _EMPTY_BLOCK << width, width + _EMPTY_WIDTH
+    bits |= data[0] >> shift << width
+    return bits.to_bytes(width // 8 + 1, "little") + data[1:]
