@@ -269,7 +269,9 @@ class InflatedSource(SequentialSource):
             if core is not None:
                 inflater: _Inflater = core.BlockInflater(bits, self._finder.left(self._produced))
                 return inflater
-        found: _Inflater = self._engine.decompressobj(bits)
+        # Reserved flags mean a format to come: zlib refuses it, isal reads on.
+        reserved = self._type == "GZIP" and any(flags & 0xE0 for flags in self._peek(4)[3:])
+        found: _Inflater = (zlib if reserved else self._engine).decompressobj(bits)
         return found
 
     def _peek(self, num_bytes: int) -> bytes:
