@@ -353,7 +353,7 @@ def test_others_can_open_it(data):
 
 
 ZEROS = np.zeros(4, np.int64)
-VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '5', got another "
+VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '6', got another "
 FIELDS = "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint"
 ARRAYS = "expected an index with the arrays offsets, lengths, points, got others"
 FORM = "expected arrays of one dimension, of int64, got others"

@@ -30,7 +30,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files.inflated import first_uncompressed
+from torch_tfrecord.files.snappy import first_uncompressed
 from torch_tfrecord.records.compression import detect_compression
 
 cramjam = pytest.importorskip("cramjam")

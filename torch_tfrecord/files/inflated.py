@@ -13,11 +13,17 @@ import os
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files.rescue import (
+    GZIP_MAGIC,
+    TRAILER_BYTES,
+    WINDOW_BITS,
+    behind_double,
+    find_start,
+)
 from torch_tfrecord.files.seek_points import FOLLOWING_BYTES, PointFinder, SeekPoint, lead_in
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.native import optional_module
@@ -25,22 +31,18 @@ from torch_tfrecord.native import optional_module
 __all__ = [
     "GZIP_MAGIC",
     "MAX_INFLATED_RECORD_BYTES",
-    "SNAPPY_PREFIX_BYTES",
     "WINDOW_BITS",
     "InflatedSource",
     "PipeSource",
     "SequentialSource",
-    "SnappySource",
-    "first_uncompressed",
     "is_zlib_header",
 ]
 
-GZIP_MAGIC = b"\x1f\x8b\x08"
-WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 # Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one
 # call.
 _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
+_MOST_HELD_BYTES = 1 << 22
 
 # A record of a compressed stream may be this long, or this many times the compressed file, as its
 # length cannot be checked against the file's size. Real data above the first limit does not expand
@@ -157,6 +159,20 @@ def _fastest() -> ModuleType:
         return zlib
 
 
+class Gap(NamedTuple):
+    """Damage that the decompression of a file went past.
+
+    Attributes:
+        begin: First byte of the file that was passed over.
+        end: Where decompression went on.
+        error: What was wrong.
+    """
+
+    begin: int
+    end: int
+    error: CompressionError
+
+
 class InflatedSource(SequentialSource):
     """The decompressed stream of a gzip or zlib file.
 
@@ -169,6 +185,8 @@ class InflatedSource(SequentialSource):
         compression_type: "GZIP" or "ZLIB".
         start: Where it begins; None for the file's first byte.
         finder: Is shown the places where decompression may begin.
+        gaps: Takes the damage, which the stream goes past; what comes behind it may have wrong
+            bytes. Without it damage ends the stream.
 
     Attributes:
         end: Offset that reading stops at.
@@ -180,12 +198,14 @@ class InflatedSource(SequentialSource):
         compression_type: str,
         start: SeekPoint | None = None,
         finder: PointFinder | None = None,
+        gaps: list[Gap] | None = None,
     ) -> None:
         self._start = SeekPoint(0, 0) if start is None else start
         expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
         limit = max(MAX_INFLATED_RECORD_BYTES, expansion)
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self._finder = source, compression_type, finder
+        self._gaps = gaps
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None and finder is None
@@ -193,31 +213,26 @@ class InflatedSource(SequentialSource):
         self._restart()
 
     def _restart(self) -> None:
-        self._inflater: _Inflater | None = None  # None between two members
-        self._input = b""
-        self._lead = 0  # bits of the next byte that are before the first block
-        self._consumed = self._start.bit >> 3  # compressed bytes taken from the source
-        self._produced = self._start.offset  # end of what was decompressed
         self._error: CompressionError | None = None
-        self._members = 0
-        self._member = self._consumed, self._produced  # where it begins, compressed and not
         self._to_drop = 0  # bytes that were returned already
-        if self._start.member_end >= 0:
-            self._enter_member(self._engine)
+        self._held = bytearray()  # of a member that is not returned before all of it is there
+        if self._gaps:
+            self._gaps.clear()
+        self._enter(self._start)
 
-    def _enter_member(self, engine: ModuleType) -> None:
-        """Begin where `_member` says: at a header, or in the midst of a member at the start."""
-        self._consumed, self._produced = self._member
-        self._input, self._inflater = b"", None
-        if (
-            self._member == (self._start.bit >> 3, self._start.offset)
-            and self._start.member_end >= 0
-        ):
-            self._lead, self._members = self._start.bit & 7, 1
-            window = {"zdict": self._start.window} if self._start.window else {}
-            self._inflater = engine.decompressobj(-15, **window)
-        else:
-            self._inflater = engine.decompressobj(WINDOW_BITS[self._type])
+    def _enter(self, point: SeekPoint) -> None:
+        """Begin at a header, or between two blocks."""
+        self._member = point
+        self._input = b""
+        self._lead = point.bit & 7  # bits of the next byte that are before the first block
+        self._consumed = point.bit >> 3  # compressed bytes taken from the source
+        self._produced = point.offset  # end of what was decompressed
+        self._inflater = self._block_inflater(self._engine) if point.is_block else None
+
+    def _block_inflater(self, engine: ModuleType) -> _Inflater:
+        window = {"zdict": self._member.window} if self._member.window else {}
+        found: _Inflater = engine.decompressobj(-15, **window)
+        return found
 
     def check_end(self) -> None:
         """Raise the CompressionError that ended the stream, if one did."""
@@ -227,14 +242,26 @@ class InflatedSource(SequentialSource):
             ) from self._error.__cause__
 
     def _more(self) -> bytes:
+        piece = self._piece()
+        # A member that a doubled piece cuts is taken back: see `_pass`.
+        while self._gaps is not None and piece:
+            self._held += piece
+            if self._inflater is None or len(self._held) > _MOST_HELD_BYTES:
+                break
+            piece = self._piece()
+        piece, self._held = bytes(self._held) or piece, bytearray()
+        return piece
+
+    def _piece(self) -> bytes:
         while self._error is None and self._produced < self.end:
             if not self._input:
                 self._input = self._next_input()
             at_end = not self._input
-            if self._inflater is None and not at_end:
-                self._inflater = self._next_member()
             if self._inflater is None:
-                return b""
+                if at_end:
+                    return b""
+                self._inflater = self._next_member()
+                continue
             before = self._produced
             if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
                 return piece
@@ -255,14 +282,14 @@ class InflatedSource(SequentialSource):
         matches = (
             self._input[:2] == magic[: len(self._input)] if magic else is_zlib_header(self._peek(2))
         )
-        if self._members and not matches:
+        begin = self._consumed - len(self._input)
+        if begin > self._start.bit >> 3 and not matches:
             self._fail(
                 f"expected the end of the file or another {self._type} stream after the data, got other bytes"
             )
             return None
-        self._members += 1
-        bits, begin = WINDOW_BITS[self._type], self._consumed - len(self._input)
-        self._member = begin, self._produced
+        bits = WINDOW_BITS[self._type]
+        self._member = SeekPoint(8 * begin, self._produced)
         if self._finder is not None:
             self._finder.add_member(begin, self._produced)
             core = optional_module("deflate")
@@ -290,11 +317,15 @@ class InflatedSource(SequentialSource):
             piece = inflater.decompress(data, min(_OUTPUT_BYTES, self.end - self._produced))
         except (zlib.error, self._engine.error) as error:
             if before is not None:
-                if self._finder is not None:
+                if hasattr(before, "left"):
                     before.left = 1 << 62  # looks for no more borders
                 return self._salvage(before, data, error)
-            self._to_drop += self._produced - self._member[1]
-            self._enter_member(zlib)
+            self._to_drop += self._produced - self._member.offset
+            self._enter(self._member)
+            is_block = self._member.is_block
+            self._inflater = (
+                self._block_inflater(zlib) if is_block else zlib.decompressobj(WINDOW_BITS[self._type])
+            )
             return b""
         self._produced += len(piece)
         if inflater.eof:
@@ -303,17 +334,18 @@ class InflatedSource(SequentialSource):
             self._input = inflater.unconsumed_tail
             if self._finder is not None and getattr(inflater, "is_at_border", False):
                 self._show_border(inflater, data, self._finder)
+        return self._without_known(piece)
+
+    def _without_known(self, piece: bytes) -> bytes:
         dropped = min(self._to_drop, len(piece))
         self._to_drop -= dropped
         return piece[dropped:]
 
     def _end_member(self, inflater: _Inflater) -> None:
         self._input, self._inflater = inflater.unused_data, None
-        # Raw data have neither the checksum behind them nor whole bytes.
-        if self._members == 1 and self._start.member_end >= 0:
-            self._input, self._consumed = b"", self._start.member_end
-        if self._finder is not None:
-            self._finder.end_member(self._consumed - len(self._input))
+        if self._member.is_block:  # the checksum is of more than what came from here
+            self._consumed += TRAILER_BYTES[self._type] - len(self._input)
+            self._input = b""
 
     def _show_border(self, inflater: Any, data: bytes, finder: PointFinder) -> None:
         bits, at = inflater.unused_bits, len(data) - len(self._input)
@@ -339,38 +371,42 @@ class InflatedSource(SequentialSource):
                 pieces.append(inflater.decompress(data[position : position + 1]))
         except zlib.error:
             self._input = data[position:]
-        self._fail(f"the stream is damaged: {error}", error)
-        dropped, piece = self._to_drop, b"".join(pieces)
+        piece = b"".join(pieces)
         self._produced += len(piece)
-        return piece[dropped:]
+        piece = self._without_known(piece)
+        if self._gaps is not None:
+            self._held += piece
+            piece = b""
+        self._fail(f"the stream is damaged: {error}", error)
+        return piece
 
     def _fail(self, text: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)
         kind = self._type.lower()
-        self._error = CompressionError(
-            f"{kind}: {text} (near compressed byte {at})", path=self.path
-        )
-        self._error.__cause__ = cause
+        error = CompressionError(f"{kind}: {text} (near compressed byte {at})", path=self.path)
+        error.__cause__ = cause
+        if self._gaps is None or self._type not in WINDOW_BITS:
+            self._error = error
+        else:
+            self._gaps.append(Gap(at, self._pass(at), error))
 
-
-class SnappySource(InflatedSource):
-    """The decompressed stream of a file of Snappy blocks, in the same way."""
-
-    def _more(self) -> bytes:
-        size, limit = self._source.size, self.max_record_bytes or 0
-        piece = b""
-        while self._error is None and not piece:
-            begin = self._consumed
-            if self._finder is not None and begin < (size or 0):
-                self._finder.add_member(begin, self._produced)
-            try:
-                piece, self._consumed = _read_block(self._source.read, begin, size, limit)
-                self._produced += len(piece)
-            except CompressionError as error:
-                self._fail(str(error.args[0]), error)  # whole blocks before it can be read
-            if self._consumed == begin:
-                break
-        return piece
+    def _pass(self, at: int) -> int:
+        """Go on behind damage; the byte where."""
+        point = find_start(self._source, at, self._type)
+        self._to_drop = 0
+        # A doubled piece: what is in it twice must not come twice.
+        begin, found = self._member.bit >> 3, point.bit + 7 >> 3
+        if (behind := behind_double(self._source, begin, found)) is not None:
+            self._to_drop = self._produced - self._member.offset - len(self._held)
+            self._produced, self._held = self._member.offset, bytearray()
+            point = SeekPoint(8 * behind, 0)
+        elif (behind := behind_double(self._source, at, found)) is not None:
+            point = find_start(self._source, behind, self._type)
+        point = point._replace(offset=self._produced)
+        if self._finder is not None:
+            self._finder.add_start(point)
+        self._enter(point)
+        return self._consumed
 
 
 class PipeSource(SequentialSource):
@@ -390,114 +426,3 @@ class PipeSource(SequentialSource):
 
     def _restart(self) -> None:
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
-
-
-# Snappy as TensorFlow writes it: four bytes of length, big-endian, then a block in Snappy's raw
-# format: what the writer had collected, 256 KiB or less, or one long payload. This is not Snappy's
-# framing format, which begins with `sNaPpY`.
-
-SNAPPY_PREFIX_BYTES = 64
-"""Of a file, from which `first_uncompressed` gets the header of its first record."""
-
-_LENGTH_BYTES = 4
-_MOST_EXPANSION = 22  # three bytes are a copy of at most 64
-_PIP = "pip install 'torch-tfrecord[snappy]'"
-
-
-def _read_block(
-    read: Callable[[int, int], bytes], offset: int, size: int | None, limit: int
-) -> tuple[bytes, int]:
-    """Read and decompress one block.
-
-    Args:
-        read: Up to a number of bytes of the file from an offset, fewer only at its end.
-        offset: Of the block in the file.
-        size: Bytes of the file; None if unknown.
-        limit: The most that the block may hold when decompressed.
-
-    Returns:
-        What it holds, and the offset of the next block; nothing at the end of the file.
-
-    Raises:
-        CompressionError: The block is truncated or damaged, or claims more than its bytes can hold.
-        ImportError: The package cramjam is missing.
-
-    Source: tensorflow/core/lib/io/snappy/snappy_outputbuffer.cc.
-    """
-    head = read(_LENGTH_BYTES, offset)
-    if not head:
-        return b"", offset
-    length, begin = int.from_bytes(head, "big"), offset + _LENGTH_BYTES
-    is_cut = len(head) < _LENGTH_BYTES or (size is not None and begin + length > size)
-    block = b"" if is_cut else read(length, begin)
-    if is_cut or len(block) < length:
-        raise CompressionError(
-            "the stream is truncated: expected the rest of a block, got the end of the file"
-        )
-    return _decompress(block, limit), begin + length
-
-
-def _decompress(block: bytes, limit: int) -> bytes:
-    try:
-        from cramjam import DecompressionError, snappy
-    except ImportError as error:
-        raise ImportError(
-            f"files compressed with Snappy need the package cramjam: {_PIP}"
-        ) from error
-    try:
-        claimed = snappy.decompress_raw_len(block)
-        if claimed > min(limit, _MOST_EXPANSION * len(block)):
-            raise CompressionError(
-                f"the stream is damaged: expected a block of at most {min(limit, _MOST_EXPANSION * len(block))} bytes, "
-                f"got a length of {claimed}"
-            )
-        return bytes(snappy.decompress_raw(block))
-    except DecompressionError as error:
-        raise CompressionError(
-            "the stream is damaged: expected a Snappy block, got other bytes"
-        ) from error
-
-
-def first_uncompressed(prefix: bytes, wanted: int) -> bytes:
-    """What the first block of a stream begins with; empty where its first bytes are no block.
-
-    Args:
-        prefix: The first bytes of the file.
-        wanted: Number of bytes; fewer come where the prefix or the block ends.
-    """
-    block = prefix[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(prefix[:_LENGTH_BYTES], "big")]
-    # after its length
-    at = next((place + 1 for place, byte in enumerate(block[:5]) if byte < 0x80), len(block))
-    out = bytearray()
-    while at < len(block) and len(out) < wanted:
-        literal, length, distance, at = _element(block, at)
-        if literal:
-            out += block[at : at + length]
-            at += length
-        elif not 0 < distance <= len(out):
-            return b""
-        else:
-            for _ in range(length):
-                out.append(out[-distance])
-    return bytes(out[:wanted])
-
-
-def _element(block: bytes, at: int) -> tuple[bool, int, int, int]:
-    """An element of a raw block: whether it is a literal, its length, how far back a copy begins,
-    and what follows.
-    """
-    tag, kind = block[at], block[at] & 3
-    if kind == 0:
-        extra = max((tag >> 2) - 59, 0)  # bytes of a long literal's length
-        length = int.from_bytes(block[at + 1 : at + 1 + extra], "little") if extra else tag >> 2
-        return True, length + 1, 0, at + 1 + extra
-    if kind == 1:
-        distance = (tag >> 5) << 8 | int.from_bytes(block[at + 1 : at + 2], "little")
-        return False, 4 + (tag >> 2 & 7), distance, at + 2
-    width = 2 if kind == 2 else 4
-    return (
-        False,
-        1 + (tag >> 2),
-        int.from_bytes(block[at + 1 : at + 1 + width], "little"),
-        at + 1 + width,
-    )

@@ -9,10 +9,11 @@ from operator import attrgetter
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.inflated import InflatedSource, SnappySource
+from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
 from torch_tfrecord.files.seek_points import SeekPoint, SeekPoints
+from torch_tfrecord.files.snappy import SnappySource
 from torch_tfrecord.files.storage import ByteSource, FileSource, RemoteFile
 from torch_tfrecord.files.transfers import FileRange, fetch
 

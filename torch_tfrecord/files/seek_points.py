@@ -20,6 +20,7 @@ __all__ = [
     "FOLLOWING_BYTES",
     "INDEX_BYTES_RATIO",
     "MOST_POINT_BYTES",
+    "NO_WINDOW",
     "PointFinder",
     "SeekPoint",
     "SeekPoints",
@@ -35,6 +36,8 @@ MOST_POINT_BYTES = 1 << 26
 
 _BLOCK_SPACING, _MEMBER_SPACING = 1 << 20, 1 << 16  # decompressed bytes between two points
 _WINDOW_BYTES = 1 << 15
+NO_WINDOW = bytes(_WINDOW_BYTES)
+"""In place of one that is not known."""
 _POINT_BYTES = 32
 FOLLOWING_BYTES = 40 << 10
 """Compressed bytes behind a point that show which bytes before it are needed."""
@@ -67,13 +70,13 @@ class SeekPoint(NamedTuple):
     Attributes:
         bit: First bit in the compressed file: of a block, a member's header, or a Snappy block.
         offset: First byte in the decompressed stream.
-        member_end: Where the member of a block ends in the compressed file; -1 at a header.
+        is_block: Whether it is in the midst of a member.
         window: What was decompressed before it, as far as it is needed; at most 32 KiB.
     """
 
     bit: int
     offset: int
-    member_end: int = -1
+    is_block: bool = False
     window: bytes = b""
 
 
@@ -81,7 +84,7 @@ class SeekPoints:
     """The seek points of one file, ascending.
 
     Args:
-        table: int64 [P, 4]: bit, offset, member_end, and the end of its window in `windows`; the
+        table: int64 [P, 4]: bit, offset, is_block, and the end of its window in `windows`; the
             first point is the file's first byte.
         windows: The windows, each compressed.
         file_size: Bytes of the compressed file.
@@ -91,11 +94,11 @@ class SeekPoints:
     """
 
     def __init__(self, table: npt.NDArray[np.int64], windows: bytes, file_size: int) -> None:
-        bits, offsets, member_ends, window_ends = table.T
-        is_good = len(table) > 0 and not bits[0] and not offsets[0]
+        bits, offsets, are_blocks, window_ends = table.T
+        is_good = len(table) > 0 and bits[0] >= 0 and not offsets[0]
         is_good = is_good and bool((np.diff(bits) > 0).all() and (np.diff(offsets) > 0).all())
         is_good = is_good and bits[-1] < 8 * file_size and offsets[-1] < 1 << 62
-        is_good = is_good and bool(((member_ends >= -1) & (member_ends <= file_size)).all())
+        is_good = is_good and bool(np.isin(are_blocks, (0, 1)).all())
         ends = np.append(0, window_ends)
         if not is_good or (np.diff(ends) < 0).any() or ends[-1] != len(windows):
             raise IndexMismatchError("expected ascending seek points within the file, got others")
@@ -115,7 +118,7 @@ class SeekPoints:
 
     def point(self, number: int) -> SeekPoint:
         """A point, with its window."""
-        bit, offset, member_end, end = self._table[number].tolist()
+        bit, offset, is_block, end = self._table[number].tolist()
         begin = int(self._table[number - 1, 3]) if number else 0
         packed = self._windows[begin:end]
         try:
@@ -123,7 +126,7 @@ class SeekPoints:
         except zlib.error as error:
             text = f"expected the window of seek point {number}, got damaged bytes"
             raise IndexMismatchError(text) from error
-        return SeekPoint(bit, offset, member_end, window)
+        return SeekPoint(bit, offset, bool(is_block), window)
 
     def to_bytes(self) -> bytes:
         """The table, then the windows."""
@@ -155,9 +158,10 @@ class PointFinder:
     def __init__(self, file_size: int, ratio: float = INDEX_BYTES_RATIO) -> None:
         self._file_size = file_size
         self._budget = min(max(int(file_size * ratio), _LEAST_BYTES), MOST_POINT_BYTES)
-        self._rows: list[tuple[int, int, int, bytes]] = []
+        self._rows: list[tuple[int, int, bool, bytes]] = []
         self._num_bytes = 0
         self._scale = 1
+        self._starts: set[int] = set()  # offsets of points that are kept in any case
 
     def left(self, offset: int) -> int:
         """Bytes from an offset to where the next point between two blocks is wanted."""
@@ -170,7 +174,7 @@ class PointFinder:
     def add_member(self, begin: int, offset: int) -> None:
         """A member's header, or a Snappy block, at a byte of the file; taken where one is due."""
         if not self._rows or offset - self._last_offset >= self._scale * _MEMBER_SPACING:
-            self._add(8 * begin, offset, -1, b"")
+            self._add(8 * begin, offset, False, b"")
 
     def add_block(self, bit: int, offset: int, window: bytes, following: bytes) -> None:
         """A border of two blocks.
@@ -181,24 +185,24 @@ class PointFinder:
             following: `FOLLOWING_BYTES` of the file, the first of which has the bit.
         """
         if offset > self._last_offset:
-            packed = zlib.compressobj(9, zlib.DEFLATED, -15)
             needed = _needed(window, lead_in(following, bit & 7))
-            content = packed.compress(needed) + packed.flush() if needed else b""
-            self._add(bit, offset, 0, content)
+            self._add(bit, offset, True, _packed(needed))
 
-    def end_member(self, end: int) -> None:
-        """A member ends at a byte of the file."""
-        for number in range(len(self._rows) - 1, -1, -1):
-            bit, offset, member_end, window = self._rows[number]
-            if member_end:
-                break
-            self._rows[number] = bit, offset, end, window
+    def add_start(self, point: SeekPoint) -> None:
+        """A place behind damage, which cannot be reached from before it."""
+        while self._rows and self._rows[-1][1] >= point.offset:
+            self._rows.pop()
+        if point.bit < 8 * self._file_size:
+            self._starts.add(point.offset)
+            self._add(point.bit, point.offset, point.is_block, _packed(point.window))
 
-    def _add(self, bit: int, offset: int, member_end: int, window: bytes) -> None:
-        self._rows.append((bit, offset, member_end, window))
+    def _add(self, bit: int, offset: int, is_block: bool, window: bytes) -> None:
+        self._rows.append((bit, offset, is_block, window))
         self._num_bytes += _POINT_BYTES + len(window)
-        while self._num_bytes > self._budget and len(self._rows) > 1:
-            self._rows = self._rows[::2]
+        while self._num_bytes > self._budget and len(self._rows) > 1 + len(self._starts):
+            starts = [row for row in self._rows if row[1] in self._starts]
+            others = [row for row in self._rows if row[1] not in self._starts]
+            self._rows = sorted(others[::2] + starts)
             self._num_bytes = sum(_POINT_BYTES + len(row[3]) for row in self._rows)
             self._scale *= 2
 
@@ -206,10 +210,15 @@ class PointFinder:
         """Those found; None for an empty file."""
         if not self._rows:
             return None
-        bits, offsets, member_ends, windows = zip(*self._rows, strict=True)
+        bits, offsets, are_blocks, windows = zip(*self._rows, strict=True)
         ends = np.cumsum([*map(len, windows)])
-        table = np.array([bits, offsets, member_ends, ends], np.int64).T
+        table = np.array([bits, offsets, are_blocks, ends], np.int64).T
         return SeekPoints(table, b"".join(windows), self._file_size)
+
+
+def _packed(window: bytes) -> bytes:
+    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packed.compress(window) + packed.flush() if window else b""
 
 
 def _needed(window: bytes, following: bytes) -> bytes:

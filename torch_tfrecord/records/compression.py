@@ -11,14 +11,12 @@ import zlib
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.files.inflated import (
     GZIP_MAGIC,
-    SNAPPY_PREFIX_BYTES,
     WINDOW_BITS,
     InflatedSource,
-    SnappySource,
-    first_uncompressed,
     is_zlib_header,
 )
 from torch_tfrecord.files.seek_points import PointFinder
+from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, SnappySource, first_uncompressed
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import HEADER_BYTES, is_header
 

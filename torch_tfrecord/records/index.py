@@ -47,7 +47,7 @@ __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "l
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
-    "5",
+    "6",
     "an index",
     (
         "file_size",

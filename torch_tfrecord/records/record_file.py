@@ -123,9 +123,8 @@ class RecordFile:
             return None
         bytes_, offsets = np.array(self._points, np.int64).T
         # No window is needed: behind the first, points of a zlib stream follow a full flush.
-        ends = np.full(len(bytes_), -1 if self._compression_type == "GZIP" else size)
-        ends[0] = -1
-        table = np.stack([8 * bytes_, offsets, ends, np.zeros_like(ends)], axis=1)
+        are_blocks = (bytes_ > 0) & (self._compression_type == "ZLIB")
+        table = np.stack([8 * bytes_, offsets, are_blocks, np.zeros_like(offsets)], axis=1)
         return SeekPoints(table, b"", size)
 
     def flush(self) -> None:

@@ -1,0 +1,147 @@
+"""Where to go on behind damage: the next place of a compressed file that decompresses, and the end
+of what was written twice.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.files.seek_points import NO_WINDOW, SeekPoint, lead_in
+from torch_tfrecord.files.storage import ByteSource
+
+__all__ = ["DOUBLE_BYTES", "GZIP_MAGIC", "TRAILER_BYTES", "WINDOW_BITS", "behind_double", "find_start"]
+
+GZIP_MAGIC = b"\x1f\x8b\x08"
+WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+TRAILER_BYTES = {"GZIP": 8, "ZLIB": 4}
+"""Behind the deflate stream of a member."""
+
+# Bytes searched at a time, and bytes behind a place, and from it, that must decompress.
+_PIECE_BYTES = 1 << 16
+_TRIAL_BYTES = 1 << 16
+DOUBLE_BYTES = 1 << 22
+"""A piece that is there twice is looked for in so many bytes before damage."""
+
+_PATTERN_BYTES = (1 << 12, 1 << 8, 1 << 5, 1 << 4)  # by its first bytes
+_MOST_PLACES = 16
+
+
+def find_start(source: ByteSource, begin: int, compression_type: str) -> SeekPoint:
+    """The next header of a member, or block with codes of its own, from which data decompress.
+
+    Args:
+        source: The compressed file.
+        begin: The first byte that may have it.
+        compression_type: "GZIP" or "ZLIB".
+
+    Returns:
+        The place, at offset 0; the end of the file where there is none. What a block refers to
+        before it is zero.
+    """
+    while piece := source.read(_PIECE_BYTES + _TRIAL_BYTES, begin):
+        places = [(8 * at, False) for at in _headers(piece, compression_type)]
+        places += [(bit, True) for bit in _block_bits(piece[: _PIECE_BYTES + _HEADER_BYTES])]
+        for bit, is_block in sorted(places):
+            if bit < 8 * _PIECE_BYTES and _decompresses(piece, bit, is_block, compression_type):
+                window = NO_WINDOW if is_block else b""
+                return SeekPoint(8 * begin + bit, 0, is_block, window)
+        begin += min(len(piece), _PIECE_BYTES)
+    return SeekPoint(8 * begin, 0)
+
+
+def _headers(data: bytes, compression_type: str) -> list[int]:
+    found: list[int] = []
+    while compression_type == "GZIP" and (at := data.find(GZIP_MAGIC, found[-1] + 1 if found else 0)) >= 0:
+        found.append(at)
+    return found
+
+
+_HEADER_BYTES = 10  # of a block: 17 bits, and 19 lengths of 3 bits
+
+
+def _block_bits(data: bytes) -> list[int]:
+    """Where the first bits of a block with codes of its own may be: few other places look so."""
+    if len(data) <= _HEADER_BYTES:
+        return []
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    fives = np.lib.stride_tricks.sliding_window_view(bits, 5) @ _POWERS
+    count = len(bits) - 8 * _HEADER_BYTES
+    literals, distances = fives[3:][:count], fives[8:][:count]
+    looks = (bits[1:][:count] == 0) & (bits[2:][:count] == 1) & (literals < 30) & (distances < 30)
+    at = np.flatnonzero(looks)
+    num_lengths = (fives[13:][at] & 15) + 4
+    filled: npt.NDArray[np.int64] = np.zeros(len(at), np.int64)
+    for number in range(19):
+        filled += np.where(number < num_lengths, _FILLS[fives[17 + 3 * number :][at] & 7], 0)
+    return [int(bit) for bit in at[filled == 128]]
+
+
+_POWERS = np.array([1, 2, 4, 8, 16], np.uint8)
+_FILLS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)  # of 128 codes, by a code's length
+
+
+def _decompresses(piece: bytes, bit: int, is_block: bool, compression_type: str) -> bool:
+    data = piece[bit >> 3 :][:_TRIAL_BYTES]
+    try:
+        if is_block:
+            inflater = zlib.decompressobj(-15, zdict=NO_WINDOW)
+        else:
+            inflater = zlib.decompressobj(WINDOW_BITS[compression_type])
+        inflater.decompress(lead_in(data, bit & 7), _TRIAL_BYTES)
+    except zlib.error:
+        return False
+    behind = inflater.unused_data[TRAILER_BYTES[compression_type] if is_block else 0 :]
+    # A few bits may pass for a block that ends: then a file or another member must follow.
+    return not inflater.eof or not behind or behind[:2] == GZIP_MAGIC[:2]
+
+
+def behind_double(
+    source: ByteSource, begin: int, found: int, most_bytes: int = DOUBLE_BYTES
+) -> int | None:
+    """Where damage ends that comes from a piece of the file that was written twice.
+
+    Bytes b to c, written twice, stand in what was begun before c; there the damage begins. What is
+    found behind it are the bytes from b on, a second time; what was begun goes on, whole, as far
+    from `begin` as the copies are from each other.
+
+    Args:
+        source: The file.
+        begin: Where what is damaged begins.
+        found: Where the file is good again: behind, or in, the second copy.
+        most_bytes: How far before the damage the first copy may begin.
+
+    Returns:
+        Where what is damaged begins a second time; None if nothing was written twice.
+    """
+    low = max(begin - most_bytes, 0)
+    before = source.read(begin - low, low)
+    for size in _PATTERN_BYTES:
+        pattern = source.read(size, found)
+        place = len(before)
+        for _ in range(_MOST_PLACES if len(pattern) == size else 0):
+            place = before.rfind(pattern, 0, max(place + size - 1, 0))
+            if place < 0:
+                break
+            distance = found - low - place
+            if _is_double(source, begin, distance):
+                return begin + distance
+    return None
+
+
+def _is_double(source: ByteSource, begin: int, distance: int) -> bool:
+    """Whether each byte of the damage is as far from its like; of damaged copies, most."""
+    if begin < distance:
+        return False
+    damage, before, after = (
+        np.frombuffer(source.read(distance, at).ljust(distance, b"\0"), np.uint8)
+        for at in (begin, begin - distance, begin + distance)
+    )
+    alike = float(((damage == before) | (damage == after)).mean())
+    if alike < 0.75 or begin < 2 * distance:
+        return alike == 1
+    # Data that repeat themselves look like damaged copies.
+    earlier = np.frombuffer(source.read(distance, begin - 2 * distance), np.uint8)
+    return alike == 1 or float((before == earlier).mean()) < 0.5
