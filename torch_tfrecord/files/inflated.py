@@ -324,7 +324,9 @@ class InflatedSource(SequentialSource):
             self._enter(self._member)
             is_block = self._member.is_block
             self._inflater = (
-                self._block_inflater(zlib) if is_block else zlib.decompressobj(WINDOW_BITS[self._type])
+                self._block_inflater(zlib)
+                if is_block
+                else zlib.decompressobj(WINDOW_BITS[self._type])
             )
             return b""
         self._produced += len(piece)

@@ -12,7 +12,14 @@ import numpy.typing as npt
 from torch_tfrecord.files.seek_points import NO_WINDOW, SeekPoint, lead_in
 from torch_tfrecord.files.storage import ByteSource
 
-__all__ = ["DOUBLE_BYTES", "GZIP_MAGIC", "TRAILER_BYTES", "WINDOW_BITS", "behind_double", "find_start"]
+__all__ = [
+    "DOUBLE_BYTES",
+    "GZIP_MAGIC",
+    "TRAILER_BYTES",
+    "WINDOW_BITS",
+    "behind_double",
+    "find_start",
+]
 
 GZIP_MAGIC = b"\x1f\x8b\x08"
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -54,7 +61,10 @@ def find_start(source: ByteSource, begin: int, compression_type: str) -> SeekPoi
 
 def _headers(data: bytes, compression_type: str) -> list[int]:
     found: list[int] = []
-    while compression_type == "GZIP" and (at := data.find(GZIP_MAGIC, found[-1] + 1 if found else 0)) >= 0:
+    while (
+        compression_type == "GZIP"
+        and (at := data.find(GZIP_MAGIC, found[-1] + 1 if found else 0)) >= 0
+    ):
         found.append(at)
     return found
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 import zlib
 
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files.inflated import (
-    GZIP_MAGIC,
-    WINDOW_BITS,
-    InflatedSource,
-    is_zlib_header,
-)
+from torch_tfrecord.files.inflated import Gap, InflatedSource, is_zlib_header
+from torch_tfrecord.files.rescue import GZIP_MAGIC, WINDOW_BITS
 from torch_tfrecord.files.seek_points import PointFinder
 from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, SnappySource, first_uncompressed
 from torch_tfrecord.files.storage import ByteSource
@@ -93,7 +89,10 @@ def compressor(compression_type: str, level: int | None) -> zlib._Compress:
 
 
 def open_stream(
-    source: ByteSource, compression_type: str, finder: PointFinder | None = None
+    source: ByteSource,
+    compression_type: str,
+    finder: PointFinder | None = None,
+    gaps: list[Gap] | None = None,
 ) -> tuple[ByteSource, str]:
     """Wrap the bytes of a file with the decompression it needs.
 
@@ -101,6 +100,7 @@ def open_stream(
         source: The bytes of the file.
         compression_type: A result of `check_compression_type`.
         finder: Is shown where decompression may begin.
+        gaps: Takes damage of the compression, which is passed: see `InflatedSource`.
 
     Returns:
         The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
@@ -112,8 +112,11 @@ def open_stream(
     found = detect_compression(first_bytes)
     # the reader has a better error
     cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
-    if first_bytes and compression_type not in ("auto", found) and not cut_header:
-        is_known = found or is_header(first_bytes[:HEADER_BYTES])
+    is_declared = compression_type not in ("auto", found)
+    is_known = bool(found) or is_header(first_bytes[:HEADER_BYTES])
+    if gaps is not None and compression_type in WINDOW_BITS and not is_known:
+        found = compression_type  # its first bytes may be damaged
+    elif first_bytes and is_declared and not cut_header:
         raise CompressionError(
             f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
             f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
@@ -126,4 +129,4 @@ def open_stream(
     if not found or not first_bytes:
         return source, found
     kind = SnappySource if found == "SNAPPY" else InflatedSource
-    return kind(source, found, None, finder), found
+    return kind(source, found, None, finder, gaps), found

@@ -122,11 +122,11 @@ def read_blocks(
         name = local_path(path)
         file = read_ahead(open_file(name, access)) if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_error == "skip" else None
-    stream, _ = open_stream(file, compression_type)
+    stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
     yield from RecordScanner(
         stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped
     )
-    if skipped is not None and skipped.ranges:
+    if skipped:
         (_report if report is None else report)(file.path, skipped)
 
 
@@ -134,10 +134,12 @@ def _report(path: str, skipped: SkippedBytes) -> None:
     total = sum(end - begin for begin, end in skipped.ranges)
     ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
     more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
+    errors = [*skipped.errors, *(gap.error for gap in skipped.gaps)]
+    gaps = f" and {len(skipped.gaps)} of the compressed file" if skipped.gaps else ""
     warnings.warn(
         f"{printable(path)}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
-        f"in {len(skipped.ranges)} places: {ranges}{more}; "
-        f"the first: {skipped.errors[0]}",
+        f"in {len(skipped.ranges)} places: {ranges}{more}{gaps}; "
+        f"the first: {errors[0]}",
         stacklevel=3,
     )
 

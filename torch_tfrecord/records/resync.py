@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from crc32c import crc32c
 
 from torch_tfrecord.files.inflated import SequentialSource
-from torch_tfrecord.files.storage import ByteSource
+from torch_tfrecord.files.rescue import DOUBLE_BYTES, behind_double
+from torch_tfrecord.files.storage import ByteSource, FileSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -19,7 +21,9 @@ from torch_tfrecord.records.framing import (
     payload_length,
 )
 
-__all__ = ["RecordSearch", "behind_record"]
+__all__ = ["DamageKind", "RecordSearch"]
+
+DamageKind: TypeAlias = Literal["header CRC", "payload CRC", "cut", "trailing bytes", "doubled"]
 
 # A damaged record up to this long is never mistaken for records that its payload may hold.
 _RESYNC_BYTES = 1 << 22
@@ -29,24 +33,8 @@ _PIECE_BYTES = 1 << 21
 # that they have passed. Headers that claim the same bytes again and again are out of it soon.
 _BUDGET_BYTES = 1 << 26
 _BUDGET_PER_BYTE = 8
-
-
-def behind_record(source: ByteSource, offset: int) -> int | None:
-    """Offset after a record with a good header, or the end of the stream if it is truncated; None
-    without a header.
-    """
-    header = source.read(HEADER_BYTES, offset)
-    if not is_header(header):
-        return None
-    length = payload_length(header)
-    limit = source.max_record_bytes if source.size is None else source.size - offset
-    if limit is None or length <= limit:
-        record = source.read(length + OVERHEAD_BYTES, offset)
-        if len(record) == length + OVERHEAD_BYTES:
-            return offset + len(record)
-    while piece := source.read(_RESYNC_BYTES, offset):
-        offset += len(piece)
-    return offset
+# A piece that is there twice is looked for so far before damage, and farther where the data are good.
+_LEAST_DOUBLE_BYTES = 1 << 13
 
 
 class RecordSearch:
@@ -65,22 +53,61 @@ class RecordSearch:
         self._places: list[int] = []
         self._stream_end: int | None = None
         self._summed = 0
+        self._last = 0  # the last damage
 
-    def find(self, begin: int) -> int:
-        """Offset of the next record after a damaged header at `begin`, or the end of the stream if
-        there is none.
+    def find(self, begin: int) -> tuple[int, DamageKind]:
+        """Offset of the next record after a damaged one at `begin`, or the end of the stream if
+        there is none; and what is wrong.
 
-        That is the first header whose payload matches its checksum, unless it is inside the payload
-        of the damaged record: a later place directly after the checksum of everything since `begin`
-        wins, and the last such place, as a header at the start of the payload is itself eight bytes
-        with their checksum.
+        Behind a good header that is where the record ends, if another record or the end of the
+        stream is there; behind a damaged one, the last place directly after the checksum of
+        everything since `begin`. (The last, as a header at the start of the payload is itself eight
+        bytes with their checksum.) Else it is the first record from which records lead past the
+        end of the damaged one, as those inside its payload do not.
         """
         self._drop(begin)
         try:
-            closed = self._last_closed(begin)
-            return self._first_record(begin) if closed is None else closed
+            return self._find(begin)
         finally:
+            self._last = begin
             self._keep_from(None)
+
+    def _find(self, begin: int) -> tuple[int, DamageKind]:
+        header = self._read(HEADER_BYTES, begin)
+        is_good, end = is_header(header), begin
+        if len(header) == HEADER_BYTES:  # a damaged one may still have the right length
+            end += int.from_bytes(header[:8], "little") + OVERHEAD_BYTES
+        closed = None if is_good else self._last_closed(begin)
+        if closed is None and end > begin and self._is_border(end):
+            closed = end
+        if closed is not None:
+            return closed, "payload CRC" if is_good else "header CRC"
+        found = (
+            self._first_record(begin + HEADER_BYTES - 1, end)
+            if is_good
+            else self._first_record(begin, begin)
+        )
+        if isinstance(self._source, FileSource):
+            most_bytes = min(_LEAST_DOUBLE_BYTES + 4 * (begin - self._last), DOUBLE_BYTES)
+            doubled = behind_double(self._source, begin, found, most_bytes)
+            if doubled is not None:
+                return doubled, "doubled"
+        if found != self._stream_end:
+            return found, "payload CRC" if is_good else "header CRC"
+        is_cut = is_good or 0 < len(header) < HEADER_BYTES
+        return found, "cut" if is_cut else "trailing bytes"
+
+    def _is_border(self, place: int) -> bool:
+        """Whether a record begins at a place, or the stream ends there."""
+        if not self._is_possible(place):
+            return False
+        found = self._read(HEADER_BYTES, place)
+        return is_header(found) or (not found and len(self._read(1, place - 1)) == 1)
+
+    def _is_possible(self, place: int) -> bool:
+        """Whether the stream may have a place, as far as it is known."""
+        size, limit = self._source.size, self._source.max_record_bytes
+        return place <= size if size is not None else limit is None or place - self._begin <= limit
 
     def _keep_from(self, offset: int | None) -> None:
         if isinstance(self._source, SequentialSource):
@@ -133,12 +160,17 @@ class RecordSearch:
         self._summed += summed - begin
         return last
 
-    def _first_record(self, begin: int) -> int:
-        """The first header whose payload matches its checksum."""
+    def _first_record(self, begin: int, end: int) -> int:
+        """The first record from which records lead past the end of the damaged one."""
+        inner = begin + 1 if end > begin else -1  # where a payload begins, which may be a record
         while True:
             for place in islice(self._places, bisect_right(self._places, begin), None):
-                if self._is_record(place):
-                    return place
+                if place > begin:
+                    at = self._last_behind(place, end)
+                    is_last = place != inner and at > place and not self._read(1, at)
+                    if (at > place and at >= end) or is_last:
+                        return place
+                    begin = max(at - 1, begin)  # what these lead to is no better
             if self._stream_end is not None:
                 return self._stream_end
             # What is held has nothing for this place or later ones, but a header's first bytes.
@@ -146,27 +178,35 @@ class RecordSearch:
             self._drop(begin)
             self._search_more()
 
-    def _is_record(self, place: int) -> bool:
-        """Whether the header at a place starts a complete record."""
-        length = payload_length(self._read(HEADER_BYTES, place))
-        size, limit = self._source.size, self._source.max_record_bytes
+    def _last_behind(self, place: int, end: int) -> int:
+        """Where the records from a place on end, or the first that leads past another place."""
+        while (behind := self._behind(place)) is not None:
+            place = behind
+            if place >= end:
+                break
+        return place
+
+    def _behind(self, place: int) -> int | None:
+        """Where the record ends that begins at a place; None if there is no complete one."""
+        header = self._read(HEADER_BYTES, place)
+        if not is_header(header):
+            return None
+        length = payload_length(header)
         at, end = place + HEADER_BYTES, place + HEADER_BYTES + length
-        is_possible = (
-            end + FOOTER_BYTES <= size if size is not None else limit is None or length <= limit
-        )
         # Out of budget nothing is a record: skipping too much is safe, hanging is not.
-        if not is_possible or self._budget(place) <= 0:
-            return False
+        if not self._is_possible(end + FOOTER_BYTES) or self._budget(place) <= 0:
+            return None
         crc = 0
         while at < end:
             piece = self._read(min(_PIECE_BYTES, end - at), at)
             self._summed += len(piece)
             if not piece:
-                return False
+                return None
             crc = crc32c(piece, crc)
             at += len(piece)
         footer = self._read(FOOTER_BYTES, end)
-        return len(footer) == FOOTER_BYTES and _is_of(crc, footer)
+        is_record = len(footer) == FOOTER_BYTES and _is_of(crc, footer)
+        return end + FOOTER_BYTES if is_record else None
 
 
 def _is_of(crc: int, footer: bytes | memoryview) -> bool:

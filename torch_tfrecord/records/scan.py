@@ -13,6 +13,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
+from torch_tfrecord.files.inflated import Gap
 from torch_tfrecord.files.inflated_file import offset_note
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile
 from torch_tfrecord.native import native_module
@@ -25,7 +26,7 @@ from torch_tfrecord.records.framing import (
     is_header,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, walk
-from torch_tfrecord.records.resync import RecordSearch, behind_record
+from torch_tfrecord.records.resync import DamageKind, RecordSearch
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
@@ -65,15 +66,20 @@ class Block(NamedTuple):
 
 @dataclass
 class SkippedBytes:
-    """What a scan skipped: half-open ranges of the (decompressed) stream, and the first error in
-    each.
+    """What a scan skipped: half-open ranges of the (decompressed) stream, the first error in each
+    and its kind; and what of a compressed file could not be decompressed.
     """
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     errors: list[TFRecordError] = field(default_factory=list)
+    kinds: list[DamageKind] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     num_records: int = 0  # a lower bound: the number of records after a damaged header is unknown
 
-    def add(self, begin: int, end: int, error: TFRecordError) -> None:
+    def __bool__(self) -> bool:
+        return bool(self.ranges or self.gaps)
+
+    def add(self, begin: int, end: int, error: TFRecordError, kind: DamageKind) -> None:
         """Add a skipped range, merged with the last one if adjacent."""
         self.num_records += end > begin
         if self.ranges and self.ranges[-1][1] == begin:
@@ -81,6 +87,7 @@ class SkippedBytes:
         else:
             self.ranges.append((begin, end))
             self.errors.append(error)
+            self.kinds.append(kind)
 
 
 class RecordScanner:
@@ -348,20 +355,12 @@ class RecordScanner:
     # Continue after damage.
 
     def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
-        """Continue after damage; False if nothing readable follows.
-
-        A record with a good header is skipped alone; if it is truncated, so is the rest, as
-        anything in there that looks like a record belongs to its payload. After a damaged header,
-        the next record is searched for.
-        """
+        """Continue after damage; False if nothing readable follows."""
         begin = self._offset
-        end = behind_record(self._source, begin)
-        if end is None:
-            self._search = self._search or RecordSearch(self._source)
-            end = self._search.find(begin)
-        self._offset = end
+        self._search = self._search or RecordSearch(self._source)
+        self._offset, kind = self._search.find(begin)
         self._position += 1
-        skipped.add(begin, self._offset, error)
+        skipped.add(begin, self._offset, error, kind)
         return self._offset > begin
 
 
