@@ -16,6 +16,7 @@ __all__ = [
     "PATHS_HELP",
     "Verb",
     "add_jobs",
+    "add_json",
     "add_paths",
     "align",
     "byte_size",
@@ -62,6 +63,11 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="N",
         help=f"{what} (default: depends on the data, at most one per processor)",
     )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option --json."""
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON")
 
 
 def data_paths(paths: Sequence[str]) -> list[str]:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ import numpy as np
 from index_tools._terminal import (
     Verb,
     add_jobs,
+    add_json,
     add_paths,
     data_files,
     data_paths,
@@ -26,6 +29,7 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools._workers import Outcome, exit_code, work_on_files
+from index_tools.salvage import extent
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files.storage import FileSource, is_remote
 from torch_tfrecord.records.compression import open_stream
@@ -33,7 +37,8 @@ from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path, write_sidecar
 from torch_tfrecord.records.manifest_shards import write_manifest
 from torch_tfrecord.records.paths import find_files
-from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.records.salvage import SalvageReport
+from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import without_secrets
 
@@ -62,8 +67,9 @@ examples:
 _VERIFY = """\
 Checks both checksums of every record, that the file ends where its last record ends, and the
 checksums of the compression. Prints one line for each bad file: the record and byte where the first
-damage begins (in the decompressed stream for compressed files), what is wrong, and how much of the
-file is damaged. A path that is not there gets a line, too, and the others are still checked (exit
+damage begins (in the decompressed stream for compressed files), what is wrong, how much of the file
+is damaged, and how many good records are behind it; with --json, one line for each file, with each
+damaged part and its kind. A path that is not there gets a line, too, and the others are still checked (exit
 status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
 
 An index beside a file is checked, too. A stale or damaged index only gives a warning and does not
@@ -83,7 +89,7 @@ class _Read(NamedTuple):
         index_path: Where its index is.
         is_new: Whether that was built now: there was no fresh one.
         damage: The first error, if any.
-        extent: How much is damaged.
+        report: Where it is damaged.
         index_problem: What is wrong with the index beside the file, which is then not used.
     """
 
@@ -92,7 +98,7 @@ class _Read(NamedTuple):
     index_path: str = ""
     is_new: bool = False
     damage: TFRecordError | None = None
-    extent: str = ""
+    report: SalvageReport | None = None
     index_problem: IndexMismatchError | None = None
 
 
@@ -231,11 +237,12 @@ INDEX = Verb(_INDEX, _add_index_arguments, _run_index)
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     add_jobs(parser, "parallel processes")
+    add_json(parser)
 
 
-def _run_verify(paths: Sequence[str], jobs: int | None) -> int:
-    """Print one line for each bad file and each warning, and a last line with the counts; write no
-    file.
+def _run_verify(paths: Sequence[str], jobs: int | None, as_json: bool) -> int:
+    """Print one line for each bad file and each warning, and a last line with the counts; or a line
+    of JSON for each file. Write no file.
     """
     outcomes: list[Outcome[_Read]] = []
     files: list[str] = []
@@ -249,22 +256,31 @@ def _run_verify(paths: Sequence[str], jobs: int | None) -> int:
     errors, done = [], [outcome.value for outcome in outcomes if outcome.value is not None]
     for outcome in outcomes:
         file = outcome.value
-        errors.append(outcome.error or (file and file.damage))
-        if errors[-1] is not None:
-            print(f"bad: {error_text(errors[-1])}{file.extent if file else ''}")
+        error = outcome.error or (file and file.damage)
+        errors.append(error)
+        report = (file and file.report) or SalvageReport(file.num_records if file else 0)
+        if as_json:
+            facts = {"path": without_secrets(outcome.path), **asdict(report)}
+            print(json.dumps({**facts, "error": error_text(error) if error else ""}))
+            continue
+        if error is not None:
+            print(f"bad: {error_text(error)}{extent(report)}")
         if file and file.index_problem:
             print(f"warning: {error_text(file.index_problem)}")
+    if as_json:
+        return exit_code(errors)
     num_bad = len(errors) - errors.count(None)
     print(f"{pluralize(len(outcomes), 'file')}, {_count(done)}, {pluralize(num_bad, 'bad file')}")
     return exit_code(errors)
 
 
 def _verify_file(file: FileSource) -> _Read:
-    try:
-        index = index_source(file)
-    except TFRecordError as error:
-        return _measure_damage(file, error)
-    found = _Read(len(index), file.file_size)
+    skipped = SkippedBytes()
+    index = index_source(file, skipped=skipped)
+    num_records = len(index) - len(index.damaged or ())
+    found = _Read(num_records, file.file_size, damage=skipped.first)
+    if skipped:
+        return found._replace(report=SalvageReport.of(num_records, skipped))
     for place in (sidecar_path(file.path), visible_sidecar_path(file.path)):
         try:
             stored = load_fresh(place, file)
@@ -284,23 +300,6 @@ def _verify_file(file: FileSource) -> _Read:
         )
         return found._replace(damage=damage)
     return found
-
-
-def _measure_damage(file: FileSource, error: TFRecordError) -> _Read:
-    """Read a damaged file again, past its damage: the fast check of good files stops at the first
-    damage. Neighbouring damaged records count as one place.
-    """
-    skipped = SkippedBytes()
-    # only what lies where is kept, as damaged files may be large
-    stream, _ = open_stream(file, "auto")
-    num_records = sum(
-        len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped)
-    )
-    # A compressed stream may end early between two records; then it is unknown how much is lost.
-    lost = [end - begin for begin, end in skipped.ranges if end > begin]
-    places, good = pluralize(len(lost), "place"), pluralize(num_records, "good record")
-    extent = f" ({pluralize(sum(lost), 'byte')} damaged in {places}, {good})" if lost else ""
-    return _Read(num_records, file.file_size, damage=error, extent=extent)
 
 
 VERIFY = Verb(_VERIFY, _add_verify_arguments, _run_verify)

@@ -22,6 +22,7 @@ __all__ = ["entry_point", "main"]
 _VERBS = {
     "index": ("index", "build the indexes of TFRecord files"),
     "verify": ("index", "check every record of TFRecord files"),
+    "salvage": ("salvage", "copy the good records of a damaged file"),
     "show": ("show", "show records as readable text, and the features to read them with"),
     "from-images": ("from_images", "write an image folder as TFRecord shards"),
     "rlds-to-lerobot": ("lerobot_export", "write RLDS episodes as a LeRobot dataset"),
@@ -41,6 +42,7 @@ _EXAMPLES = """\
 examples:
   tfrecord from-images photos/ data/train --num-shards 16
   tfrecord verify data/
+  tfrecord salvage damaged.tfrecord good.tfrecord
   tfrecord show data/train-00000-of-00016.tfrecord
   tfrecord index 'data/train-*' --jobs 8
   tfrecord rlds-to-lerobot bridge/0.1.0 bridge_lerobot --fps 5

@@ -48,6 +48,7 @@ from .records.index import RecordIndex, build_index
 from .records.manifest_shards import build_manifest
 from .records.paths import find_files
 from .records.reader import read_records
+from .records.salvage import SalvageReport, salvage
 from .records.writer import ShardedTFRecordWriter, TFRecordWriter
 
 __version__: str
@@ -76,6 +77,7 @@ __all__ = [
     "RecordSampler",
     "RemoteError",
     "ResizedCenterCrop",
+    "SalvageReport",
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
@@ -109,6 +111,7 @@ __all__ = [
     "parse_tensor",
     "read_records",
     "resize_with_crop_or_pad",
+    "salvage",
     "serialize_tensor",
     "tfds",
 ]

@@ -165,11 +165,14 @@ class Gap(NamedTuple):
     Attributes:
         begin: First byte of the file that was passed over.
         end: Where decompression went on.
+        kind: "cut", "trailing bytes", or such as "gzip CRC" (all was decompressed, and some of it is
+            wrong) and "gzip data".
         error: What was wrong.
     """
 
     begin: int
     end: int
+    kind: str
     error: CompressionError
 
 
@@ -267,7 +270,8 @@ class InflatedSource(SequentialSource):
                 return piece
             if at_end and self._inflater is not None and self._produced == before:
                 self._fail(
-                    "the stream is truncated: expected its end marker and checksum, got the end of the file"
+                    "the stream is truncated: expected its end marker and checksum, got the end of the file",
+                    "cut",
                 )
         return b""
 
@@ -285,7 +289,8 @@ class InflatedSource(SequentialSource):
         begin = self._consumed - len(self._input)
         if begin > self._start.bit >> 3 and not matches:
             self._fail(
-                f"expected the end of the file or another {self._type} stream after the data, got other bytes"
+                f"expected the end of the file or another {self._type} stream after the data, got other bytes",
+                "trailing bytes",
             )
             return None
         bits = WINDOW_BITS[self._type]
@@ -379,18 +384,19 @@ class InflatedSource(SequentialSource):
         if self._gaps is not None:
             self._held += piece
             piece = b""
-        self._fail(f"the stream is damaged: {error}", error)
+        what = "CRC" if "check" in str(error) else "data"
+        self._fail(f"the stream is damaged: {error}", f"{self._type.lower()} {what}", error)
         return piece
 
-    def _fail(self, text: str, cause: Exception | None = None) -> None:
+    def _fail(self, text: str, kind: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)
-        kind = self._type.lower()
-        error = CompressionError(f"{kind}: {text} (near compressed byte {at})", path=self.path)
+        text = f"{self._type.lower()}: {text} (near compressed byte {at})"
+        error = CompressionError(text, path=self.path)
         error.__cause__ = cause
         if self._gaps is None or self._type not in WINDOW_BITS:
             self._error = error
         else:
-            self._gaps.append(Gap(at, self._pass(at), error))
+            self._gaps.append(Gap(at, self._pass(at), kind, error))
 
     def _pass(self, at: int) -> int:
         """Go on behind damage; the byte where."""

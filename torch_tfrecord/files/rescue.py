@@ -33,7 +33,6 @@ DOUBLE_BYTES = 1 << 22
 """A piece that is there twice is looked for in so many bytes before damage."""
 
 _PATTERN_BYTES = (1 << 12, 1 << 8, 1 << 5, 1 << 4)  # by its first bytes
-_MOST_PLACES = 16
 
 
 def find_start(source: ByteSource, begin: int, compression_type: str) -> SeekPoint:
@@ -128,14 +127,17 @@ def behind_double(
     """
     low = max(begin - most_bytes, 0)
     before = source.read(begin - low, low)
+    left = most_bytes  # that may be compared
+    following = source.read(min(_PATTERN_BYTES[0], most_bytes // 4), found)
     for size in _PATTERN_BYTES:
-        pattern = source.read(size, found)
+        pattern = following[:size]
         place = len(before)
-        for _ in range(_MOST_PLACES if len(pattern) == size else 0):
+        while len(pattern) == size and left > 0:
             place = before.rfind(pattern, 0, max(place + size - 1, 0))
             if place < 0:
                 break
             distance = found - low - place
+            left -= 3 * distance
             if _is_double(source, begin, distance):
                 return begin + distance
     return None
@@ -143,15 +145,12 @@ def behind_double(
 
 def _is_double(source: ByteSource, begin: int, distance: int) -> bool:
     """Whether each byte of the damage is as far from its like; of damaged copies, most."""
-    if begin < distance:
-        return False
-    damage, before, after = (
-        np.frombuffer(source.read(distance, at).ljust(distance, b"\0"), np.uint8)
-        for at in (begin, begin - distance, begin + distance)
-    )
+    low = max(begin - distance, 0)
+    content = np.frombuffer(source.read(begin + 2 * distance - low, low), np.uint8)
+    parts = np.full(3 * distance, -1, np.int16)  # where the file has not begun, or has ended
+    parts[low - begin + distance :][: len(content)] = content
+    before, damage, after = parts.reshape(3, distance)
+    # In data that repeat themselves, both are alike.
     alike = float(((damage == before) | (damage == after)).mean())
-    if alike < 0.75 or begin < 2 * distance:
-        return alike == 1
-    # Data that repeat themselves look like damaged copies.
-    earlier = np.frombuffer(source.read(distance, begin - 2 * distance), np.uint8)
-    return alike == 1 or float((before == earlier).mean()) < 0.5
+    both = float(((damage == before) & ((damage == after) | (after < 0))).mean())
+    return alike > 0.75 and both < (0.9 if alike == 1 else 0.5)

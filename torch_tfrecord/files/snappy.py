@@ -36,7 +36,9 @@ class SnappySource(InflatedSource):
                 piece, self._consumed = _read_block(self._source.read, begin, size, limit)
                 self._produced += len(piece)
             except CompressionError as error:
-                self._fail(str(error.args[0]), error)  # whole blocks before it can be read
+                self._fail(
+                    str(error.args[0]), "snappy data", error
+                )  # whole blocks before it can be read
             if self._consumed == begin:
                 break
         return piece

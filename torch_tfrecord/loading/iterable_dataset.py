@@ -325,11 +325,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         )
 
     def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
-        for (begin, end), error in zip(skipped.ranges, skipped.errors, strict=True):
-            self._errors.add(
-                type(error).__name__,
-                f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))",
-            )
+        for kind, text in skipped.texts():
+            self._errors.add(kind, text)
 
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples or batches of a stream."""

@@ -137,11 +137,12 @@ class TFRecordDataset(StagedDataset):
             and not errors.skips,  # a damaged payload is found when it is read
             compression_type=compression,
             access=access,
+            note=errors.add if errors.skips else None,
         )
         indexes = keeper.each(files, infos) if shards is None else shards
-        self._set_up(
-            files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform, errors
-        )
+        source = RecordFiles(files, indexes, verify_crc, access)
+        good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
+        self._set_up(files, source, good, parser, transform, errors)
 
     @classmethod
     def _from_source(
@@ -179,7 +180,7 @@ class TFRecordDataset(StagedDataset):
         self,
         files: list[str],
         source: RecordFiles,
-        positions: Sequence[int] | None,
+        positions: Sequence[int] | npt.NDArray[np.int64] | None,
         parser: SampleParser | None,
         transform: Transform | None,
         errors: ErrorLog = RAISES,

@@ -61,6 +61,7 @@ class RecordFiles:
         first_compressed: The first file that is compressed, or None.
         slow_file: The same, but None if all decompressed data is kept, so that any order
             decompresses each byte once.
+        damaged: Positions that are no records, but what lies between two.
         has_warned: Whether the user was warned that random access is slow; also set to suppress the
             warning.
         is_remote: Whether some files are remote.
@@ -76,6 +77,7 @@ class RecordFiles:
         self._paths, self._access = paths, access
         self._reader = RecordReader(verify_crc)
         self._facts: list[RecordIndex] | ManifestShards = []
+        self.damaged: list[int] = []
         self._set_up(self._table(indexes))
 
     def _set_up(self, table: RecordTable) -> None:
@@ -96,9 +98,12 @@ class RecordFiles:
         facts: list[RecordIndex] = []
 
         def noting() -> Iterator[RecordIndex]:
+            begin = 0
             for index in indexes:
                 # the records go into the table: 16 bytes for each
                 facts.append(index.without_records())
+                self.damaged += [begin + number for number in index.damaged or ()]
+                begin += len(index)
                 yield index
 
         table = RecordTable(noting())

@@ -33,7 +33,7 @@ from torch_tfrecord.records.compression import (
     open_stream,
 )
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
     ArrayPlace,
     SidecarFormat,
@@ -88,6 +88,8 @@ class RecordIndex:
         points: Where a compressed file can be entered; None where that is not known, or was not
             read: see `seek_points`.
         kept_at: The index file that has them.
+        damaged: Numbers of the entries that are no records, but what lies between two: see
+            `index_source`; None for an undamaged file.
 
     Raises:
         IndexMismatchError: the records do not lie one behind the other from 0 to the end of the
@@ -103,6 +105,7 @@ class RecordIndex:
     etag: str | None = None
     points: SeekPoints | None = None
     kept_at: str | _KeptPoints | None = None
+    damaged: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
@@ -360,26 +363,36 @@ def build_index(
 
 
 def index_source(
-    file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto"
+    file: FileSource,
+    *,
+    verify_crc: bool = True,
+    compression_type: str | None = "auto",
+    skipped: SkippedBytes | None = None,
 ) -> RecordIndex:
-    """`build_index` of a file that is open already."""
+    """`build_index` of a file that is open already; with `skipped` also of a damaged one: an entry
+    of the index stands for what lies between two records, and cannot be read.
+    """
     finder = PointFinder(file.file_size)
-    stream, found = open_stream(read_ahead(file), check_compression_type(compression_type), finder)
+    gaps = None if skipped is None else skipped.gaps
+    kind = check_compression_type(compression_type)
+    stream, found = open_stream(read_ahead(file), kind, finder, gaps)
     # Starts with an empty one, as nothing cannot be concatenated.
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for block in RecordScanner(stream, verify_crc=verify_crc, keep_payloads=False):
+    for block in RecordScanner(stream, verify_crc=verify_crc, keep_payloads=False, skipped=skipped):
         offsets.append(block.offsets)
         lengths.append(block.lengths)
-    return RecordIndex(
-        np.concatenate(offsets),
-        np.concatenate(lengths),
-        file.file_size,
-        found,
-        file.mtime_ns,
-        file.fingerprint(),
-        file.etag,
-        finder.points(),
+    facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
+    all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
+    if not skipped:
+        return RecordIndex(all_offsets, all_lengths, *facts, finder.points())
+    begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
+    numbers = np.searchsorted(all_offsets, begins)
+    return RecordIndex.bare(*facts).with_facts(
+        offsets=np.insert(all_offsets, numbers, begins),
+        lengths=np.insert(all_lengths, numbers, ends - begins - OVERHEAD_BYTES),
+        points=finder.points(),
+        damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
     )
 
 

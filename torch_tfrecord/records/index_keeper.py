@@ -25,7 +25,13 @@ from typing import Generic, TypeVar, get_args
 from filelock import FileLock, Timeout
 
 from torch_tfrecord.arguments import IndexPolicy, one_of
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.errors import (
+    CompressionError,
+    CorruptRecordError,
+    IndexMismatchError,
+    TFRecordError,
+    outer_level,
+)
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.requests import each_at_once
@@ -40,6 +46,7 @@ from torch_tfrecord.records.index_paths import (
     sidecar_folder,
     write_sidecar,
 )
+from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
@@ -119,7 +126,7 @@ class Kept(Generic[_Index]):
         load: Loads it from a place; raises IndexMismatchError if it is not of the data, OSError
             if it is not there.
         build: Builds it.
-        content: The bytes to keep.
+        content: The bytes to keep; none where it is not kept.
     """
 
     path: str
@@ -218,7 +225,8 @@ class SidecarKeeper(Generic[_Index]):
 
     def _build_and_keep(self, kept: Kept[_Index]) -> _Index:
         found = kept.build()
-        place = self._written(kept, kept.content(found))
+        content = kept.content(found)
+        place = self._written(kept, content) if content else None
         if place is not None and self._reloads:
             # another process may have put there another one
             with contextlib.suppress(OSError, IndexMismatchError):
@@ -265,6 +273,8 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         verify_crc: Check all payloads' checksums while building.
         compression_type: Compression of all files; "auto" detects it for each.
         access: How remote files are reached, and the indexes beside them.
+        note: Takes the name and the text of each error of a damaged file, of which there is then an
+            index that is not kept; without it such a file raises.
     """
 
     _reloads = True  # seek points stay in the file
@@ -277,13 +287,14 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         verify_crc: bool = True,
         compression_type: str = "auto",
         access: Access = DEFAULT_ACCESS,
+        note: Callable[[str, str], object] | None = None,
     ) -> None:
         super().__init__(
             policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'"
         )
         self._verify = verify_crc
         self._compression_type = compression_type
-        self._access = access
+        self._access, self._note = access, note
         self._building = threading.BoundedSemaphore(_MOST_BUILDING)
         self._to_help: deque[str] = deque()
 
@@ -330,7 +341,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def _kept(self, data: FileSource) -> Kept[RecordIndex]:
         load, build = partial(self._loaded, data), partial(self._build, data)
-        return Kept(data.path, data.path, load, build, RecordIndex.to_bytes)
+        return Kept(data.path, data.path, load, build, _content)
 
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
         index = load_fresh(place, data, self._access)
@@ -340,10 +351,20 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         return index
 
     def _build(self, data: FileSource) -> RecordIndex:
+        build = partial(
+            index_source, data, verify_crc=self._verify, compression_type=self._compression_type
+        )
         with self._building:
-            return index_source(
-                data, verify_crc=self._verify, compression_type=self._compression_type
-            )
+            try:
+                return build()
+            except (CorruptRecordError, CompressionError):
+                if self._note is None:
+                    raise
+            skipped = SkippedBytes()
+            found = build(skipped=skipped)
+        for kind, text in skipped.texts():
+            self._note(kind, text)
+        return found
 
     def _help(self) -> bool:
         while self._to_help:
@@ -361,6 +382,10 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
                         self._build_and_keep(kept)
                         return True
         return False
+
+
+def _content(index: RecordIndex) -> bytes:
+    return index.to_bytes() if index.damaged is None else b""
 
 
 def _in_own_order(paths: Sequence[str]) -> Iterator[str]:

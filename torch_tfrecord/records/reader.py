@@ -134,12 +134,11 @@ def _report(path: str, skipped: SkippedBytes) -> None:
     total = sum(end - begin for begin, end in skipped.ranges)
     ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
     more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
-    errors = [*skipped.errors, *(gap.error for gap in skipped.gaps)]
     gaps = f" and {len(skipped.gaps)} of the compressed file" if skipped.gaps else ""
     warnings.warn(
         f"{printable(path)}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
         f"in {len(skipped.ranges)} places: {ranges}{more}{gaps}; "
-        f"the first: {errors[0]}",
+        f"the first: {skipped.first}",
         stacklevel=3,
     )
 

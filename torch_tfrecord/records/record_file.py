@@ -12,7 +12,7 @@ import os
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -95,15 +95,21 @@ class RecordFile:
     def write(self, payload: bytes | bytearray | memoryview) -> None:
         """Append one record."""
         header, footer = encode_header(len(payload)), encode_footer(payload)
+        # In three parts: joining them would copy each payload.
+        self.append((header, payload, footer), (len(payload),))
+
+    def append(
+        self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
+    ) -> None:
+        """Append records that are framed already, of these payload lengths, in any parts."""
         if self._deflater is not None and self.num_bytes - self._points[-1][1] >= _MEMBER_BYTES:
             self._begin_member(self._deflater)
-        # In three parts: joining them would copy each payload.
-        for part in (header, payload, footer):
+        for part in parts:
             self._put(part if self._deflater is None else self._deflater.compress(part))
         # Before compression: how well records compress must not move the borders of shards.
-        self.num_bytes += len(payload) + OVERHEAD_BYTES
+        self.num_bytes += sum(lengths) + OVERHEAD_BYTES * len(lengths)
         if self._lengths is not None:
-            self._lengths.append(len(payload))
+            self._lengths.extend(lengths)
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:
         self._file.write(data)

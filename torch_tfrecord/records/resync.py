@@ -33,8 +33,11 @@ _PIECE_BYTES = 1 << 21
 # that they have passed. Headers that claim the same bytes again and again are out of it soon.
 _BUDGET_BYTES = 1 << 26
 _BUDGET_PER_BYTE = 8
-# A piece that is there twice is looked for so far before damage, and farther where the data are good.
-_LEAST_DOUBLE_BYTES = 1 << 13
+# The same for bytes in which pieces are looked for that are there twice.
+_DOUBLE_BUDGET_BYTES = 1 << 15
+_DOUBLE_BUDGET_PER_BYTE = 2
+_TAIL_BYTES = 2  # of the record before a copy
+_COPY_BYTES = 64
 
 
 class RecordSearch:
@@ -53,7 +56,7 @@ class RecordSearch:
         self._places: list[int] = []
         self._stream_end: int | None = None
         self._summed = 0
-        self._last = 0  # the last damage
+        self._searched = 0
 
     def find(self, begin: int) -> tuple[int, DamageKind]:
         """Offset of the next record after a damaged one at `begin`, or the end of the stream if
@@ -69,7 +72,6 @@ class RecordSearch:
         try:
             return self._find(begin)
         finally:
-            self._last = begin
             self._keep_from(None)
 
     def _find(self, begin: int) -> tuple[int, DamageKind]:
@@ -77,24 +79,18 @@ class RecordSearch:
         is_good, end = is_header(header), begin
         if len(header) == HEADER_BYTES:  # a damaged one may still have the right length
             end += int.from_bytes(header[:8], "little") + OVERHEAD_BYTES
-        closed = None if is_good else self._last_closed(begin)
-        if closed is None and end > begin and self._is_border(end):
-            closed = end
-        if closed is not None:
-            return closed, "payload CRC" if is_good else "header CRC"
-        found = (
-            self._first_record(begin + HEADER_BYTES - 1, end)
-            if is_good
-            else self._first_record(begin, begin)
-        )
-        if isinstance(self._source, FileSource):
-            most_bytes = min(_LEAST_DOUBLE_BYTES + 4 * (begin - self._last), DOUBLE_BYTES)
-            doubled = behind_double(self._source, begin, found, most_bytes)
-            if doubled is not None:
-                return doubled, "doubled"
-        if found != self._stream_end:
+        is_border = end > begin and self._is_border(end)
+        if is_good:
+            found = self._first_record(begin + HEADER_BYTES - 1, end, end if is_border else None)
+        elif (closed := self._last_closed(begin)) is not None:
+            found = closed
+        else:
+            found = end if is_border else self._first_record(begin, begin)
+        if (doubled := self._behind_copies(begin, found)) > found:
+            return doubled, "doubled"
+        if found != self._stream_end or (is_border and found == end):
             return found, "payload CRC" if is_good else "header CRC"
-        is_cut = is_good or 0 < len(header) < HEADER_BYTES
+        is_cut = is_good or len(header) < HEADER_BYTES
         return found, "cut" if is_cut else "trailing bytes"
 
     def _is_border(self, place: int) -> bool:
@@ -160,17 +156,23 @@ class RecordSearch:
         self._summed += summed - begin
         return last
 
-    def _first_record(self, begin: int, end: int) -> int:
-        """The first record from which records lead past the end of the damaged one."""
+    def _first_record(self, begin: int, end: int, limit: int | None = None) -> int:
+        """The first record from which records lead past the end of the damaged one; at most the
+        limit.
+        """
         inner = begin + 1 if end > begin else -1  # where a payload begins, which may be a record
         while True:
             for place in islice(self._places, bisect_right(self._places, begin), None):
+                if limit is not None and place >= limit:
+                    return limit
                 if place > begin:
                     at = self._last_behind(place, end)
                     is_last = place != inner and at > place and not self._read(1, at)
                     if (at > place and at >= end) or is_last:
                         return place
                     begin = max(at - 1, begin)  # what these lead to is no better
+            if limit is not None and self._end >= limit:
+                return limit
             if self._stream_end is not None:
                 return self._stream_end
             # What is held has nothing for this place or later ones, but a header's first bytes.
@@ -179,12 +181,48 @@ class RecordSearch:
             self._search_more()
 
     def _last_behind(self, place: int, end: int) -> int:
-        """Where the records from a place on end, or the first that leads past another place."""
+        """Where the records from a place on end, or the first that leads past another place; they
+        lead over damaged payloads.
+        """
+        behind = self._behind(place)
+        while behind is not None and behind < end:
+            place, behind = behind, self._behind(behind)
+            if behind is None and is_header(self._read(HEADER_BYTES, place)):
+                piece = self._read(_PIECE_BYTES, place + 1)
+                self._summed += len(piece)
+                others = (self._behind(place + 1 + other) for other in find_headers(piece))
+                behind = next(filter(None, others), None)
+        return place if behind is None else behind
+
+    def _behind_copies(self, begin: int, found: int) -> int:
+        """The first record behind damage that does not come, with what is before it, before the
+        damage, too.
+        """
+        if not isinstance(self._source, FileSource):
+            return found
+        left = _DOUBLE_BUDGET_BYTES + _DOUBLE_BUDGET_PER_BYTE * begin - self._searched
+        most_bytes = min(left // 4, DOUBLE_BYTES)
+        if most_bytes < _COPY_BYTES:
+            return found
+        self._searched += most_bytes
+        doubled = behind_double(self._source, begin, found, most_bytes)
+        if doubled is not None and self._is_border(doubled):
+            return doubled
+        low, place, is_copy = max(begin - most_bytes, 0), found, False
+        before, at, first = self._source.read(begin - low, low), 0, 0
         while (behind := self._behind(place)) is not None:
-            place = behind
-            if place >= end:
+            begin_of_copy = place - _TAIL_BYTES
+            copy = self._read(behind - begin_of_copy, begin_of_copy)
+            at = before.find(copy, at)
+            if at < 0:
                 break
-        return place
+            first = at if place == found else first
+            # Short records, and those of data that repeat themselves, may well come again.
+            is_copy = is_copy or (len(copy) >= _COPY_BYTES and before.find(copy, at + 1) < 0)
+            place = behind
+        # In those data it comes again with the damage before it.
+        damage = self._source.read(found - begin, begin) if is_copy else b""
+        return found if before[: first + _TAIL_BYTES].endswith(damage) else place
 
     def _behind(self, place: int) -> int | None:
         """Where the record ends that begins at a place; None if there is no complete one."""

@@ -22,6 +22,8 @@ from torch_tfrecord.records.framing import (
     HEADER_BYTES,
     OVERHEAD_BYTES,
     checksum_error,
+    encode_footer,
+    encode_header,
     guess_content,
     is_header,
 )
@@ -58,6 +60,20 @@ class Block(NamedTuple):
     lengths: _Integers
     records: PackedRecords | None
 
+    def framed(self) -> list[memoryview | bytes]:
+        """The bytes of the records, with headers and checksums, in parts."""
+        records = self.records
+        if records is None or not len(records):
+            return []
+        begin, end = (
+            int(records.starts[0]) - HEADER_BYTES,
+            int(records.starts[-1] + self.lengths[-1]),
+        )
+        if begin >= 0:
+            return [memoryview(records.buffer)[begin : end + FOOTER_BYTES]]
+        payload = records[0]  # a long one, alone
+        return [encode_header(len(payload)), payload, encode_footer(payload)]
+
     @property
     def payloads(self) -> list[bytes] | None:
         """Each payload as bytes, copied on each call."""
@@ -88,6 +104,20 @@ class SkippedBytes:
             self.ranges.append((begin, end))
             self.errors.append(error)
             self.kinds.append(kind)
+
+    @property
+    def first(self) -> TFRecordError | None:
+        """The first error; that of a record, where there is one."""
+        return next(iter([*self.errors, *(gap.error for gap in self.gaps)]), None)
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """The name of the error, and its text, of each place."""
+        for (begin, end), error in zip(self.ranges, self.errors, strict=True):
+            text = f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))"
+            yield type(error).__name__, text
+        for gap in self.gaps:
+            text = f"{gap.error} (skipped compressed bytes [{gap.begin}, {gap.end}))"
+            yield type(gap.error).__name__, text
 
 
 class RecordScanner:
