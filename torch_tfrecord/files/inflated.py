@@ -43,6 +43,7 @@ __all__ = [
 _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
 _MOST_HELD_BYTES = 1 << 22
+_KEPT_BEHIND_BYTES = 1 << 20
 
 # A record of a compressed stream may be this long, or this many times the compressed file, as its
 # length cannot be checked against the file's size. Real data above the first limit does not expand
@@ -77,6 +78,7 @@ class SequentialSource(ABC):
         keep_from: Bytes from this offset on are also kept; set by callers that look ahead, or read
             at random.
         most_bytes: About how many it may keep.
+        kept_behind: So many bytes before the last requested offset are always kept.
     """
 
     def __init__(self, path: str, max_record_bytes: int, begin: int = 0) -> None:
@@ -87,6 +89,7 @@ class SequentialSource(ABC):
         self._lock = threading.Lock()
         self.keep_from: int | None = None
         self.most_bytes = 1 << 20
+        self.kept_behind = 0
         self._kept = bytearray()
         self._begin = self._offset = begin  # offset of the first kept byte
 
@@ -121,7 +124,7 @@ class SequentialSource(ABC):
         """Drop bytes before an offset, unless they are to be kept."""
         if self.keep_from is not None:
             offset = min(offset, self.keep_from)
-        excess = min(offset - self._offset, len(self._kept))
+        excess = min(offset - self.kept_behind - self._offset, len(self._kept))
         if excess > 0:
             del self._kept[:excess]  # cheap: only moves the start of the bytearray
             self._offset += excess
@@ -209,6 +212,7 @@ class InflatedSource(SequentialSource):
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self._finder = source, compression_type, finder
         self._gaps = gaps
+        self.kept_behind = 0 if gaps is None else _KEPT_BEHIND_BYTES
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None and finder is None
@@ -400,16 +404,17 @@ class InflatedSource(SequentialSource):
 
     def _pass(self, at: int) -> int:
         """Go on behind damage; the byte where."""
-        point = find_start(self._source, at, self._type)
         self._to_drop = 0
+        begin = self._member.bit >> 3
+        point = find_start(self._source, at, self._type, max(begin, at - _MOST_HELD_BYTES))
         # A doubled piece: what is in it twice must not come twice.
-        begin, found = self._member.bit >> 3, point.bit + 7 >> 3
+        found = point.bit + 7 >> 3
         if (behind := behind_double(self._source, begin, found)) is not None:
             self._to_drop = self._produced - self._member.offset - len(self._held)
             self._produced, self._held = self._member.offset, bytearray()
             point = SeekPoint(8 * behind, 0)
-        elif (behind := behind_double(self._source, at, found)) is not None:
-            point = find_start(self._source, behind, self._type)
+        elif point.is_block and (behind := behind_double(self._source, at, found)) is not None:
+            point = find_start(self._source, behind, self._type, found)
         point = point._replace(offset=self._produced)
         if self._finder is not None:
             self._finder.add_start(point)

@@ -35,18 +35,27 @@ DOUBLE_BYTES = 1 << 22
 _PATTERN_BYTES = (1 << 12, 1 << 8, 1 << 5, 1 << 4)  # by its first bytes
 
 
-def find_start(source: ByteSource, begin: int, compression_type: str) -> SeekPoint:
+def find_start(
+    source: ByteSource, begin: int, compression_type: str, member: int | None = None
+) -> SeekPoint:
     """The next header of a member, or block with codes of its own, from which data decompress.
 
     Args:
         source: The compressed file.
         begin: The first byte that may have it.
         compression_type: "GZIP" or "ZLIB".
+        member: Where a damaged member begins: what damage made of it may have led past the next
+            one, which is looked for from here on.
 
     Returns:
         The place, at offset 0; the end of the file where there is none. What a block refers to
         before it is zero.
     """
+    if member is not None:
+        passed = source.read(begin + _TRIAL_BYTES - member, member)
+        for at in _headers(passed[: begin - member], compression_type):
+            if at and _decompresses(passed, 8 * at, False, compression_type):
+                return SeekPoint(8 * (member + at), 0)
     while piece := source.read(_PIECE_BYTES + _TRIAL_BYTES, begin):
         places = [(8 * at, False) for at in _headers(piece, compression_type)]
         places += [(bit, True) for bit in _block_bits(piece[: _PIECE_BYTES + _HEADER_BYTES])]
@@ -126,12 +135,12 @@ def behind_double(
         Where what is damaged begins a second time; None if nothing was written twice.
     """
     low = max(begin - most_bytes, 0)
-    before = source.read(begin - low, low)
+    before = source.read(begin - low + _PATTERN_BYTES[0], low)
     left = most_bytes  # that may be compared
     following = source.read(min(_PATTERN_BYTES[0], most_bytes // 4), found)
     for size in _PATTERN_BYTES:
         pattern = following[:size]
-        place = len(before)
+        place = begin - low + 1  # the damage itself may begin with the pattern
         while len(pattern) == size and left > 0:
             place = before.rfind(pattern, 0, max(place + size - 1, 0))
             if place < 0:
@@ -150,6 +159,8 @@ def _is_double(source: ByteSource, begin: int, distance: int) -> bool:
     parts = np.full(3 * distance, -1, np.int16)  # where the file has not begun, or has ended
     parts[low - begin + distance :][: len(content)] = content
     before, damage, after = parts.reshape(3, distance)
+    if not distance or damage[-1] < 0:
+        return False
     # In data that repeat themselves, both are alike.
     alike = float(((damage == before) | (damage == after)).mean())
     both = float(((damage == before) & ((damage == after) | (after < 0))).mean())

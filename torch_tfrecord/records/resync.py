@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.files.inflated import SequentialSource
 from torch_tfrecord.files.rescue import DOUBLE_BYTES, behind_double
-from torch_tfrecord.files.storage import ByteSource, FileSource
+from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -37,7 +37,7 @@ _BUDGET_PER_BYTE = 8
 _DOUBLE_BUDGET_BYTES = 1 << 15
 _DOUBLE_BUDGET_PER_BYTE = 2
 _TAIL_BYTES = 2  # of the record before a copy
-_COPY_BYTES = 64
+_COPY_BYTES = 40
 
 
 class RecordSearch:
@@ -198,31 +198,34 @@ class RecordSearch:
         """The first record behind damage that does not come, with what is before it, before the
         damage, too.
         """
-        if not isinstance(self._source, FileSource):
-            return found
         left = _DOUBLE_BUDGET_BYTES + _DOUBLE_BUDGET_PER_BYTE * begin - self._searched
         most_bytes = min(left // 4, DOUBLE_BYTES)
+        tail, is_copied = _TAIL_BYTES, False
+        # Damage of a compressed stream may copy records that are up to 32 KiB before it.
+        if isinstance(self._source, SequentialSource):
+            most_bytes, tail = min(most_bytes, self._source.kept_behind >> 4), 0
+            is_copied = True
         if most_bytes < _COPY_BYTES:
             return found
         self._searched += most_bytes
         doubled = behind_double(self._source, begin, found, most_bytes)
-        if doubled is not None and self._is_border(doubled):
+        if doubled is not None and doubled > found and self._is_border(doubled):
             return doubled
         low, place, is_copy = max(begin - most_bytes, 0), found, False
         before, at, first = self._source.read(begin - low, low), 0, 0
         while (behind := self._behind(place)) is not None:
-            begin_of_copy = place - _TAIL_BYTES
-            copy = self._read(behind - begin_of_copy, begin_of_copy)
+            copy = self._read(behind - place + tail, place - tail)
             at = before.find(copy, at)
             if at < 0:
                 break
-            first = at if place == found else first
+            first = at + tail if place == found else first
             # Short records, and those of data that repeat themselves, may well come again.
-            is_copy = is_copy or (len(copy) >= _COPY_BYTES and before.find(copy, at + 1) < 0)
+            if len(copy) >= _COPY_BYTES:
+                is_copy = is_copy or is_copied or before.find(copy, at + 1) < 0
             place = behind
         # In those data it comes again with the damage before it.
         damage = self._source.read(found - begin, begin) if is_copy else b""
-        return found if before[: first + _TAIL_BYTES].endswith(damage) else place
+        return found if before[:first].endswith(damage) else place
 
     def _behind(self, place: int) -> int | None:
         """Where the record ends that begins at a place; None if there is no complete one."""
