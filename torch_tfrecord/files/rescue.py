@@ -135,9 +135,10 @@ def behind_double(
         Where what is damaged begins a second time; None if nothing was written twice.
     """
     low = max(begin - most_bytes, 0)
-    before = source.read(begin - low + _PATTERN_BYTES[0], low)
+    most_pattern = min(_PATTERN_BYTES[0], most_bytes // 4)
+    before = source.read(begin - low + most_pattern, low)
     left = most_bytes  # that may be compared
-    following = source.read(min(_PATTERN_BYTES[0], most_bytes // 4), found)
+    following = source.read(most_pattern, found)
     for size in _PATTERN_BYTES:
         pattern = following[:size]
         place = begin - low + 1  # the damage itself may begin with the pattern

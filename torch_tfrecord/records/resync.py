@@ -129,7 +129,7 @@ class RecordSearch:
         ]
 
     def _read(self, num_bytes: int, offset: int) -> bytes:
-        if offset + num_bytes <= self._end:
+        if self._begin <= offset and offset + num_bytes <= self._end:
             return bytes(self._held[offset - self._begin : offset + num_bytes - self._begin])
         return self._source.read(num_bytes, offset)
 
