@@ -313,16 +313,16 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     assert lines[0].startswith(
         "bad: ./a.tfrecord: record 3 at byte 198: corrupted record: expected payload checksum "
     )
-    assert lines[0].endswith(" (132 bytes damaged in 2 places, 8 good records, 5 behind the first damage)")
+    assert lines[0].endswith(
+        " (132 bytes damaged in 2 places, 8 good records, 5 behind the first damage)"
+    )
     assert lines[1] == (
         "bad: ./b.tfrecord: record 9 at byte 594: truncated record: expected 66 bytes (payload 50), "
         "got 65 up to the end (65 bytes damaged in 1 place, 9 good records)"
     )
     assert lines[2].startswith("bad: ./d.tfrecord: record 0 at byte 0: ")
     assert "(Is this even a TFRecord file? It looks like a PNG image.)" in lines[2]
-    assert lines[3].startswith(
-        "bad: ./e.tfrecord.gz: gzip: the stream is truncated"
-    )
+    assert lines[3].startswith("bad: ./e.tfrecord.gz: gzip: the stream is truncated")
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
 

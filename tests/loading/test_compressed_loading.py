@@ -23,7 +23,6 @@ from torch_tfrecord.files.inflated_file import Stretches
 from torch_tfrecord.loading import record_files
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import epochs
-from torch_tfrecord.records import record_file
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -41,12 +40,11 @@ MEMBER_BYTES = 300  # about 7 records
 def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     numbers = iter(range(N))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_file, "_MEMBER_BYTES", MEMBER_BYTES)
-        for file, size in enumerate(SIZES):
-            with TFRecordWriter(folder / f"part-{file}{request.param}", write_index=True) as writer:
-                for _ in range(size):
-                    writer.write({"id": next(numbers)})
+    for file, size in enumerate(SIZES):
+        path = folder / f"part-{file}{request.param}"
+        with TFRecordWriter(path, write_index=True, member_bytes=MEMBER_BYTES) as writer:
+            for _ in range(size):
+                writer.write({"id": next(numbers)})
     return f"{folder}/part-*"
 
 

@@ -399,9 +399,9 @@ def test_reading_on_does_not_begin_again():
     source = InflatedSource(file, "GZIP")
     for offset in range(0, len(STREAM) * 1000, 50):
         source.read(60, offset)
-    assert file.reads.count(0) == 1
+    assert file.reads.count(0) == 2  # the header of the member, then the file
     source.read(1, 0)
-    assert file.reads.count(0) == 2
+    assert file.reads.count(0) == 4
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
@@ -412,9 +412,10 @@ def test_what_is_kept_is_read_without_beginning_again(kind):
     source.keep_from = 4600
     for offset in (5000, 4700, 5100, 4601, 4600):
         assert source.read(60, offset) == whole[offset : offset + 60]
-    assert file.reads.count(0) == 1
+    once = file.reads.count(0)
+    assert once == (2 if kind == "GZIP" else 1)  # gzip: the header of the member, then the file
     assert source.read(60, 4599) == whole[4599:4659]
-    assert file.reads.count(0) == 2
+    assert file.reads.count(0) == 2 * once
     assert source.read(60, len(whole) - 7) == whole[-7:]
     assert len(source._kept) == len(whole) - 4600
 

@@ -7,31 +7,28 @@ is read, and a truncated stream or trailing bytes are errors.
 from __future__ import annotations
 
 import errno
-import functools
-import importlib
 import os
 import threading
 import zlib
 from abc import ABC, abstractmethod
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files.rescue import (
+from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
     TRAILER_BYTES,
     WINDOW_BITS,
-    behind_double,
-    find_start,
+    fastest,
+    lead_in,
 )
-from torch_tfrecord.files.seek_points import FOLLOWING_BYTES, PointFinder, SeekPoint, lead_in
+from torch_tfrecord.files.gzip_members import MembersAhead
+from torch_tfrecord.files.rescue import behind_double, find_start
+from torch_tfrecord.files.seek_points import PointFinder, SeekPoint
 from torch_tfrecord.files.storage import ByteSource
-from torch_tfrecord.native import optional_module
 
 __all__ = [
-    "GZIP_MAGIC",
     "MAX_INFLATED_RECORD_BYTES",
-    "WINDOW_BITS",
     "InflatedSource",
     "PipeSource",
     "SequentialSource",
@@ -153,15 +150,6 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
 
 
-@functools.cache
-def _fastest() -> ModuleType:
-    """The package isal, which has zlib's functions at twice its speed, or zlib."""
-    try:
-        return importlib.import_module("isal.isal_zlib")
-    except ImportError:
-        return zlib
-
-
 class Gap(NamedTuple):
     """Damage that the decompression of a file went past.
 
@@ -215,8 +203,10 @@ class InflatedSource(SequentialSource):
         self.kept_behind = 0 if gaps is None else _KEPT_BEHIND_BYTES
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
-        can_read_again = source.size is not None and finder is None
-        self._engine = _fastest() if can_read_again else zlib
+        can_read_again = source.size is not None
+        self._engine = fastest() if can_read_again else zlib
+        are_ahead = can_read_again and start is None and compression_type == "GZIP"
+        self._members = MembersAhead(source) if are_ahead else None
         self._restart()
 
     def _restart(self) -> None:
@@ -234,6 +224,7 @@ class InflatedSource(SequentialSource):
         self._lead = point.bit & 7  # bits of the next byte that are before the first block
         self._consumed = point.bit >> 3  # compressed bytes taken from the source
         self._produced = point.offset  # end of what was decompressed
+        self._is_full = False  # whether the decompressor may hold more of it
         self._inflater = self._block_inflater(self._engine) if point.is_block else None
 
     def _block_inflater(self, engine: ModuleType) -> _Inflater:
@@ -261,9 +252,11 @@ class InflatedSource(SequentialSource):
 
     def _piece(self) -> bytes:
         while self._error is None and self._produced < self.end:
-            if not self._input:
+            if self._inflater is None and (piece := self._whole_member()):
+                return piece
+            if not self._input and not self._is_full:
                 self._input = self._next_input()
-            at_end = not self._input
+            at_end = not self._input and not self._is_full
             if self._inflater is None:
                 if at_end:
                     return b""
@@ -279,8 +272,30 @@ class InflatedSource(SequentialSource):
                 )
         return b""
 
+    def _whole_member(self) -> bytes:
+        """What the next members hold, decompressed ahead; nothing where that cannot be."""
+        content = b""
+        while self._members is not None and not content:
+            begin = self._consumed - len(self._input)
+            found = self._members.take(begin)
+            if found is None:
+                break
+            self._add_member(begin)
+            content, self._consumed = found
+            self._input = b""
+            self._produced += len(content)
+        return content
+
+    def _add_member(self, begin: int) -> None:
+        self._member = SeekPoint(8 * begin, self._produced)
+        if self._finder is not None:
+            self._finder.add_member(begin, self._produced)
+
     def _next_input(self) -> bytes:
-        data = self._source.read(_INPUT_BYTES, self._consumed)
+        if self._finder is None:
+            data = self._source.read(_INPUT_BYTES, self._consumed)
+        else:
+            data = self._finder.read(self._source, self._consumed, self._produced)
         self._consumed += len(data)
         lead, self._lead = self._lead, 0
         return lead_in(data, lead)
@@ -297,17 +312,11 @@ class InflatedSource(SequentialSource):
                 "trailing bytes",
             )
             return None
-        bits = WINDOW_BITS[self._type]
-        self._member = SeekPoint(8 * begin, self._produced)
-        if self._finder is not None:
-            self._finder.add_member(begin, self._produced)
-            core = optional_module("deflate")
-            if core is not None:
-                inflater: _Inflater = core.BlockInflater(bits, self._finder.left(self._produced))
-                return inflater
+        self._add_member(begin)
         # Reserved flags mean a format to come: zlib refuses it, isal reads on.
         reserved = self._type == "GZIP" and any(flags & 0xE0 for flags in self._peek(4)[3:])
-        found: _Inflater = (zlib if reserved else self._engine).decompressobj(bits)
+        engine = zlib if reserved else self._engine
+        found: _Inflater = engine.decompressobj(WINDOW_BITS[self._type])
         return found
 
     def _peek(self, num_bytes: int) -> bytes:
@@ -321,13 +330,11 @@ class InflatedSource(SequentialSource):
         # An error loses what was decompressed before it: `_salvage` does that again from here.
         copy = getattr(inflater, "copy", None)
         before = None if copy is None else copy()
-        data = self._input
+        data, wanted = self._input, min(_OUTPUT_BYTES, self.end - self._produced)
         try:
-            piece = inflater.decompress(data, min(_OUTPUT_BYTES, self.end - self._produced))
+            piece = inflater.decompress(data, wanted)
         except (zlib.error, self._engine.error) as error:
             if before is not None:
-                if hasattr(before, "left"):
-                    before.left = 1 << 62  # looks for no more borders
                 return self._salvage(before, data, error)
             self._to_drop += self._produced - self._member.offset
             self._enter(self._member)
@@ -339,12 +346,13 @@ class InflatedSource(SequentialSource):
             )
             return b""
         self._produced += len(piece)
+        self._is_full = len(piece) == wanted and not inflater.eof
+        if self._finder is not None:
+            self._finder.see(piece)
         if inflater.eof:
             self._end_member(inflater)
         else:
             self._input = inflater.unconsumed_tail
-            if self._finder is not None and getattr(inflater, "is_at_border", False):
-                self._show_border(inflater, data, self._finder)
         return self._without_known(piece)
 
     def _without_known(self, piece: bytes) -> bytes:
@@ -357,19 +365,6 @@ class InflatedSource(SequentialSource):
         if self._member.is_block:  # the checksum is of more than what came from here
             self._consumed += TRAILER_BYTES[self._type] - len(self._input)
             self._input = b""
-
-    def _show_border(self, inflater: Any, data: bytes, finder: PointFinder) -> None:
-        bits, at = inflater.unused_bits, len(data) - len(self._input)
-        if at:
-            following = self._peek(FOLLOWING_BYTES)
-            bit = 8 * (self._consumed - len(self._input)) - bits
-            finder.add_block(
-                bit,
-                self._produced,
-                inflater.window(),
-                (data[at - 1 : at] if bits else b"") + following,
-            )
-        inflater.left = finder.left(self._produced)
 
     def _salvage(self, inflater: _Inflater, data: bytes, error: Exception) -> bytes:
         """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by

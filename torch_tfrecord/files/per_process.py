@@ -15,11 +15,14 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
 
-__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "module_of_process"]
+from torch_tfrecord.processors import num_processors
+
+__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "module_of_process", "thread_pool"]
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")
@@ -71,6 +74,16 @@ class PerProcess(Generic[_State]):
 
 def _copy(make: Callable[[], _State], keeps_parents: bool) -> PerProcess[_State]:
     return PerProcess(make, keeps_parents=keeps_parents)
+
+
+_POOL: PerProcess[ThreadPoolExecutor] = PerProcess(
+    lambda: ThreadPoolExecutor(num_processors(), "tfrecord-inflate")
+)
+
+
+def thread_pool() -> ThreadPoolExecutor:
+    """Threads of this process that decompress, one for each processor; no task waits for another."""
+    return _POOL.get()
 
 
 class ProcessCache(Generic[_Value]):

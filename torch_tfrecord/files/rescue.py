@@ -4,31 +4,21 @@ of what was written twice.
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
-import numpy.typing as npt
 
-from torch_tfrecord.files.seek_points import NO_WINDOW, SeekPoint, lead_in
+from torch_tfrecord.files.deflate import (
+    GZIP_MAGIC,
+    NO_WINDOW,
+    TRIAL_BYTES,
+    block_bits,
+    decompresses,
+)
+from torch_tfrecord.files.seek_points import SeekPoint
 from torch_tfrecord.files.storage import ByteSource
 
-__all__ = [
-    "DOUBLE_BYTES",
-    "GZIP_MAGIC",
-    "TRAILER_BYTES",
-    "WINDOW_BITS",
-    "behind_double",
-    "find_start",
-]
+__all__ = ["DOUBLE_BYTES", "behind_double", "find_start"]
 
-GZIP_MAGIC = b"\x1f\x8b\x08"
-WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-TRAILER_BYTES = {"GZIP": 8, "ZLIB": 4}
-"""Behind the deflate stream of a member."""
-
-# Bytes searched at a time, and bytes behind a place, and from it, that must decompress.
-_PIECE_BYTES = 1 << 16
-_TRIAL_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 16  # searched at a time
 DOUBLE_BYTES = 1 << 22
 """A piece that is there twice is looked for in so many bytes before damage."""
 
@@ -52,15 +42,15 @@ def find_start(
         before it is zero.
     """
     if member is not None:
-        passed = source.read(begin + _TRIAL_BYTES - member, member)
+        passed = source.read(begin + TRIAL_BYTES - member, member)
         for at in _headers(passed[: begin - member], compression_type):
-            if at and _decompresses(passed, 8 * at, False, compression_type):
+            if at and decompresses(passed, 8 * at, False, compression_type):
                 return SeekPoint(8 * (member + at), 0)
-    while piece := source.read(_PIECE_BYTES + _TRIAL_BYTES, begin):
-        places = [(8 * at, False) for at in _headers(piece, compression_type)]
-        places += [(bit, True) for bit in _block_bits(piece[: _PIECE_BYTES + _HEADER_BYTES])]
+    while piece := source.read(_PIECE_BYTES + TRIAL_BYTES, begin):
+        places = [(8 * at, False) for at in _headers(piece[: _PIECE_BYTES + 2], compression_type)]
+        places += [(bit, True) for bit in block_bits(piece, _PIECE_BYTES)]
         for bit, is_block in sorted(places):
-            if bit < 8 * _PIECE_BYTES and _decompresses(piece, bit, is_block, compression_type):
+            if decompresses(piece, bit, is_block, compression_type):
                 window = NO_WINDOW if is_block else b""
                 return SeekPoint(8 * begin + bit, 0, is_block, window)
         begin += min(len(piece), _PIECE_BYTES)
@@ -75,45 +65,6 @@ def _headers(data: bytes, compression_type: str) -> list[int]:
     ):
         found.append(at)
     return found
-
-
-_HEADER_BYTES = 10  # of a block: 17 bits, and 19 lengths of 3 bits
-
-
-def _block_bits(data: bytes) -> list[int]:
-    """Where the first bits of a block with codes of its own may be: few other places look so."""
-    if len(data) <= _HEADER_BYTES:
-        return []
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    fives = np.lib.stride_tricks.sliding_window_view(bits, 5) @ _POWERS
-    count = len(bits) - 8 * _HEADER_BYTES
-    literals, distances = fives[3:][:count], fives[8:][:count]
-    looks = (bits[1:][:count] == 0) & (bits[2:][:count] == 1) & (literals < 30) & (distances < 30)
-    at = np.flatnonzero(looks)
-    num_lengths = (fives[13:][at] & 15) + 4
-    filled: npt.NDArray[np.int64] = np.zeros(len(at), np.int64)
-    for number in range(19):
-        filled += np.where(number < num_lengths, _FILLS[fives[17 + 3 * number :][at] & 7], 0)
-    return [int(bit) for bit in at[filled == 128]]
-
-
-_POWERS = np.array([1, 2, 4, 8, 16], np.uint8)
-_FILLS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)  # of 128 codes, by a code's length
-
-
-def _decompresses(piece: bytes, bit: int, is_block: bool, compression_type: str) -> bool:
-    data = piece[bit >> 3 :][:_TRIAL_BYTES]
-    try:
-        if is_block:
-            inflater = zlib.decompressobj(-15, zdict=NO_WINDOW)
-        else:
-            inflater = zlib.decompressobj(WINDOW_BITS[compression_type])
-        inflater.decompress(lead_in(data, bit & 7), _TRIAL_BYTES)
-    except zlib.error:
-        return False
-    behind = inflater.unused_data[TRAILER_BYTES[compression_type] if is_block else 0 :]
-    # A few bits may pass for a block that ends: then a file or another member must follow.
-    return not inflater.eof or not behind or behind[:2] == GZIP_MAGIC[:2]
 
 
 def behind_double(

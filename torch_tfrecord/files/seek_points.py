@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files.deflate import (
+    WINDOW_BYTES,
+    block_bits,
+    decompresses,
+    lead_in,
+    needed_window,
+)
+from torch_tfrecord.files.per_process import thread_pool
+from torch_tfrecord.files.storage import ByteSource
 
 __all__ = [
-    "FOLLOWING_BYTES",
     "INDEX_BYTES_RATIO",
     "MOST_POINT_BYTES",
-    "NO_WINDOW",
     "PointFinder",
     "SeekPoint",
     "SeekPoints",
-    "lead_in",
 ]
 
 INDEX_BYTES_RATIO = 0.01
@@ -35,33 +42,10 @@ MOST_POINT_BYTES = 1 << 26
 """Seek points never take more."""
 
 _BLOCK_SPACING, _MEMBER_SPACING = 1 << 20, 1 << 16  # decompressed bytes between two points
-_WINDOW_BYTES = 1 << 15
-NO_WINDOW = bytes(_WINDOW_BYTES)
-"""In place of one that is not known."""
 _POINT_BYTES = 32
-FOLLOWING_BYTES = 40 << 10
-"""Compressed bytes behind a point that show which bytes before it are needed."""
-
-
-# Blocks without content (RFC 1951): one of the fixed codes, of 10 bits, and one with codes of its
-# own, of 97 bits: 17 + 19 * 3 of lengths of codes, 22 of codes, and the end of the block.
-_EMPTY_BLOCK, _EMPTY_WIDTH = 0b010, 10
-
-
-def _odd_block() -> tuple[int, int]:
-    lengths = {18: 1, 0: 2, 1: 2}  # of the codes of runs of zeros, of 0, and of 1
-    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
-    fields = [(0, 1), (2, 2), (0, 5), (0, 5), (15, 4)]
-    fields += [(lengths.get(symbol, 0), 3) for symbol in order]
-    # Byte 0 and the end have codes of one bit, the 255 between none, and no distance has one.
-    fields += [(3, 2), (0, 1), (127, 7), (0, 1), (106, 7), (3, 2), (1, 2), (1, 1)]
-    bits = width = 0
-    for value, size in fields:
-        bits, width = bits | value << width, width + size
-    return bits, width
-
-
-_ODD_BLOCK = _odd_block()
+# Compressed bytes that have a block, also where blocks are stored; that are searched at a time; and
+# those behind a block that show which bytes before it are needed.
+_CHUNK_BYTES, _SEARCH_BYTES, _FOLLOWING_BYTES = 1 << 18, 1 << 12, 40 << 10
 
 
 class SeekPoint(NamedTuple):
@@ -122,7 +106,7 @@ class SeekPoints:
         begin = int(self._table[number - 1, 3]) if number else 0
         packed = self._windows[begin:end]
         try:
-            window = zlib.decompressobj(-15).decompress(packed, _WINDOW_BYTES) if packed else b""
+            window = zlib.decompressobj(-15).decompress(packed, WINDOW_BYTES) if packed else b""
         except zlib.error as error:
             text = f"expected the window of seek point {number}, got damaged bytes"
             raise IndexMismatchError(text) from error
@@ -147,8 +131,11 @@ class SeekPoints:
 
 
 class PointFinder:
-    """Chooses seek points while a file is decompressed from front to back, within a budget: where
-    they would take more, every second one is dropped, and the next are twice as far apart.
+    """Chooses seek points while a file is decompressed from front to back, within a budget that
+    grows with what was read.
+
+    Blocks are looked for in the compressed bytes, by threads: what is found is a point if all that
+    it leads to is what the stream then holds.
 
     Args:
         file_size: Bytes of the compressed file.
@@ -157,57 +144,93 @@ class PointFinder:
 
     def __init__(self, file_size: int, ratio: float = INDEX_BYTES_RATIO) -> None:
         self._file_size = file_size
-        self._budget = min(max(int(file_size * ratio), _LEAST_BYTES), MOST_POINT_BYTES)
+        self._ratio = min(ratio, MOST_POINT_BYTES / max(file_size, 1))
         self._rows: list[tuple[int, int, bool, bytes]] = []
         self._num_bytes = 0
-        self._scale = 1
-        self._starts: set[int] = set()  # offsets of points that are kept in any case
+        self._wanted = _BLOCK_SPACING  # offset of the next point between two blocks
+        # Bit, offset and window of the border before.
+        self._tried: tuple[int, int, Future[bytes | None]] | None = None
+        self._reset(-1, b"")
 
-    def left(self, offset: int) -> int:
-        """Bytes from an offset to where the next point between two blocks is wanted."""
-        return self._last_offset + self._scale * _BLOCK_SPACING - offset
+    def _reset(self, begin: int, data: bytes) -> None:
+        """Set what is decompressed next."""
+        self._begin, self._data = begin, data
+        self._search: Future[int | None] | None = None  # for a block in it
+        self._last = b""  # bytes of the stream before it
+        self._border: _Border | None = None
 
-    @property
-    def _last_offset(self) -> int:
-        return self._rows[-1][1] if self._rows else -_BLOCK_SPACING
+    def read(self, source: ByteSource, begin: int, offset: int) -> bytes:
+        """Compressed bytes to decompress next, up to where a block may begin.
+
+        Args:
+            source: The compressed file.
+            begin: The first of them.
+            offset: What they begin in the decompressed stream.
+        """
+        if begin != self._begin:  # damage was passed
+            self._reset(begin, source.read(_CHUNK_BYTES, begin))
+        data, search, self._search = self._data, self._search, None
+        if self._border is not None and self._border.window is None:
+            self._border = self._border._replace(offset=offset, window=self._last)
+        if search is not None and (bit := search.result()) is not None:
+            self._border = _Border(8 * begin + bit, data[bit >> 3 :][:_FOLLOWING_BYTES])
+            self._wanted = offset + _BLOCK_SPACING
+            data = data[: (bit >> 3) + 1]
+            self._data = self._data[len(data) :]
+        else:
+            self._data = source.read(_CHUNK_BYTES, begin + len(data))
+            if offset >= self._wanted and self._border is None and self._may_take(begin):
+                self._search = thread_pool().submit(_first_block, self._data)
+        self._begin = begin + len(data)
+        return data
+
+    def see(self, piece: bytes) -> None:
+        """Take the next piece of the decompressed stream."""
+        border = self._border
+        if border is not None and border.window is not None:
+            out = border.out + piece
+            self._border = border._replace(out=out)
+            if len(out) >= WINDOW_BYTES:
+                self._border = None
+                self._tried = border.bit, border.offset, thread_pool().submit(border.packed, out)
+        self._last = (self._last + piece)[-WINDOW_BYTES:]
+
+    def _may_take(self, begin: int) -> bool:
+        """Whether the budget has room for one more point."""
+        if self._tried is not None:
+            bit, offset, task = self._tried
+            self._tried, window = None, task.result()
+            if window is not None and offset > self._last_offset:
+                self._add(bit, offset, True, window)
+        num_bytes = _POINT_BYTES + self._num_bytes // max(len(self._rows), 1)
+        return self._num_bytes + num_bytes <= max(self._ratio * begin, _LEAST_BYTES)
 
     def add_member(self, begin: int, offset: int) -> None:
         """A member's header, or a Snappy block, at a byte of the file; taken where one is due."""
-        if not self._rows or offset - self._last_offset >= self._scale * _MEMBER_SPACING:
+        is_due = offset >= self._last_offset + _MEMBER_SPACING and self._may_take(begin)
+        if not self._rows or is_due:
             self._add(8 * begin, offset, False, b"")
-
-    def add_block(self, bit: int, offset: int, window: bytes, following: bytes) -> None:
-        """A border of two blocks.
-
-        Args:
-            bit, offset: As of `SeekPoint`.
-            window: The bytes before it.
-            following: `FOLLOWING_BYTES` of the file, the first of which has the bit.
-        """
-        if offset > self._last_offset:
-            needed = _needed(window, lead_in(following, bit & 7))
-            self._add(bit, offset, True, _packed(needed))
+            self._wanted = offset + _BLOCK_SPACING
 
     def add_start(self, point: SeekPoint) -> None:
         """A place behind damage, which cannot be reached from before it."""
+        self._may_take(0)
         while self._rows and self._rows[-1][1] >= point.offset:
             self._rows.pop()
         if point.bit < 8 * self._file_size:
-            self._starts.add(point.offset)
             self._add(point.bit, point.offset, point.is_block, _packed(point.window))
 
     def _add(self, bit: int, offset: int, is_block: bool, window: bytes) -> None:
         self._rows.append((bit, offset, is_block, window))
         self._num_bytes += _POINT_BYTES + len(window)
-        while self._num_bytes > self._budget and len(self._rows) > 1 + len(self._starts):
-            starts = [row for row in self._rows if row[1] in self._starts]
-            others = [row for row in self._rows if row[1] not in self._starts]
-            self._rows = sorted(others[::2] + starts)
-            self._num_bytes = sum(_POINT_BYTES + len(row[3]) for row in self._rows)
-            self._scale *= 2
+
+    @property
+    def _last_offset(self) -> int:
+        return self._rows[-1][1] if self._rows else -1
 
     def points(self) -> SeekPoints | None:
         """Those found; None for an empty file."""
+        self._may_take(0)
         if not self._rows:
             return None
         bits, offsets, are_blocks, windows = zip(*self._rows, strict=True)
@@ -216,44 +239,41 @@ class PointFinder:
         return SeekPoints(table, b"".join(windows), self._file_size)
 
 
-def _packed(window: bytes) -> bytes:
-    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return packed.compress(window) + packed.flush() if window else b""
+class _Border(NamedTuple):
+    """A place where a block may begin.
 
-
-def _needed(window: bytes, following: bytes) -> bytes:
-    """The window from the first byte on to which the next blocks refer; zeros where they do not."""
-    # Decompressed with the low bytes of the positions in place of the window, then with the high
-    # ones, each byte of the output tells the position that it comes from.
-    positions = np.arange(len(window))
-    found = []
-    for fake in (positions & 255, positions >> 8):
-        inflater = zlib.decompressobj(-15, zdict=fake.astype(np.uint8).tobytes())
-        try:
-            out = inflater.decompress(following, _WINDOW_BYTES)
-        except zlib.error:  # an error of the stream, that whoever reads on meets
-            return window
-        if len(out) < _WINDOW_BYTES and not inflater.eof:
-            return window
-        found.append(np.frombuffer(out, np.uint8).astype(np.int64))
-    low, high = found
-    used = np.zeros(1 << 16, bool)
-    used[low + 256 * high] = True  # also where a literal looks like a position: one byte too many
-    used = used[: len(window)]
-    if not used.any():
-        return b""
-    kept = np.where(used, np.frombuffer(window, np.uint8), 0).astype(np.uint8)
-    return kept[int(used.argmax()) :].tobytes()
-
-
-def lead_in(data: bytes, shift: int) -> bytes:
-    """The data from bit `shift` (0 to 7) of its first byte on, behind empty blocks that end there:
-    blocks that are stored begin at whole bytes, so that nothing can be shifted.
+    Attributes:
+        bit: In the compressed file.
+        following: Compressed bytes, the first of which has the bit.
+        offset: Of what it holds in the decompressed stream.
+        window: The bytes before that; None as long as they are not decompressed.
+        out: The bytes from there on, as far as they are.
     """
-    if not shift or not data:
-        return data
-    bits, width = _ODD_BLOCK if shift % 2 else (0, 0)
-    while width % 8 != shift:
-        bits, width = bits | _EMPTY_BLOCK << width, width + _EMPTY_WIDTH
-    bits |= data[0] >> shift << width
-    return bits.to_bytes(width // 8 + 1, "little") + data[1:]
+
+    bit: int
+    following: bytes
+    offset: int = 0
+    window: bytes | None = None
+    out: bytes = b""
+
+    def packed(self, out: bytes) -> bytes | None:
+        """The window that a point needs, compressed; None where this is none."""
+        following = lead_in(self.following, self.bit & 7)
+        needed = needed_window(self.window or b"", following, out)
+        return None if needed is None else _packed(needed)
+
+
+def _first_block(data: bytes) -> int | None:
+    """The first bit behind which there are `_FOLLOWING_BYTES`, and a block may begin."""
+    end = len(data) - _FOLLOWING_BYTES
+    for begin in range(0, end, _SEARCH_BYTES):
+        piece = data[begin:]
+        for bit in block_bits(piece, _SEARCH_BYTES):
+            if begin + (bit >> 3) < end and decompresses(piece, bit, True, "GZIP"):
+                return 8 * begin + bit
+    return None
+
+
+def _packed(window: bytes) -> bytes:
+    packed = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return packed.compress(window) + packed.flush() if window else b""

@@ -7,10 +7,12 @@ offsets refer to the decompressed stream.
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
 from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files.deflate import GZIP_MAGIC, WINDOW_BITS
+from torch_tfrecord.files.gzip_members import MemberPacker
 from torch_tfrecord.files.inflated import Gap, InflatedSource, is_zlib_header
-from torch_tfrecord.files.rescue import GZIP_MAGIC, WINDOW_BITS
 from torch_tfrecord.files.seek_points import PointFinder
 from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, SnappySource, first_uncompressed
 from torch_tfrecord.files.storage import ByteSource
@@ -18,9 +20,10 @@ from torch_tfrecord.records.framing import HEADER_BYTES, is_header
 
 __all__ = [
     "DETECTED_BYTES",
+    "MEMBER_BYTES",
+    "Packing",
     "check_compression_type",
     "check_written_type",
-    "compressor",
     "detect_compression",
     "open_stream",
 ]
@@ -79,13 +82,31 @@ def detect_compression(first_bytes: bytes) -> str:
     return "ZLIB" if is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
 
 
-def compressor(compression_type: str, level: int | None) -> zlib._Compress:
-    """Create a zlib compressor for "GZIP" or "ZLIB"; deterministic, as its gzip header has no time
-    or name.
+MEMBER_BYTES = 1 << 20
+"""Of records in a GZIP member: larger ones save less than 0.1 % of a file, smaller ones cost more."""
+
+
+class Packing(NamedTuple):
+    """How a file is compressed; deterministic, as a gzip header has no time or name.
+
+    Attributes:
+        compression_type: "", "GZIP" or "ZLIB".
+        level: 0 to 9; -1 for zlib's default.
+        member_bytes: So many bytes of records, then the next one begins a GZIP member, or follows a
+            full flush of the ZLIB stream; None for never.
     """
-    return zlib.compressobj(
-        -1 if level is None else level, zlib.DEFLATED, WINDOW_BITS[compression_type], 9
-    )
+
+    compression_type: str
+    level: int
+    member_bytes: int | None
+
+    def begin(self) -> zlib._Compress | MemberPacker | None:
+        """What compresses a stream or a member."""
+        if self.compression_type == "GZIP":
+            return MemberPacker(self.level)
+        if self.compression_type == "ZLIB":
+            return zlib.compressobj(self.level, zlib.DEFLATED, WINDOW_BITS["ZLIB"], 9)
+        return None
 
 
 def open_stream(

@@ -352,7 +352,11 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def _build(self, data: FileSource) -> RecordIndex:
         build = partial(
-            index_source, data, verify_crc=self._verify, compression_type=self._compression_type
+            index_source,
+            data,
+            verify_crc=self._verify,
+            compression_type=self._compression_type,
+            trusts_members=self._note is None,
         )
         with self._building:
             try:

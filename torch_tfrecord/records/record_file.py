@@ -28,11 +28,12 @@ from torch_tfrecord.files.atomic import (
     temporary_names,
 )
 from torch_tfrecord.files.descriptors import name_path, open_path
+from torch_tfrecord.files.gzip_members import MemberPacker
 from torch_tfrecord.files.seek_points import SeekPoints
 from torch_tfrecord.files.storage import fingerprint
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, upload
-from torch_tfrecord.records.compression import compressor
+from torch_tfrecord.records.compression import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_paths import (
@@ -57,8 +58,6 @@ __all__ = [
     "upload_record_files",
 ]
 
-# A gzip member of so many decompressed bytes costs 0.1 % of the file's size.
-_MEMBER_BYTES = 1 << 20
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -67,8 +66,7 @@ class RecordFile:
 
     Args:
         file: Takes the bytes.
-        compression_type: "", "GZIP" or "ZLIB".
-        level: Compression level; None for zlib's default.
+        packing: How it is compressed.
         write_index: Also write the index beside the file.
 
     Attributes:
@@ -78,14 +76,11 @@ class RecordFile:
     def __init__(
         self,
         file: AtomicFile | UploadFile,
-        compression_type: str,
-        level: int | None,
+        packing: Packing,
         write_index: bool,
     ) -> None:
-        self._file = file
-        self._compression_type = compression_type
-        self._level = level
-        self._deflater = compressor(compression_type, level) if compression_type else None
+        self._file, self._packing = file, packing
+        self._deflater = packing.begin()
         # Where decompression can begin: compressed byte and decompressed byte.
         self._points = [(0, 0)]
         self._file_bytes = 0
@@ -102,8 +97,11 @@ class RecordFile:
         self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
     ) -> None:
         """Append records that are framed already, of these payload lengths, in any parts."""
-        if self._deflater is not None and self.num_bytes - self._points[-1][1] >= _MEMBER_BYTES:
+        most = self._packing.member_bytes
+        if self._deflater is not None and most and self.num_bytes - self._points[-1][1] >= most:
             self._begin_member(self._deflater)
+        if isinstance(self._deflater, MemberPacker):
+            self._deflater.lengths += lengths
         for part in parts:
             self._put(part if self._deflater is None else self._deflater.compress(part))
         # Before compression: how well records compress must not move the borders of shards.
@@ -115,21 +113,22 @@ class RecordFile:
         self._file.write(data)
         self._file_bytes += len(data)
 
-    def _begin_member(self, deflater: zlib._Compress) -> None:
+    def _begin_member(self, deflater: zlib._Compress | MemberPacker) -> None:
         """Make the next record a place where decompression can begin."""
-        if self._compression_type == "GZIP":
+        if isinstance(deflater, MemberPacker):
+            deflater.says_size = True
             self._put(deflater.flush())
-            self._deflater = compressor(self._compression_type, self._level)
+            self._deflater = MemberPacker(self._packing.level, says_size=True)
         else:  # TensorFlow stops at the end of a zlib stream
             self._put(deflater.flush(zlib.Z_FULL_FLUSH))
         self._points.append((self._file_bytes, self.num_bytes))
 
     def _seek_points(self, size: int) -> SeekPoints | None:
-        if not self._compression_type or not size:
+        if self._deflater is None or not size:
             return None
         bytes_, offsets = np.array(self._points, np.int64).T
         # No window is needed: behind the first, points of a zlib stream follow a full flush.
-        are_blocks = (bytes_ > 0) & (self._compression_type == "ZLIB")
+        are_blocks = (bytes_ > 0) & (self._packing.compression_type == "ZLIB")
         table = np.stack([8 * bytes_, offsets, are_blocks, np.zeros_like(offsets)], axis=1)
         return SeekPoints(table, b"", size)
 
@@ -150,7 +149,7 @@ class RecordFile:
         lengths = np.array(self._lengths, dtype=np.int64)
         offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
         # From the file itself, which may be compressed, not from what was written.
-        found, kind = fingerprint(self._file.read, size), self._compression_type
+        found, kind = fingerprint(self._file.read, size), self._packing.compression_type
         points = self._seek_points(size)
         return RecordIndex(offsets, lengths, size, kind, mtime_ns, found, etag, points).to_bytes()
 
@@ -166,11 +165,9 @@ class LocalRecordFile(RecordFile):
         path: The final path.
     """
 
-    def __init__(
-        self, path: str, compression_type: str, level: int | None, write_index: bool
-    ) -> None:
+    def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
         self._data = AtomicFile(path)
-        super().__init__(self._data, compression_type, level, write_index)
+        super().__init__(self._data, packing, write_index)
         self._index_file: AtomicFile | None = None
         if write_index and not self._data.is_regular:
             self.discard()
@@ -468,11 +465,9 @@ class RemoteRecordFile(RecordFile):
         data: What is uploaded.
     """
 
-    def __init__(
-        self, path: str, compression_type: str, level: int | None, write_index: bool
-    ) -> None:
+    def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
         self.data = UploadFile(path)
-        super().__init__(self.data, compression_type, level, write_index)
+        super().__init__(self.data, packing, write_index)
 
     def prepare(self) -> None:
         """Everything is in the temporary file."""

@@ -20,7 +20,7 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec, locate_value
-from torch_tfrecord.records.compression import check_written_type
+from torch_tfrecord.records.compression import MEMBER_BYTES, Packing, check_written_type
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
 from torch_tfrecord.records.record_file import (
@@ -214,6 +214,9 @@ class TFRecordWriter(_Writer):
         features: Name -> spec that shall read the file. Rows are then checked and widened by the
             specs, and missing values left out: see `encode_example`. Without it, the values of a
                 key must be of one kind in all rows.
+        member_bytes: A GZIP file is entered at its members: behind so many bytes of records the
+            next one begins a member (in a ZLIB file, which is one stream, it follows a full flush).
+            The default, 1 MiB, makes files about 0.2 % larger; None writes one member.
 
     Raises:
         OSError: the file cannot be created; the path is named.
@@ -234,20 +237,15 @@ class TFRecordWriter(_Writer):
         write_index: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         features: Mapping[str, WritableSpec] | None = None,
+        member_bytes: int | None = MEMBER_BYTES,
     ) -> None:
         super().__init__(features)
         self.path = local_path(path)
         self._name = without_secrets(self.path)
         self._access = Access(storage_options)
-        compression = _resolve_compression(self.path, compression_type)
-        if compression_level is not None and (
-            isinstance(compression_level, bool) or compression_level not in range(-1, 10)
-        ):
-            raise ValueError(
-                f"compression_level must be None or -1 to 9, got {compression_level!r}"
-            )
+        packing = _packing(self.path, compression_type, compression_level, member_bytes)
         kind = RemoteRecordFile if is_remote(self.path) else LocalRecordFile
-        self._file = kind(self.path, compression, compression_level, write_index)
+        self._file = kind(self.path, packing, write_index)
         self._shards.append(self._file)
         self._closed = False
 
@@ -291,6 +289,7 @@ class ShardedTFRecordWriter(_Writer):
         write_index: Also write each shard's index.
         storage_options: As for `TFRecordWriter`.
         features: As for `TFRecordWriter`.
+        member_bytes: As for `TFRecordWriter`.
 
     Attributes:
         paths: The names of the shards; known, and filled, after `close`.
@@ -314,6 +313,7 @@ class ShardedTFRecordWriter(_Writer):
         write_index: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         features: Mapping[str, WritableSpec] | None = None,
+        member_bytes: int | None = MEMBER_BYTES,
     ) -> None:
         super().__init__(features)
         self.prefix = local_path(prefix)
@@ -327,7 +327,7 @@ class ShardedTFRecordWriter(_Writer):
         self.paths: list[str] = []
         self._suffix = suffix
         self._name = without_secrets(f"{self.prefix}-*{suffix}")
-        self._compression_type = _resolve_compression(suffix, compression_type)
+        self._packing = _packing(suffix, compression_type, None, member_bytes)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
         self._only_last_is_open = max_shard_bytes is not None
@@ -346,7 +346,7 @@ class ShardedTFRecordWriter(_Writer):
         # How many there will be is not known yet.
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
         kind = RemoteRecordFile if self._files is None else LocalRecordFile
-        self._shards.append(kind(name, self._compression_type, None, self._write_index))
+        self._shards.append(kind(name, self._packing, self._write_index))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         shards = self._open_shards()
@@ -408,8 +408,14 @@ def _give_up(writer: Callable[[], _Writer | None]) -> None:
         left._give_up()
 
 
-def _resolve_compression(name: str, compression_type: str | None) -> str:
+def _packing(
+    name: str, compression_type: str | None, level: int | None, member_bytes: int | None
+) -> Packing:
     checked = check_written_type(compression_type)
-    if checked != "auto":
-        return checked
-    return "GZIP" if name.endswith(".gz") else "ZLIB" if name.endswith(".zlib") else ""
+    if checked == "auto":
+        checked = "GZIP" if name.endswith(".gz") else "ZLIB" if name.endswith(".zlib") else ""
+    if level is not None and (isinstance(level, bool) or level not in range(-1, 10)):
+        raise ValueError(f"compression_level must be None or -1 to 9, got {level!r}")
+    if member_bytes is not None:
+        at_least(1, "member_bytes", member_bytes)
+    return Packing(checked, -1 if level is None else level, member_bytes)
