@@ -38,6 +38,8 @@ NO_WINDOW = bytes(WINDOW_BYTES)
 TRIAL_BYTES = 1 << 16
 """Bytes behind a place, and from it, that must decompress."""
 
+_HEADER_TRIAL = 1 << 8
+
 # Bits of a block's header: 1 for the last one, 2 of its kind, 5, 5 and 4 of counts; then up to 19
 # lengths of 3 bits, which fill a code where their shares of 128 add up to 128.
 _LENGTHS_AT = 17
@@ -87,14 +89,16 @@ def block_bits(data: bytes, num_bytes: int) -> list[int]:
 
 
 def decompresses(data: bytes, bit: int, is_block: bool, compression_type: str) -> bool:
-    """Whether something that decompresses begins at a bit: a block, or a header of a member."""
+    """Whether something that decompresses begins at a bit: a block, or a header of a member, of
+    which little is asked, as few bytes look like one.
+    """
     piece = data[bit >> 3 :][:TRIAL_BYTES]
     try:
         if is_block:
             inflater = zlib.decompressobj(-15, zdict=NO_WINDOW)
         else:
             inflater = zlib.decompressobj(WINDOW_BITS[compression_type])
-        inflater.decompress(lead_in(piece, bit & 7), TRIAL_BYTES)
+        inflater.decompress(lead_in(piece, bit & 7), TRIAL_BYTES if is_block else _HEADER_TRIAL)
     except zlib.error:
         return False
     behind = inflater.unused_data[TRAILER_BYTES[compression_type] if is_block else 0 :]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import zlib
 from abc import ABC, abstractmethod
@@ -18,7 +19,9 @@ from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
     TRAILER_BYTES,
+    TRIAL_BYTES,
     WINDOW_BITS,
+    decompresses,
     fastest,
     lead_in,
 )
@@ -260,7 +263,7 @@ class InflatedSource(SequentialSource):
             if self._inflater is None:
                 if at_end:
                     return b""
-                self._inflater = self._next_member()
+                self._begin_member()
                 continue
             before = self._produced
             if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
@@ -300,7 +303,7 @@ class InflatedSource(SequentialSource):
         lead, self._lead = self._lead, 0
         return lead_in(data, lead)
 
-    def _next_member(self) -> _Inflater | None:
+    def _begin_member(self) -> None:
         magic = GZIP_MAGIC[:2] if self._type == "GZIP" else b""
         matches = (
             self._input[:2] == magic[: len(self._input)] if magic else is_zlib_header(self._peek(2))
@@ -311,13 +314,12 @@ class InflatedSource(SequentialSource):
                 f"expected the end of the file or another {self._type} stream after the data, got other bytes",
                 "trailing bytes",
             )
-            return None
+            return
         self._add_member(begin)
         # Reserved flags mean a format to come: zlib refuses it, isal reads on.
         reserved = self._type == "GZIP" and any(flags & 0xE0 for flags in self._peek(4)[3:])
         engine = zlib if reserved else self._engine
-        found: _Inflater = engine.decompressobj(WINDOW_BITS[self._type])
-        return found
+        self._inflater = engine.decompressobj(WINDOW_BITS[self._type])
 
     def _peek(self, num_bytes: int) -> bytes:
         if len(self._input) < num_bytes:
@@ -384,8 +386,29 @@ class InflatedSource(SequentialSource):
             self._held += piece
             piece = b""
         what = "CRC" if "check" in str(error) else "data"
+        if self._gaps is not None:
+            self._drop_run(self._consumed - len(self._input))
         self._fail(f"the stream is damaged: {error}", f"{self._type.lower()} {what}", error)
         return piece
+
+    def _drop_run(self, end: int) -> None:
+        """Take back what a damaged member gave from a run of equal bytes on, such as a zeroed page:
+        it would repeat what is before it.
+        """
+        begin, offset = self._member.bit >> 3, self._member.offset
+        data = self._source.read(min(end - begin, _MOST_HELD_BYTES), begin)
+        run = re.search(rb"(.)\1{63}", data, re.DOTALL)
+        if run is None:
+            return
+        if self._member.is_block:
+            inflater = self._block_inflater(zlib)
+        else:
+            inflater = zlib.decompressobj(WINDOW_BITS[self._type])
+        before = lead_in(data[: run.start()], self._member.bit & 7)
+        good = offset + len(inflater.decompress(before, self._produced - offset + 1))
+        excess = min(max(self._produced - good, 0), len(self._held))
+        self._produced -= excess
+        del self._held[len(self._held) - excess :]
 
     def _fail(self, text: str, kind: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)
@@ -404,7 +427,8 @@ class InflatedSource(SequentialSource):
         point = find_start(self._source, at, self._type, max(begin, at - _MOST_HELD_BYTES))
         # A doubled piece: what is in it twice must not come twice.
         found = point.bit + 7 >> 3
-        if (behind := behind_double(self._source, begin, found)) is not None:
+        behind = behind_double(self._source, begin, found)
+        if behind is not None and self._begins_at(behind):
             self._to_drop = self._produced - self._member.offset - len(self._held)
             self._produced, self._held = self._member.offset, bytearray()
             point = SeekPoint(8 * behind, 0)
@@ -415,6 +439,10 @@ class InflatedSource(SequentialSource):
             self._finder.add_start(point)
         self._enter(point)
         return self._consumed
+
+    def _begins_at(self, begin: int) -> bool:
+        """Whether a member, or the stream, begins at a byte."""
+        return decompresses(self._source.read(TRIAL_BYTES, begin), 0, False, self._type)
 
 
 class PipeSource(SequentialSource):

@@ -5,6 +5,7 @@ of what was written twice.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
@@ -16,7 +17,7 @@ from torch_tfrecord.files.deflate import (
 from torch_tfrecord.files.seek_points import SeekPoint
 from torch_tfrecord.files.storage import ByteSource
 
-__all__ = ["DOUBLE_BYTES", "behind_double", "find_start"]
+__all__ = ["DOUBLE_BYTES", "behind_double", "find_start", "is_double"]
 
 _PIECE_BYTES = 1 << 16  # searched at a time
 DOUBLE_BYTES = 1 << 22
@@ -99,21 +100,36 @@ def behind_double(
                 break
             distance = found - low - place
             left -= 3 * distance
-            if _is_double(source, begin, distance):
+            if is_double(source, begin, distance, distance, distance, 0.75):
                 return begin + distance
     return None
 
 
-def _is_double(source: ByteSource, begin: int, distance: int) -> bool:
-    """Whether each byte of the damage is as far from its like; of damaged copies, most."""
-    low = max(begin - distance, 0)
-    content = np.frombuffer(source.read(begin + 2 * distance - low, low), np.uint8)
-    parts = np.full(3 * distance, -1, np.int16)  # where the file has not begun, or has ended
-    parts[low - begin + distance :][: len(content)] = content
-    before, damage, after = parts.reshape(3, distance)
-    if not distance or damage[-1] < 0:
+def is_double(
+    source: ByteSource, begin: int, before: int, behind: int, most_bytes: int, least: float
+) -> bool:
+    """Whether the bytes from a damaged place on are a copy of others, or are there once more.
+
+    Args:
+        source: The file.
+        begin: Where the damage begins.
+        before, behind: How far before, and behind, each byte its like is.
+        most_bytes: So many of them are compared.
+        least: The share of them that must be alike, since copies may be damaged, too.
+    """
+    size = min(before, most_bytes)
+    damage, first, second = (_bytes(source, begin + at, size) for at in (0, -before, behind))
+    if not size or damage[-1] < 0:
         return False
     # In data that repeat themselves, both are alike.
-    alike = float(((damage == before) | (damage == after)).mean())
-    both = float(((damage == before) & ((damage == after) | (after < 0))).mean())
-    return alike > 0.75 and both < (0.9 if alike == 1 else 0.5)
+    alike = float(((damage == first) | (damage == second)).mean())
+    both = float(((damage == first) & ((damage == second) | (second < 0))).mean())
+    return alike > least and both < (0.9 if alike == 1 else 0.5)
+
+
+def _bytes(source: ByteSource, begin: int, size: int) -> npt.NDArray[np.int16]:
+    """Bytes of the file; -1 where it has not begun, or has ended."""
+    found, low = np.full(size, -1, np.int16), max(begin, 0)
+    content = np.frombuffer(source.read(max(begin + size - low, 0), low), np.uint8)
+    found[low - begin :][: len(content)] = content
+    return found

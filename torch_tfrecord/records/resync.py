@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from itertools import islice
 from typing import Literal, TypeAlias
 
 from crc32c import crc32c
 
 from torch_tfrecord.files.inflated import SequentialSource
-from torch_tfrecord.files.rescue import DOUBLE_BYTES, behind_double
+from torch_tfrecord.files.rescue import DOUBLE_BYTES, is_double
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -36,8 +37,10 @@ _BUDGET_PER_BYTE = 8
 # The same for bytes in which pieces are looked for that are there twice.
 _DOUBLE_BUDGET_BYTES = 1 << 15
 _DOUBLE_BUDGET_PER_BYTE = 2
-_TAIL_BYTES = 2  # of the record before a copy
-_COPY_BYTES = 40
+_INNER_BYTES = 1 << 16  # of records that a payload may end with
+_MOST_UNKNOWN = 64  # records of a copy, one behind the other, that did not come before
+_LEAST_ALIKE = 0.25  # of damage where a copy begins
+_FAR = 1 << 62
 
 
 class RecordSearch:
@@ -57,6 +60,8 @@ class RecordSearch:
         self._stream_end: int | None = None
         self._summed = 0
         self._searched = 0
+        self._damaged: set[int] = set()  # places where damage begins
+        self._copies: deque[tuple[int, int]] = deque()  # records that came before, too
 
     def find(self, begin: int) -> tuple[int, DamageKind]:
         """Offset of the next record after a damaged one at `begin`, or the end of the stream if
@@ -67,12 +72,30 @@ class RecordSearch:
         everything since `begin`. (The last, as a header at the start of the payload is itself eight
         bytes with their checksum.) Else it is the first record from which records lead past the
         end of the damaged one, as those inside its payload do not.
+
+        Records that came before the damage already, since a piece was written twice, are passed
+        over: those directly behind the damage here, others by `pass_copies`.
         """
         self._drop(begin)
         try:
-            return self._find(begin)
+            found, kind = self._find(begin)
+            self._damaged.add(begin)
+            self._copies = deque(self._find_copies(begin, found))
+            end = self.pass_copies(found)
+            return end, "doubled" if end > found else kind
         finally:
             self._keep_from(None)
+
+    def pass_copies(self, offset: int) -> int:
+        """Where the next record is that did not come before; the offset, if that is there."""
+        while self._copies and self._copies[0][0] <= offset:
+            begin, end = self._copies.popleft()
+            offset = end if begin == offset else offset
+        return offset
+
+    def left(self, offset: int) -> int:
+        """Bytes from an offset to the next record that came before."""
+        return self._copies[0][0] - offset if self._copies else _FAR
 
     def _find(self, begin: int) -> tuple[int, DamageKind]:
         header = self._read(HEADER_BYTES, begin)
@@ -86,8 +109,6 @@ class RecordSearch:
             found = closed
         else:
             found = end if is_border else self._first_record(begin, begin)
-        if (doubled := self._behind_copies(begin, found)) > found:
-            return doubled, "doubled"
         if found != self._stream_end or (is_border and found == end):
             return found, "payload CRC" if is_good else "header CRC"
         is_cut = is_good or len(header) < HEADER_BYTES
@@ -168,7 +189,8 @@ class RecordSearch:
                 if place > begin:
                     at = self._last_behind(place, end)
                     is_last = place != inner and at > place and not self._read(1, at)
-                    if (at > place and at >= end) or is_last:
+                    is_found = (at > place and at >= end) or is_last
+                    if is_found and (limit is not None or not self._is_in_payload(place)):
                         return place
                     begin = max(at - 1, begin)  # what these lead to is no better
             if limit is not None and self._end >= limit:
@@ -181,51 +203,82 @@ class RecordSearch:
             self._search_more()
 
     def _last_behind(self, place: int, end: int) -> int:
-        """Where the records from a place on end, or the first that leads past another place; they
-        lead over damaged payloads.
+        """Where the records from a place on end, or the first that leads past another place; a
+        damaged payload may be among them.
         """
         behind = self._behind(place)
         while behind is not None and behind < end:
             place, behind = behind, self._behind(behind)
-            if behind is None and is_header(self._read(HEADER_BYTES, place)):
-                piece = self._read(_PIECE_BYTES, place + 1)
-                self._summed += len(piece)
-                others = (self._behind(place + 1 + other) for other in find_headers(piece))
-                behind = next(filter(None, others), None)
+            claimed = self._claimed_end(place) if behind is None else place
+            if claimed > place and self._is_border(claimed):
+                behind = claimed
         return place if behind is None else behind
 
-    def _behind_copies(self, begin: int, found: int) -> int:
-        """The first record behind damage that does not come, with what is before it, before the
-        damage, too.
+    def _claimed_end(self, place: int) -> int:
+        """Where a record ends, by its good header; the place itself where there is none."""
+        header = self._read(HEADER_BYTES, place)
+        return place + payload_length(header) + OVERHEAD_BYTES if is_header(header) else place
+
+    def _is_in_payload(self, place: int) -> bool:
+        """Whether the records from a place on are the last of a payload whose beginning is lost:
+        then its checksum, and a record, are directly behind them.
+        """
+        at, behind = place, self._behind(place)
+        while behind is not None and behind - place < _INNER_BYTES:
+            at, behind = behind, self._behind(behind)
+        return behind is None and self._behind(at + FOOTER_BYTES) is not None
+
+    def _find_copies(self, begin: int, found: int) -> list[tuple[int, int]]:
+        """The records behind damage that came before it, too: those of a piece that was written
+        twice, which leads up to the last record before damage.
         """
         left = _DOUBLE_BUDGET_BYTES + _DOUBLE_BUDGET_PER_BYTE * begin - self._searched
         most_bytes = min(left // 4, DOUBLE_BYTES)
-        tail, is_copied = _TAIL_BYTES, False
         # Damage of a compressed stream may copy records that are up to 32 KiB before it.
+        is_inflated = isinstance(self._source, SequentialSource)
         if isinstance(self._source, SequentialSource):
-            most_bytes, tail = min(most_bytes, self._source.kept_behind >> 4), 0
-            is_copied = True
-        if most_bytes < _COPY_BYTES:
-            return found
+            most_bytes = min(most_bytes, self._source.kept_behind >> 4)
+        if most_bytes < OVERHEAD_BYTES:
+            return []
         self._searched += most_bytes
-        doubled = behind_double(self._source, begin, found, most_bytes)
-        if doubled is not None and doubled > found and self._is_border(doubled):
-            return doubled
-        low, place, is_copy = max(begin - most_bytes, 0), found, False
-        before, at, first = self._source.read(begin - low, low), 0, 0
-        while (behind := self._behind(place)) is not None:
-            copy = self._read(behind - place + tail, place - tail)
-            at = before.find(copy, at)
-            if at < 0:
-                break
-            first = at + tail if place == found else first
-            # Short records, and those of data that repeat themselves, may well come again.
-            if len(copy) >= _COPY_BYTES:
-                is_copy = is_copy or is_copied or before.find(copy, at + 1) < 0
+        low = max(begin - most_bytes, 0)
+        before = self._source.read(begin - low, low)
+        earlier = _by_sums(before)
+        damage = self._source.read(min(found - begin, most_bytes), begin)
+        at, place, copies = 0, found, list[tuple[int, int]]()
+        num_copies, unknown, distance = 0, 0, 0
+        while unknown <= (0 if is_inflated else _MOST_UNKNOWN) and place - found < most_bytes:
+            behind = self._behind(place)
+            if behind is None:  # damage of the copy
+                claimed = self._claimed_end(place)
+                if claimed == place:
+                    break
+                place, unknown = claimed, unknown + 1
+                continue
+            record = self._read(behind - place, place)
+            places = earlier.get(_sum_of(record), [])
+            like = [other for other in places if before.startswith(record, other)]
+            if is_inflated:  # in any order
+                at = 0
+            there = next((other for other in like if other >= at), -1)
+            if there < 0:
+                unknown += 1
+            else:
+                at, unknown = there + len(record), 0
+                copies.append((place, behind))
+                distance = distance or place - low - there
+                # Short records, and those of data that repeat themselves, may well come again.
+                if is_inflated:
+                    # In data that repeat themselves it comes again with the damage before it.
+                    is_copy = len(copies) > 1 or not before[:there].endswith(damage)
+                else:
+                    shift = behind - low - at
+                    is_copy = low + at in self._damaged and is_double(
+                        self._source, begin, distance, shift, found - begin, _LEAST_ALIKE
+                    )
+                num_copies = len(copies) if is_copy else num_copies
             place = behind
-        # In those data it comes again with the damage before it.
-        damage = self._source.read(found - begin, begin) if is_copy else b""
-        return found if before[:first].endswith(damage) else place
+        return copies[:num_copies]
 
     def _behind(self, place: int) -> int | None:
         """Where the record ends that begins at a place; None if there is no complete one."""
@@ -248,6 +301,21 @@ class RecordSearch:
         footer = self._read(FOOTER_BYTES, end)
         is_record = len(footer) == FOOTER_BYTES and _is_of(crc, footer)
         return end + FOOTER_BYTES if is_record else None
+
+
+def _by_sums(data: bytes) -> dict[bytes, list[int]]:
+    """Where records may begin, by what `_sum_of` says of each."""
+    found: dict[bytes, list[int]] = {}
+    for place in find_headers(data):
+        end = place + payload_length(data[place : place + HEADER_BYTES]) + OVERHEAD_BYTES
+        if end <= len(data):
+            found.setdefault(_sum_of(data[place:end]), []).append(place)
+    return found
+
+
+def _sum_of(record: bytes) -> bytes:
+    """The length and the checksum of a record."""
+    return record[:8] + record[-FOOTER_BYTES:]
 
 
 def _is_of(crc: int, footer: bytes | memoryview) -> bool:

@@ -39,6 +39,7 @@ _GUESS_BYTES = 64
 # Maximum records or bytes per call of the compiled core: a few milliseconds of work.
 _QUICK_RECORDS = 1 << 14
 _QUICK_BYTES = 1 << 24
+_FAR = 1 << 62
 # If only the headers of long records are needed, this much is read for each.
 _PEEK_BYTES = 1 << 12
 # After damage, this many bytes are walked first, then twice as many, as more damage may follow.
@@ -172,6 +173,8 @@ class RecordScanner:
         while True:
             if step == self._usual:
                 yield from self._quick_blocks()
+            most = self._pass_copies()
+            wanted, ahead = min(wanted, most), min(ahead, most)
             chunk = self._read(wanted, self._offset, ahead)
             at_end = len(chunk) < wanted
             found = walk(chunk, verify_crc=self._verify)
@@ -241,7 +244,8 @@ class RecordScanner:
         self._held = memoryview(b"")
         offsets, lengths = np.empty((2, _QUICK_RECORDS), np.int64)
         while True:
-            end = min(self._source.file_size, self._offset + _QUICK_BYTES)
+            most = min(_QUICK_BYTES, self._pass_copies())
+            end = min(self._source.file_size, self._offset + most)
             held = self._source.hold()
             found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
             del held  # not held while the caller uses the records
@@ -392,6 +396,17 @@ class RecordScanner:
         self._position += 1
         skipped.add(begin, self._offset, error, kind)
         return self._offset > begin
+
+    def _pass_copies(self) -> int:
+        """Pass over records that came before; the bytes up to the next ones."""
+        if self._search is None or self._skipped is None:
+            return _FAR
+        begin, self._offset = self._offset, self._search.pass_copies(self._offset)
+        if self._offset > begin:
+            text = "expected other records, got some that a file has twice behind damage"
+            error = CorruptRecordError(text).locate(path=self._source.path, offset=begin)
+            self._skipped.add(begin, self._offset, error, "doubled")
+        return self._search.left(self._offset)
 
 
 def _truncated(length: int, left: int) -> CorruptRecordError:
