@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from index_tools._terminal import (
 from index_tools._workers import Outcome, exit_code, work_on_files
 from index_tools.salvage import extent
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.files.seek_points import INDEX_BYTES_RATIO
 from torch_tfrecord.files.storage import FileSource, is_remote
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
@@ -125,6 +126,13 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not check the payloads' checksums, only the headers'",
     )
     parser.add_argument(
+        "--index-bytes-ratio",
+        type=float,
+        default=INDEX_BYTES_RATIO,
+        metavar="SHARE",
+        help="of a compressed file, that its seek points may take (default: %(default)s)",
+    )
+    parser.add_argument(
         "--manifest", action="store_true", help="also write one file for the indexes of all files"
     )
     parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
@@ -136,6 +144,7 @@ def _run_index(
     output_dir: str | None,
     jobs: int | None,
     no_crc: bool,
+    index_bytes_ratio: float,
     manifest: bool,
     force: bool,
 ) -> int:
@@ -154,8 +163,14 @@ def _run_index(
         raise ValueError("indexes are written to local files; pass --output-dir for remote data")
     if manifest and format != _SIDECAR:
         raise ValueError("--manifest needs --format safetensors")
+    build = functools.partial(
+        index_source,
+        verify_crc=not no_crc,
+        trusts_members=no_crc,
+        index_bytes_ratio=index_bytes_ratio,
+    )
     task = functools.partial(
-        _index_file, format=format, output_dir=output_dir, verify_crc=not no_crc, force=force
+        _index_file, format=format, output_dir=output_dir, build=build, force=force
     )
     outcomes = work_on_files(task, files, num_jobs=jobs, description="indexing")
     _print_indexed(outcomes)
@@ -198,7 +213,12 @@ def _index_path(path: str, format: str, output_dir: str | None) -> str:
 
 
 def _index_file(
-    file: FileSource, *, format: str, output_dir: str | None, verify_crc: bool, force: bool
+    file: FileSource,
+    *,
+    format: str,
+    output_dir: str | None,
+    build: Callable[[FileSource], RecordIndex],
+    force: bool,
 ) -> _Read:
     place = _index_path(file.path, format, output_dir)
     _, compression_type = open_stream(file, "auto")
@@ -208,7 +228,7 @@ def _index_file(
             f"{compression_type}; --format safetensors has no such limit"
         )
     fresh = None if force else _fresh_index(file, place, format)
-    index = index_source(file, verify_crc=verify_crc) if fresh is None else fresh
+    index = build(file) if fresh is None else fresh
     if fresh is None and format == _SIDECAR:
         write_sidecar(place, index.to_bytes())
     elif fresh is None:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import random
 import time
 from pathlib import Path
 
@@ -420,3 +421,35 @@ def test_verify_checks_the_others_where_a_path_is_missing(folder, jobs, capsys):
         "bad: b.tfrecord: record 2 at "
     )
     assert lines[2].startswith("3 files, 5 records, ") and lines[2].endswith(", 2 bad files")
+
+
+# Seek points of compressed files.
+
+
+def test_the_share_of_seek_points(folder, capsys):
+    numbers = random.Random(0)
+    words = [numbers.randbytes(5) for _ in range(3000)]
+    records = [b" ".join(numbers.choices(words, k=300)) for _ in range(8000)]
+    write(folder / "a.gz", gzip.compress(b"".join(map(frame, records)), 1, mtime=0))
+    found = {}
+    for share in ("0", "0.01", "1"):
+        assert main(["index", "a.gz", "--force", "--index-bytes-ratio", share]) == 0
+        index = RecordIndex.load(sidecar_path("a.gz"))
+        found[share] = len(index.seek_points())
+    assert found["0"] <= found["0.01"] < found["1"]
+    assert found["1"] >= 5
+    ds = TFRecordDataset("a.gz", index="require")
+    assert [ds.raw(at) for at in (7999, 0, 4000)] == [records[at] for at in (7999, 0, 4000)]
+    for share in ("-1", "1.5", "nan"):
+        assert main(["index", "a.gz", "--force", "--index-bytes-ratio", share]) == 2
+        assert f"index_bytes_ratio must be 0 to 1, got {float(share)}" in capsys.readouterr().err
+
+
+def test_an_index_from_the_headers_of_members(folder, capsys, monkeypatch):
+    with TFRecordWriter("a.gz", member_bytes=2000) as writer:
+        for number in range(300):
+            writer.write(b"record %d" % number * 9)
+    whole = build_index("a.gz")
+    monkeypatch.setattr(index.index_source.__globals__["RecordScanner"], "__iter__", None)
+    assert main(["index", "a.gz", "--no-crc"]) == 0
+    assert RecordIndex.load(sidecar_path("a.gz")) == whole

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an install
 
 RUN_BY = {
     "audio": "test_docs_media",
+    "damaged": "test_docs_site",
     "datasets": "test_docs_blocks",
     "features": "test_readme",
     "images": "test_docs_images",

@@ -71,6 +71,12 @@ def test_write(run, capsys):
         assert sample["label"] == number % 2
 
 
+def test_damaged(run, capsys):
+    report = run("damaged")["report"]
+    assert capsys.readouterr().out.endswith(f"\n{report.num_records}\n")
+    assert (report.num_records, report.kinds) == (995, ["header CRC", "header CRC"])
+
+
 @pytest.mark.slow
 def test_slow_loader(run, capsys):
     speeds = run("slow_loader")["speeds"]

@@ -228,11 +228,13 @@ class InflatedSource(SequentialSource):
         self._consumed = point.bit >> 3  # compressed bytes taken from the source
         self._produced = point.offset  # end of what was decompressed
         self._is_full = False  # whether the decompressor may hold more of it
-        self._inflater = self._block_inflater(self._engine) if point.is_block else None
+        self._inflater = self._new_inflater(self._engine) if point.is_block else None
 
-    def _block_inflater(self, engine: ModuleType) -> _Inflater:
+    def _new_inflater(self, engine: ModuleType) -> _Inflater:
+        """What decompresses the member, or the rest of it."""
         window = {"zdict": self._member.window} if self._member.window else {}
-        found: _Inflater = engine.decompressobj(-15, **window)
+        bits = -15 if self._member.is_block else WINDOW_BITS[self._type]
+        found: _Inflater = engine.decompressobj(bits, **window)
         return found
 
     def check_end(self) -> None:
@@ -318,8 +320,7 @@ class InflatedSource(SequentialSource):
         self._add_member(begin)
         # Reserved flags mean a format to come: zlib refuses it, isal reads on.
         reserved = self._type == "GZIP" and any(flags & 0xE0 for flags in self._peek(4)[3:])
-        engine = zlib if reserved else self._engine
-        self._inflater = engine.decompressobj(WINDOW_BITS[self._type])
+        self._inflater = self._new_inflater(zlib if reserved else self._engine)
 
     def _peek(self, num_bytes: int) -> bytes:
         if len(self._input) < num_bytes:
@@ -340,12 +341,7 @@ class InflatedSource(SequentialSource):
                 return self._salvage(before, data, error)
             self._to_drop += self._produced - self._member.offset
             self._enter(self._member)
-            is_block = self._member.is_block
-            self._inflater = (
-                self._block_inflater(zlib)
-                if is_block
-                else zlib.decompressobj(WINDOW_BITS[self._type])
-            )
+            self._inflater = self._new_inflater(zlib)
             return b""
         self._produced += len(piece)
         self._is_full = len(piece) == wanted and not inflater.eof
@@ -400,10 +396,7 @@ class InflatedSource(SequentialSource):
         run = re.search(rb"(.)\1{63}", data, re.DOTALL)
         if run is None:
             return
-        if self._member.is_block:
-            inflater = self._block_inflater(zlib)
-        else:
-            inflater = zlib.decompressobj(WINDOW_BITS[self._type])
+        inflater = self._new_inflater(zlib)
         before = lead_in(data[: run.start()], self._member.bit & 7)
         good = offset + len(inflater.decompress(before, self._produced - offset + 1))
         excess = min(max(self._produced - good, 0), len(self._held))

@@ -123,7 +123,7 @@ def is_double(
         return False
     # In data that repeat themselves, both are alike.
     alike = float(((damage == first) | (damage == second)).mean())
-    both = float(((damage == first) & ((damage == second) | (second < 0))).mean())
+    both = float((((damage == first) | (first < 0)) & ((damage == second) | (second < 0))).mean())
     return alike > least and both < (0.9 if alike == 1 else 0.5)
 
 

@@ -370,8 +370,6 @@ def build_index(
         (array([  0,  51, 107]), 23)
     """
     check_compression_type(compression_type)
-    if not 0 <= index_bytes_ratio <= 1:
-        raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
     return index_source(
         open_file(local_path(path), Access(storage_options)),
         verify_crc=verify_crc,
@@ -399,6 +397,8 @@ def index_source(
         skipped: Then also of a damaged file: an entry of the index stands for what lies between
             two records, and cannot be read.
     """
+    if not 0 <= index_bytes_ratio <= 1:
+        raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
     finder = PointFinder(file.file_size, index_bytes_ratio)
     gaps = None if skipped is None else skipped.gaps
     kind = check_compression_type(compression_type)

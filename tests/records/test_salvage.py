@@ -1,0 +1,345 @@
+"""`salvage` of files that are damaged in known ways. Covers records/salvage, records/resync,
+files/rescue.
+"""
+
+import gzip
+import json
+import os
+import random
+import zlib
+
+import pytest
+import torch
+from damaged import between, damage, good_records
+from helpers import framed, header
+
+from index_tools.main import main
+from torch_tfrecord import (
+    CompressionError,
+    CorruptRecordError,
+    FixedLenFeature,
+    SalvageReport,
+    TFRecordDataset,
+    TFRecordWriter,
+    encode_example,
+    read_records,
+    salvage,
+)
+
+KINDS = [
+    *[(kind,) for kind in ("flip", "cut", "insert", "zero", "double", "tail")],
+    *[("flip", "cut"), ("zero", "insert"), ("double", "flip"), ("double", "zero"), ("cut", "tail")],
+]
+
+
+def payloads(rng, count):
+    return [b"%07d|" % number + rng.randbytes(rng.randrange(20, 300)) for number in range(count)]
+
+
+def check_plain(folder, seed, kinds, count, places):
+    """All undamaged records come out, none else, and what is lost is exact."""
+    rng = random.Random(f"{seed} {kinds}")
+    records = payloads(rng, count)
+    frames = [framed(record) for record in records]
+    content, kept = damage(rng, b"".join(frames), kinds, places)
+    good = good_records(list(map(len, frames)), kept)
+    bad = folder / "bad"
+    bad.write_bytes(content)
+    report = salvage(bad, folder / "good", compression_type="")
+    found = list(read_records(folder / "good"))
+    assert found == [records[number] for number, _, _ in good], (seed, kinds)
+    lost = [(begin, end) for begin, end in report.lost if end > begin]
+    assert lost == between([range_ for _, *range_ in good], len(content)), (seed, kinds)
+    assert report.num_records == len(found)
+    assert len(report.kinds) == len(report.lost)
+    assert bad.read_bytes() == content
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+def test_all_that_is_good_comes_out(tmp_path, kinds):
+    for seed in range(3):
+        check_plain(tmp_path, seed, kinds, 2000, 10)
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+def test_two_hundred_rounds(tmp_path, kinds):
+    for seed in range(200):
+        check_plain(tmp_path, seed, kinds, 10_000, 50)
+
+
+# Compressed files.
+
+
+def texts(rng, count):
+    words = [rng.randbytes(rng.randrange(2, 9)) for _ in range(800)]
+    return [
+        b"%07d " % number + b" ".join(rng.choices(words, k=rng.randrange(5, 120)))
+        for number in range(count)
+    ]
+
+
+def compressed(rng, frames, way, folder):
+    """A file, and the begin, end, first and last record of each member that has whole ones."""
+    if way == "zlib":
+        return zlib.compress(b"".join(frames)), []
+    if way == "one":
+        return gzip.compress(b"".join(frames), 6, mtime=0), []
+    out, found, first = b"", [], 0
+    while first < len(frames):
+        last = min(len(frames), first + rng.choice([20, 100, 300]))
+        if way == "ours":
+            path = folder / "member.gz"
+            with TFRecordWriter(path, member_bytes=1 << 14) as writer:
+                for frame in frames[first:last]:
+                    writer.write(frame[12:-4])
+            member = path.read_bytes()
+        else:
+            member = gzip.compress(b"".join(frames[first:last]), 6, mtime=0)
+        found.append((len(out), len(out) + len(member), first, last))
+        out += member
+        first = last
+    return out, found
+
+
+def check_compressed(folder, seed, kinds, count, places, way):
+    """The records of undamaged members come out; of the others none that is wrong, none twice."""
+    rng = random.Random(f"{seed} {kinds} {way}")
+    records = texts(rng, count)
+    data, members = compressed(rng, [framed(record) for record in records], way, folder)
+    content, kept = damage(rng, data, kinds, places)
+    (folder / "bad").write_bytes(content)
+    kind = "ZLIB" if way == "zlib" else "GZIP"
+    report = salvage(folder / "bad", folder / "good", compression_type=kind)
+    numbers = {record: number for number, record in enumerate(records)}
+    found = [numbers[record] for record in read_records(folder / "good")]  # none that is wrong
+    assert len(set(found)) == len(found) == report.num_records, (seed, kinds)
+    whole = {
+        number
+        for begin, end, first, last in members
+        for number in range(first, last)
+        if any(low <= begin and end <= high for low, high, _ in kept)
+    }
+    assert whole <= set(found), (seed, kinds)
+    assert report.gaps
+
+
+@pytest.mark.parametrize("way", ["members", "ours", "one", "zlib"])
+@pytest.mark.parametrize("kinds", KINDS[:7], ids="+".join)
+def test_compressed_files(tmp_path, kinds, way):
+    check_compressed(tmp_path, 0, kinds, 4000, 12, way)
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("way", ["members", "ours", "one", "zlib"])
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+def test_two_hundred_compressed_rounds(tmp_path, kinds, way):
+    for seed in range(200):
+        check_compressed(tmp_path, seed, kinds, 10_000, 50, way)
+
+
+def test_behind_a_damaged_block_the_next_one_is_found(tmp_path):
+    # Blocks without references to others: what is behind a damaged one is whole.
+    records = [random.Random(number).randbytes(900) for number in range(900)]
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+    parts = [packer.compress(framed(record)) for record in records] + [packer.flush()]
+    content = bytearray(b"".join(parts))
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "bad.gz").write_bytes(content)
+    report = salvage(tmp_path / "bad.gz", tmp_path / "good")
+    assert set(read_records(tmp_path / "good")) <= set(records)
+    assert report.num_records > 840
+
+
+# Records inside others.
+
+
+@pytest.mark.parametrize("at", ["length", "length checksum", "payload", "footer", "inner"])
+@pytest.mark.parametrize("before", [b"", b"junk"])
+@pytest.mark.parametrize("after", [b"", b"junk"])
+def test_records_in_a_payload_are_not_taken_for_records(tmp_path, at, before, after):
+    inner = before + framed(b"one", b"two" * 9, b"") + after
+    frames = [framed(b"first"), framed(inner), framed(b"last")]
+    begin, size = len(frames[0]), len(frames[1])
+    place = {"length": 0, "length checksum": 9, "payload": 12, "footer": size - 1, "inner": 26}[at]
+    content = bytearray(b"".join(frames))
+    content[begin + place] ^= 4
+    (tmp_path / "bad").write_bytes(content)
+    report = salvage(tmp_path / "bad", tmp_path / "good", compression_type="")
+    assert list(read_records(tmp_path / "good")) == [b"first", b"last"]
+    assert report.lost == [(begin, begin + size)]
+    assert report.kinds == ["header CRC" if "length" in at else "payload CRC"]
+    assert report.num_behind == 1
+
+
+def test_the_last_records_of_a_payload_whose_beginning_is_cut(tmp_path):
+    inner = framed(b"one", b"two" * 9)
+    frames = [framed(b"first"), framed(bytes(50) + inner), framed(b"last")]
+    content = b"".join(frames)
+    begin = len(frames[0])
+    (tmp_path / "bad").write_bytes(content[:begin] + content[begin + 30 :])
+    report = salvage(tmp_path / "bad", tmp_path / "good", compression_type="")
+    assert list(read_records(tmp_path / "good")) == [b"first", b"last"]
+    assert report.lost == [(begin, begin + len(frames[1]) - 30)]
+
+
+# Data that repeat themselves.
+
+
+@pytest.mark.parametrize("junk", [b"j", b"junk" * 3, bytes(200)])
+def test_records_that_come_again_behind_junk_are_no_copies(tmp_path, junk):
+    records = [b"first", b"", b"x" * 60, b"last"]
+    (tmp_path / "bad").write_bytes(framed(*records) + junk + framed(*records))
+    report = salvage(tmp_path / "bad", tmp_path / "good", compression_type="")
+    assert list(read_records(tmp_path / "good")) == records * 2
+    size = len(framed(*records))
+    assert report.lost == [(size, size + len(junk))]
+
+
+@pytest.mark.parametrize("payload", [b"", b"label", b"x" * 100])
+def test_equal_records_stay(tmp_path, payload):
+    frames = [bytearray(framed(payload)) for _ in range(100)]
+    for number in (10, 11, 50, 98):
+        frames[number][-1] ^= 1
+    (tmp_path / "bad").write_bytes(b"".join(frames))
+    assert salvage(tmp_path / "bad", tmp_path / "good", compression_type="").num_records == 96
+    assert list(read_records(tmp_path / "good")) == [payload] * 96
+
+
+def test_a_doubled_piece_is_named(tmp_path):
+    records = payloads(random.Random(0), 40)
+    content = framed(*records)
+    borders = [len(framed(*records[:number])) for number in range(41)]
+    at = borders[20] + 30  # in record 20
+    (tmp_path / "bad").write_bytes(content[:at] + content[borders[10] + 5 :])
+    report = salvage(tmp_path / "bad", tmp_path / "good")
+    assert list(read_records(tmp_path / "good")) == records
+    assert report.lost == [(borders[20], at + borders[20] - borders[10] - 5)]
+    assert report.kinds == ["doubled"]
+
+
+# The report.
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda data: data[:40] + b"\xff" + data[41:], "header CRC"),
+        (lambda data: data[:60] + b"\xff" + data[61:], "payload CRC"),
+        (lambda data: data[:-3], "cut"),
+        (lambda data: data + b"trailing bytes", "trailing bytes"),
+    ],
+)
+def test_kinds_of_damage(tmp_path, change, kind):
+    (tmp_path / "bad").write_bytes(change(framed(bytes(20), bytes(40), bytes(60))))
+    report = salvage(tmp_path / "bad", tmp_path / "good")
+    assert report.kinds == [kind]
+    assert report.gaps == []
+    assert str(tmp_path / "bad") in report.error
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda data: data[:-6] + b"\xff" + data[-5:], "gzip CRC"),
+        (lambda data: data[: len(data) // 2], "cut"),
+        (lambda data: data + b"trailing bytes", "trailing bytes"),
+    ],
+)
+def test_kinds_of_damage_of_a_gzip_file(tmp_path, change, kind):
+    data = gzip.compress(framed(*payloads(random.Random(0), 50)), mtime=0)
+    (tmp_path / "bad").write_bytes(change(data))
+    report = salvage(tmp_path / "bad", tmp_path / "good")
+    assert [kind for *_, kind in report.gaps] == [kind]
+    assert report.num_records == (
+        50 if kind != "cut" else len(list(read_records(tmp_path / "good")))
+    )
+
+
+def test_an_undamaged_file_is_copied(tmp_path):
+    path = tmp_path / "a.gz"
+    with TFRecordWriter(path) as writer:
+        writer.write(b"abc")
+    assert salvage(path, tmp_path / "b.gz") == SalvageReport(1)
+    assert list(read_records(tmp_path / "b.gz")) == [b"abc"]
+    assert TFRecordDataset(tmp_path / "b.gz", index="require").raw(0) == b"abc"
+
+
+def test_an_empty_file_is_copied(tmp_path):
+    (tmp_path / "a").touch()
+    assert salvage(tmp_path / "a", tmp_path / "b") == SalvageReport(0)
+
+
+@pytest.mark.parametrize("content", [b"no records at all" * 9, b"\x89PNG", header(7)])
+def test_a_file_without_a_good_record_gives_none(tmp_path, content):
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(CorruptRecordError, match=r"bad: no good record: .*bad: record 0 at byte 0"):
+        salvage(tmp_path / "bad", tmp_path / "good")
+    assert os.listdir(tmp_path) == ["bad"]
+
+
+def test_wrong_arguments(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(framed(b"abc"))
+    with pytest.raises(ValueError, match="out must be another file than the damaged one"):
+        salvage(path, f"{tmp_path}/../{tmp_path.name}/a")
+    with pytest.raises(ValueError, match="compression_type must be"):
+        salvage(path, tmp_path / "b", compression_type="LZ4")
+    with pytest.raises(FileNotFoundError):
+        salvage(tmp_path / "gone", tmp_path / "b")
+    with pytest.raises(CompressionError, match="expected a gzip stream"):
+        salvage(path, tmp_path / "b", compression_type="GZIP")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+# A dataset of what is good.
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zlib"])
+def test_a_dataset_of_the_good_records(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    with TFRecordWriter(path, member_bytes=4000) as writer:
+        for number in range(500):
+            text = random.Random(number).randbytes(30)
+            writer.write(encode_example({"id": number, "text": text}))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 30] = bytes(30)
+    path.write_bytes(content)
+    ds = TFRecordDataset(path, {"id": FixedLenFeature((), torch.int64)}, on_error="skip")
+    with pytest.warns(UserWarning, match=r"on_error='skip': skipped \d+ "):
+        found = [sample["id"].item() for sample in ds.__getitems__(range(len(ds)))]
+    assert found == sorted(set(found))
+    assert 350 < len(found) < 500
+    assert "Error" in str(ds.report)
+
+
+# The command.
+
+
+def test_the_command(tmp_path, capsys):
+    bad, good = tmp_path / "bad", tmp_path / "good.gz"
+    bad.write_bytes(framed(b"abc") + b"junk" + framed(b"defg"))
+    assert main(["salvage", str(bad), str(good)]) == 0
+    assert capsys.readouterr().out == (
+        f"lost [19, 23): header CRC\n2 records -> {good} (4 bytes damaged in 1 place, 2 good records, "
+        "1 behind the first damage)\n"
+    )
+    assert list(read_records(good)) == [b"abc", b"defg"]
+    assert main(["salvage", str(bad), str(good), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_records"] == 2
+    assert found["lost"] == [[19, 23]]
+    assert main(["verify", str(bad), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        **found,
+        "path": str(bad),
+        "error": found["error"],
+    }
+
+
+def test_the_command_without_a_good_record(tmp_path, capsys):
+    (tmp_path / "bad").write_bytes(b"nothing good")
+    assert main(["salvage", str(tmp_path / "bad"), str(tmp_path / "good")]) == 1
+    assert "no good record" in capsys.readouterr().err
+    assert main(["salvage", str(tmp_path / "gone"), str(tmp_path / "good")]) == 2
+    assert os.listdir(tmp_path) == ["bad"]
