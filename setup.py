@@ -31,8 +31,6 @@ EXTENSIONS = cythonize(
         extension("memory", "blocks.h"),
         extension("pixels"),
         extension("shared", "pieces.h"),
-        # Block borders of deflate streams, where the headers of zlib are installed.
-        extension("deflate", libraries=("z",)),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install
         # libjpeg-turbo*-dev.
         extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),

@@ -82,7 +82,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rows",
         type=lambda text: text.split(","),
-        help="of doors and random: only these (see workloads.py)",
+        help="of doors, random and compressed: only these (see workloads.py)",
     )
     parser.add_argument(
         "--update-docs", action="store_true", help="write tables and charts into docs/"
@@ -147,21 +147,25 @@ def has_doors(name: str) -> bool:
     return name in WORKLOADS and WORKLOADS[name].has_doors
 
 
+def is_of(table: str, name: str) -> bool:
+    return name in WORKLOADS and WORKLOADS[name].table == table
+
+
 def update_docs(results: dict[str, Any]) -> None:
     """Rewrite the tables of docs/performance.md and both charts from the results."""
     docs = _ROOT / "docs"
     page = docs / "performance.md"
     others = {name: one for name, one in results.items() if not has_doors(name)}
+    compressed = {name: one for name, one in results.items() if is_of("compressed", name)}
+    doors = {name: one for name, one in results.items() if name not in compressed}
     draw_comparison(results, docs / "comparison.png")
     replace_block(page, "ways", way_table(results))
     replace_block(page, "summary", f"{summary_table(others, goals=False)}\n\n{provenance(others)}")
     replace_block(page, "sides", side_table(others))
-    if any(map(has_doors, results)):
-        replace_block(
-            page,
-            "doors",
-            f"{door_table(results, goals=False)}\n\n{provenance(results, doors=True)}",
-        )
+    for block, measured in {"doors": doors, "compressed": compressed}.items():
+        if any(map(has_doors, measured)):
+            tables = door_table(measured, goals=False)
+            replace_block(page, block, f"{tables}\n\n{provenance(measured, doors=True)}")
     if "scaling" in results:
         draw_scaling(results["scaling"], docs / "scaling.png")
         replace_block(page, "scaling", scaling_table(results["scaling"]))

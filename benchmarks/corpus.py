@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from compressed import COMPRESSION_TYPES
 from drawn import MAKERS, images, write_tfds
 from workloads import RANDOM_SIZES
 
 from torch_tfrecord import TFRecordWriter, build_index
+from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
 
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
@@ -33,7 +36,11 @@ COUNTS |= {
     f"random-{name}": count
     for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)
 }
+# About 1.2 GB of records, and 6.2 GB.
+COUNTS |= {"gzip-one": 500_000, "gzip-members": 500_000, "zlib": 500_000, "gzip-large": 275_000}
 _PICTURES = ("images", "few-images")
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_LEVEL = 6
 
 
 class Corpora:
@@ -69,8 +76,17 @@ class Corpora:
         if not path.exists():
             print(f"writing {path}", flush=True)
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_records(path, self._records(name, count))
+            records = self._records(name, count)
+            if name in COMPRESSION_TYPES:
+                write_compressed(path, records, name)
+            else:
+                write_records(path, records)
         return path
+
+    def index_bytes(self, name: str) -> int:
+        """Bytes of the index beside a file; 0 where it has none of ours."""
+        index = Path(sidecar_path(str(self.path(name))))
+        return index.stat().st_size if index.exists() else 0
 
     def _tfds(self, count: int) -> Path:
         directory = self.folder / f"drawn_{count}" / "1.0.0"
@@ -92,6 +108,26 @@ def write_records(path: Path, records: Iterator[bytes]) -> None:
             writer.write(record)
     path.with_suffix(".part").rename(path)
     keep_indexes(path)
+
+
+def write_compressed(path: Path, records: Iterator[bytes], name: str) -> None:
+    """Write a compressed file and its index, by our writer or as one stream; the file appears
+    last.
+    """
+    part, compression_type = path.with_suffix(".part"), COMPRESSION_TYPES[name]
+    if name == "gzip-members":
+        with TFRecordWriter(part, compression_type=compression_type) as writer:
+            for record in records:
+                writer.write(record)
+    else:
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[compression_type])
+        with part.open("wb") as file:
+            for record in records:
+                file.write(packer.compress(frame(record)))
+            file.write(packer.flush())
+    index = build_index(part).to_bytes()
+    part.rename(path)
+    write_sidecar(sidecar_path(str(path)), index)
 
 
 def repeat_file(source: Path, path: Path, times: int) -> None:

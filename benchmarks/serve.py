@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -67,17 +68,29 @@ def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, fl
     side.prepare()
     cpu_before, begin = _cpu_seconds(), time.perf_counter()
     records = 0
+    each: list[float] = []
     while time.perf_counter() - begin < least:
         if side.drain is not None:
             side.drain()
             records += job.count
             continue
-        for item in side.items():
+        items = side.items()
+        for item in _timed(items, each) if side.is_timed_each else items:
             records += 1 if side.is_single else side.size(item)
             if time.perf_counter() - begin > most:
                 break
     seconds = time.perf_counter() - begin
-    return {"records": records, "seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_before}
+    found = {"records": records, "seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_before}
+    return {**found, "median_seconds": statistics.median(each)} if each else found
+
+
+def _timed(items: Iterable[Any], each: list[float]) -> Iterator[Any]:
+    """The items; the seconds that each took are appended to `each`."""
+    begin = time.perf_counter()
+    for item in items:
+        each.append(time.perf_counter() - begin)
+        yield item
+        begin = time.perf_counter()
 
 
 def peak_memory() -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What is measured: the records, the ways to read them, and by how much we want to be ahead. Read
 by every side.
 
-Of the tables "doors" (every way into training), "workers" and "random" a row is a variant of ours.
+Of the tables "doors" (every way into training), "workers", "random" and "compressed" a row is a
+variant of ours.
 ``compare.py doors --rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows
 of that workload; ``scalars.ds_i`` is one row.
 """
@@ -9,7 +10,10 @@ of that workload; ``scalars.ds_i`` is one row.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from compressed import COMPRESSED
+from workload import Bar, Workload
 
 __all__ = [
     "CROP",
@@ -66,69 +70,14 @@ TITLES = {
     "raw_1024": "1,024 raw records",
     "example_64": "64 parsed records",
     "example_1024": "1,024 parsed records",
+    "stream": "`TFRecordIterableDataset(batch_size=1024)`",
+    "one_by_one": "`read_records`",
+    "in_order": "`make_dataloader(shuffle=False)`",
+    "in_blocks": '`make_dataloader(shuffle="blocks")`',
+    "index": "`build_index`",
+    "index_of_headers": "`build_index(verify_crc=False)`",
 }
 RANDOM_SIZES = {"100B": 100, "4KB": 4096, "100KB": 100_000}
-
-
-@dataclass(frozen=True)
-class Bar:
-    """How fast variants of ours should be beside variants of a side, which may be ours, too.
-
-    Args:
-        ours: Variants of "ours", of which the fastest counts.
-        side: Whom they are held against.
-        variants: Of that side; the fastest counts.
-        ratio: The least (records a second of ours) / (records a second of the other).
-        as_limit: Printed as "at most 1/ratio times the time".
-    """
-
-    ours: tuple[str, ...]
-    side: str
-    variants: tuple[str, ...]
-    ratio: float
-    as_limit: bool = False
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One row of the table.
-
-    Args:
-        name: What ``compare.py`` calls it.
-        table: The table it belongs to; "index" has three.
-        corpus: Name of the files it reads.
-        title: The row's text.
-        batch_size: Records in a batch; 0 where there are none.
-        variants: By side, the ways it is run; the first of "ours" is the one that the bars are
-            about.
-        bars: By peer, the ratio to its best variant that we want; "best" is the best of all peers.
-        gigabytes_bar: Gigabytes a second that we want, or 0.
-        random_columns: Outputs that are compared by their statistics, since each side draws its own
-            crops.
-        doors: Where each variant of ours is a row: what we want of each.
-    """
-
-    name: str
-    table: str
-    corpus: str
-    title: str
-    batch_size: int
-    variants: dict[str, tuple[str, ...]]
-    bars: dict[str, float] = field(default_factory=dict)
-    gigabytes_bar: float = 0
-    random_columns: tuple[str, ...] = ()
-    doors: tuple[Bar, ...] = ()
-
-    @property
-    def has_doors(self) -> bool:
-        """Whether each variant of ours is a row of its own."""
-        return self.table in ("doors", "random", "workers")
-
-    def kind(self, variant: str) -> str:
-        """Variants of one kind hand out the same values: raw records are another than what is
-        parsed from them.
-        """
-        return variant.partition("_")[0] if self.table == "random" else ""
 
 
 _LOADERS = {
@@ -409,7 +358,10 @@ _WORKERS = (
     _hand_over(38, 3),
 )
 
-WORKLOADS = {one.name: one for one in (*_SUMMARY, *_DOORS, *_WORKERS, *map(_random, RANDOM_SIZES))}
+WORKLOADS = {
+    one.name: one
+    for one in (*_SUMMARY, *_DOORS, *_WORKERS, *map(_random, RANDOM_SIZES), *COMPRESSED)
+}
 
 
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -431,7 +383,9 @@ def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
     """The workload with the rows of these names, and what they are held against; None where there
     is no such row.
     """
-    short = workload.name.removeprefix("doors-").removeprefix("workers-")
+    short = workload.name
+    for prefix in ("doors-", "workers-", "compressed-"):
+        short = short.removeprefix(prefix)
     if short in rows:
         return workload
     wanted = [name for name in workload.variants["ours"] if {name, f"{short}.{name}"} & {*rows}]

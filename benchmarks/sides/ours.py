@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from side import Job, Side
 from torch.utils.data import DataLoader, Dataset
 from workloads import CROP, MEAN, STD, columns_of
 
-from sides.at_random import positions_of, side_at_random
+from sides.at_random import further_positions, positions_of, side_at_random
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -48,6 +49,8 @@ def open_side(job: Job) -> Side:
         return _door(job)
     if job.workload.table == "random":
         return _random(job)
+    if job.workload.table == "compressed":
+        return _compressed(job)
     if job.workload.table == "index":
         return _index(job)
     if job.workload.table == "raw":
@@ -126,6 +129,38 @@ def _random(job: Job) -> Side:
         lambda position: dataset[position]["data"],
         lambda positions: collate(dataset.__getitems__(positions))["data"],
         positions_of(job),
+    )
+
+
+def _compressed(job: Job) -> Side:
+    """Raw records of a compressed file, or its index. Each epoch begins anew, with nothing that is
+    decompressed.
+    """
+    size = job.workload.batch_size
+    if job.variant.startswith("index"):
+        return Side(
+            lambda: [build_index(job.path, verify_crc=job.variant == "index")],
+            lambda index: {"offset": index.offsets, "length": index.lengths},
+        )
+    if job.variant == "one_by_one":
+        return replace(_raw(job), is_single=True)
+    if job.variant == "ds_i":
+        dataset, positions = TFRecordDataset(job.path), further_positions(job)
+        return Side(
+            lambda: map(dataset.__getitem__, positions()),
+            lambda record: {"record": [record]},
+            is_single=True,
+            is_timed_each=True,
+        )
+    epochs: dict[str, Callable[[], Iterable[Any]]] = {
+        "stream": lambda: TFRecordIterableDataset(job.path, batch_size=size),
+        "in_order": lambda: make_dataloader(job.path, size, shuffle=False),
+        "in_blocks": lambda: make_dataloader(job.path, size, shuffle="blocks"),
+    }
+    return Side(
+        epochs[job.variant],
+        lambda batch: {"record": batch},
+        ordered=job.variant != "in_blocks",
     )
 
 

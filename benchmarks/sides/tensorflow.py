@@ -14,8 +14,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from compressed import COMPRESSION_TYPES
 from side import Job, Side
 from workloads import CROP, MEAN, STD, columns_of
+
+from sides.at_random import further_positions
 
 __all__ = ["open_side"]
 
@@ -29,6 +32,8 @@ def open_side(job: Job) -> Side:
         return _door(job)
     if job.workload.table == "raw":
         return _raw(job)
+    if job.workload.table == "compressed":
+        return _compressed(job)
     dataset = _images(job) if job.workload.corpus == "images" else _examples(job)
     dataset = dataset.prefetch(_AUTO)
     first = next(iter(columns_of(job.workload.corpus)))
@@ -42,16 +47,43 @@ def open_side(job: Job) -> Side:
 def _raw(job: Job) -> Side:
     # Record by record its Python iterator is several times slower, and so is reduce(), which hands
     # nothing out.
-    dataset = _records(job).batch(1024).prefetch(_AUTO)
+    return _batches(_records(job))
+
+
+def _batches(records: tf.data.Dataset, *, ordered: bool = True) -> Side:
+    dataset = records.batch(1024).prefetch(_AUTO)
     return Side(
         items=lambda: dataset,
         columns=lambda batch: {"record": batch.numpy().tolist()},
         size=lambda batch: batch.shape[0],
+        ordered=ordered,
     )
 
 
+def _compressed(job: Job) -> Side:
+    if job.variant == "batches":
+        return _batches(_records(job))
+    if job.variant.startswith("shuffle buffer"):
+        return _batches(_records(job).shuffle(10_000), ordered=False)
+    positions = further_positions(job)
+    return Side(lambda: [_kept(job, positions())], lambda records: {"record": records})
+
+
+def _kept(job: Job, positions: list[int]) -> list[bytes]:
+    """The records at some positions: it can only read all, and keep these."""
+    found, wanted, begin = {}, sorted({*positions}, reverse=True), 0
+    for batch in _records(job).batch(64).prefetch(_AUTO):
+        end = begin + batch.shape[0]
+        while wanted and wanted[-1] < end:
+            position = wanted.pop()
+            found[position] = batch[position - begin].numpy()
+        begin = end
+    return [found[position] for position in positions]
+
+
 def _records(job: Job) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(job.path, buffer_size=1 << 20)
+    kind = COMPRESSION_TYPES.get(job.workload.corpus, "")
+    return tf.data.TFRecordDataset(job.path, compression_type=kind, buffer_size=1 << 20)
 
 
 def _examples(job: Job) -> tf.data.Dataset:

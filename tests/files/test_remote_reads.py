@@ -307,6 +307,35 @@ def test_compressed_files(server, client):
     assert dataset.__getitems__([19, 3, 7]) == [ALL[19], ALL[3], ALL[7]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".gz", ".zlib"])
+def test_a_record_of_a_long_compressed_stream_is_one_request(
+    server, client, folder, tmp_path, suffix
+):
+    rng = np.random.default_rng(0)
+    records = [rng.integers(0, 64, 4000, np.uint8).tobytes() for _ in range(2500)]
+    name, path = folder / f"long{suffix}", f"{server}/long{suffix}"
+    with TFRecordWriter(name, member_bytes=None) as writer:
+        for record in records:
+            writer.write(record)
+    size = name.stat().st_size
+    try:
+        TFRecordDataset(path, index_dir=tmp_path)
+        # once, and both ends for the fingerprint
+        assert size <= server.stats()["bytes_sent"] <= size + (1 << 15)
+        dataset = TFRecordDataset(path, index_dir=tmp_path, index="require")
+        for position in (2000, 1000, 200):  # each behind another seek point
+            server.reset()
+            assert dataset[position] == records[position]
+            assert server.stats()["requests"] == 1
+            assert server.stats()["bytes_sent"] < size / 2
+        server.reset()
+        assert dataset[200] == records[200]
+        assert server.stats()["requests"] == 0  # kept
+    finally:
+        name.unlink()
+
+
 @pytest.mark.daily
 def test_from_threads(server, client):
     dataset = TFRecordDataset(paths(server), index="require")

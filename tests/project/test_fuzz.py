@@ -18,7 +18,7 @@ TARGETS = {
     1500: ("columns", "compressed", "tensors", "values"),
     500: ("frames", "images", "sounds", "writers"),
     200: ("dataset_json", "examples", "lists", "paths", "states"),
-    100: ("sequences", "sidecars"),
+    100: ("salvage", "seek_points", "sequences", "sidecars"),
 }
 
 
@@ -40,7 +40,9 @@ def test_every_target_is_counted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["compressed", "lists", "sounds", "values"])
+@pytest.mark.parametrize(
+    "name", ["compressed", "lists", "salvage", "seek_points", "sounds", "values"]
+)
 def test_a_few_inputs_of_the_latest_targets(name, monkeypatch):
     monkeypatch.syspath_prepend(ENGINE.parent)
     target, rng = importlib.import_module(f"targets.{name}"), random.Random(name)

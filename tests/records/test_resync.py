@@ -238,6 +238,7 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
     """
     small(1 << 14, 1 << 13)
     monkeypatch.setattr(resync, "_BUDGET_BYTES", 1 << 14)
+    monkeypatch.setattr(resync, "_DOUBLE_BUDGET_BYTES", 1 << 15)
     monkeypatch.setattr(LocalFile, "chunk_bytes", 1 << 12)
     work = dict.fromkeys(("read", "headers", "sums"), 0)
 

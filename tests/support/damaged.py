@@ -6,8 +6,14 @@ from itertools import pairwise
 ZERO_PAGE = 512
 
 
-def damage(rng, data, kinds, count):
+def damage(rng, data, kinds, count, borders=frozenset()):
     """Damage data at `count` places, at each in all of the ways.
+
+    Args:
+        rng, data: Random numbers, and what is damaged.
+        kinds: "flip", "cut", "insert", "zero", "double", "tail".
+        count: How many places.
+        borders: Where no copy begins: whole records that come twice are no damage.
 
     Returns:
         The damaged data, and the stretches of the original in it: begin, end, and where it is now.
@@ -19,6 +25,7 @@ def damage(rng, data, kinds, count):
         for turn, kind in enumerate(kinds):
             low = number * slot + slot // 2 + turn * room
             place = rng.randrange(low, low + room * 3 // 4)
+            place += place in borders
             begin, end, new = _change(rng, data, kind, place, slot // 2 - rng.randrange(9, 99))
             if begin >= at:
                 pieces += [(at, begin), *new]

@@ -2,7 +2,7 @@
 once, by threads, and a reader can go from one to the next without decompressing any.
 
 The sizes stand in the header's extra field: bgzip's (BC), pgzip's (IG) and ours (TR), which also
-has the lengths of the records.
+has a checksum, and the lengths of the records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.files.deflate import GZIP_MAGIC, fastest
-from torch_tfrecord.files.per_process import PerProcess, thread_pool
+from torch_tfrecord.files.per_process import PerProcess, in_threads
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.processors import num_processors
 
@@ -27,12 +27,11 @@ __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]
 _EXTRA, _RESERVED = 4, 0xE0  # flags
 _HEAD_BYTES = 12  # with the length of the extra field
 _PEEK_BYTES = 1 << 12
-_MOST_EXTRA = (1 << 16) - 1
+_OVERHEAD_BYTES = 16  # of a record
 _MOST_BYTES = 1 << 24  # of a member that is decompressed at once
-_MOST_EXPANSION, _MOST_TRUSTED = 1032, 1 << 29  # of deflate; bytes that a lying size may cost
 _MOST_KEPT = 1 << 26  # of a member that is written with its size
 _LENGTHS_SHARE = 0.0075  # of a member, that the lengths of its records may take
-_LEAST_LENGTHS = 1 << 6  # bytes that they may take in any case
+_LEAST_LENGTHS, _MOST_LENGTHS = 1 << 6, 65_000  # bytes that they may take in any case, and at most
 _MOST_AHEAD = 16
 
 
@@ -68,28 +67,36 @@ def _read_sizes(source: ByteSource, begin: int) -> _Sizes | None:
             found = _Sizes(int.from_bytes(field, "little") + 1)
         elif name == b"IG" and size in (4, 8):
             found = _Sizes(int.from_bytes(field, "little"))
-        elif name == b"TR" and found is not None:
-            found = found._replace(lengths=_unpacked(field))
+        elif name == b"TR":
+            return _unpacked(field)
     return found
 
 
-def _packed(lengths: npt.NDArray[np.int64]) -> bytes:
-    # All low bytes, then all high ones: they compress better.
-    planes = zlib.compress(lengths.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes())
-    return crc32c(planes).to_bytes(4, "little") + planes
+def _packed(num_bytes: int, lengths: bytes) -> bytes:
+    sizes = num_bytes.to_bytes(4, "little") + lengths
+    return struct.pack("<2sHI", b"TR", 4 + len(sizes), crc32c(sizes)) + sizes
 
 
-def _unpacked(field: bytes) -> npt.NDArray[np.int64] | None:
-    """What `_packed` made; None where it is damaged."""
+def _unpacked(field: bytes) -> _Sizes | None:
+    """What `_packed` has behind its length; None where it is damaged."""
+    num_bytes, lengths = int.from_bytes(field[4:8], "little"), field[8:]
     if int.from_bytes(field[:4], "little") != crc32c(field[4:]):
         return None
+    if not 0 < len(lengths) <= _most_lengths(num_bytes):
+        return _Sizes(num_bytes)
     try:
-        planes = np.frombuffer(zlib.decompress(field[4:]), np.uint8)
+        planes = np.frombuffer(zlib.decompress(lengths), np.uint8)
     except zlib.error:
         return None
     if len(planes) % 4:
         return None
-    return np.ascontiguousarray(planes.reshape(4, -1).T).view("<u4")[:, 0].astype(np.int64)
+    found = np.ascontiguousarray(planes.reshape(4, -1).T).view("<u4")[:, 0].astype(np.int64)
+    return _Sizes(num_bytes, found)
+
+
+def _most_lengths(num_bytes: int) -> int:
+    """Bytes that the lengths of the records may take in a member."""
+    return min(max(int(_LENGTHS_SHARE * num_bytes), _LEAST_LENGTHS), _MOST_LENGTHS)
 
 
 def member_lengths(source: ByteSource, size: int) -> list[tuple[int, npt.NDArray[np.int64]]] | None:
@@ -105,10 +112,14 @@ def member_lengths(source: ByteSource, size: int) -> list[tuple[int, npt.NDArray
     found, at = [], 0
     while at < size:
         sizes = _read_sizes(source, at)
-        if sizes is None or sizes.lengths is None:
+        if sizes is None or sizes.lengths is None or sizes.num_bytes < _HEAD_BYTES:
             return None
         found.append((at, sizes.lengths))
-        at += max(sizes.num_bytes, _HEAD_BYTES)
+        at += sizes.num_bytes
+        num_bytes = int(sizes.lengths.sum()) + _OVERHEAD_BYTES * len(sizes.lengths)
+        # A member ends with the bytes that it holds, modulo 2^32.
+        if source.read(4, at - 4) != (num_bytes & 0xFFFFFFFF).to_bytes(4, "little"):
+            return None
     return found if at == size else None
 
 
@@ -159,14 +170,15 @@ class MemberPacker:
         return GZIP_MAGIC + bytes((len(extra) and _EXTRA, 0, 0, 0, 0, 0, 3)) + extra + content
 
     def _extra(self, num_bytes: int) -> bytes:
-        """The extra field of a member of so many bytes behind its header."""
+        """The extra field of a member of so many bytes behind its header, with its length."""
         lengths = np.array(self.lengths, np.int64)
-        field = _packed(lengths) if not lengths.size or lengths.max() < 1 << 32 else b""
-        most = min(max(int(_LENGTHS_SHARE * num_bytes), _LEAST_LENGTHS), _MOST_EXTRA - 16)
-        field = struct.pack("<2sH", b"TR", len(field)) + field if 0 < len(field) < most else b""
-        size = 8 + len(field)
-        total = _HEAD_BYTES + size + num_bytes
-        return struct.pack("<H2sHI", size, b"IG", 4, total) + field
+        planes = b""
+        if not lengths.size or lengths.max() < 1 << 32:
+            # All low bytes, then all high ones: they compress better.
+            planes = zlib.compress(lengths.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes())
+        planes = planes if len(planes) <= _most_lengths(num_bytes) else b""
+        size = len(_packed(0, planes))
+        return size.to_bytes(2, "little") + _packed(_HEAD_BYTES + size + num_bytes, planes)
 
 
 class MembersAhead:
@@ -194,7 +206,7 @@ class MembersAhead:
             if sizes is None or not _HEAD_BYTES < sizes.num_bytes <= _MOST_BYTES:
                 break
             data = self._source.read(sizes.num_bytes, at)
-            members.append((at, at + len(data), thread_pool().submit(_inflate, data)))
+            members.append((at, at + len(data), in_threads(_inflate, data)))
             at += len(data)
         if not members:
             return None
@@ -204,15 +216,12 @@ class MembersAhead:
 
 
 def _inflate(member: bytes) -> bytes | None:
-    """What a whole member holds; None where it is none, or holds too much."""
+    """What a whole member holds; None where it is none, is followed by more, or holds too much."""
     engine, size = fastest(), int.from_bytes(member[-4:], "little")
+    inflater = engine.decompressobj(31)
     try:
-        if _MOST_EXPANSION * len(member) < _MOST_TRUSTED:
-            # In one step, with one wait for Python's lock; the size may lie.
-            found: bytes = engine.decompress(member, 31, min(size, _MOST_BYTES) + 1)
-            return found
-        inflater = engine.decompressobj(31)
-        content: bytes = inflater.decompress(member, _MOST_BYTES)
+        content: bytes = inflater.decompress(member, min(size, _MOST_BYTES) + 1)
     except engine.error:
         return None
-    return content if inflater.eof and not inflater.unused_data else None
+    is_whole = inflater.eof and not inflater.unused_data and len(content) <= _MOST_BYTES
+    return content if is_whole else None

@@ -15,14 +15,14 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
 
 from torch_tfrecord.processors import num_processors
 
-__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "module_of_process", "thread_pool"]
+__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "in_threads", "module_of_process"]
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")
@@ -81,9 +81,16 @@ _POOL: PerProcess[ThreadPoolExecutor] = PerProcess(
 )
 
 
-def thread_pool() -> ThreadPoolExecutor:
-    """Threads of this process that decompress, one for each processor; no task waits for another."""
-    return _POOL.get()
+def in_threads(task: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
+    """Call a function in one of this process's threads, of which there is one for each processor;
+    at the end of the program, when threads cannot be started, here. It waits for no other task.
+    """
+    try:
+        return _POOL.get().submit(task, *arguments)
+    except RuntimeError:
+        done: Future[_Value] = Future()
+        done.set_result(task(*arguments))
+        return done
 
 
 class ProcessCache(Generic[_Value]):

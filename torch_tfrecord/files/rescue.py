@@ -23,6 +23,7 @@ _PIECE_BYTES = 1 << 16  # searched at a time
 DOUBLE_BYTES = 1 << 22
 """A piece that is there twice is looked for in so many bytes before damage."""
 
+_EDGE_BYTES = 1 << 6
 _PATTERN_BYTES = (1 << 12, 1 << 8, 1 << 5, 1 << 4)  # by its first bytes
 
 
@@ -106,7 +107,7 @@ def behind_double(
 
 
 def is_double(
-    source: ByteSource, begin: int, before: int, behind: int, most_bytes: int, least: float
+    source: ByteSource, begin: int, before: int, behind: int, size: int, least: float
 ) -> bool:
     """Whether the bytes from a damaged place on are a copy of others, or are there once more.
 
@@ -114,12 +115,15 @@ def is_double(
         source: The file.
         begin: Where the damage begins.
         before, behind: How far before, and behind, each byte its like is.
-        most_bytes: So many of them are compared.
+        size: Bytes of the damage, of which the first and the last ones are compared.
         least: The share of them that must be alike, since copies may be damaged, too.
     """
-    size = min(before, most_bytes)
-    damage, first, second = (_bytes(source, begin + at, size) for at in (0, -before, behind))
-    if not size or damage[-1] < 0:
+    places = np.arange(min(size, before))
+    edges = np.concatenate([places[:_EDGE_BYTES], places[_EDGE_BYTES:][-_EDGE_BYTES:]])
+    damage, first, second = (
+        _bytes(source, begin + at, len(places))[edges] for at in (0, -before, behind)
+    )
+    if not len(damage) or damage[-1] < 0:
         return False
     # In data that repeat themselves, both are alike.
     alike = float(((damage == first) | (damage == second)).mean())

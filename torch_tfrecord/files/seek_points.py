@@ -23,7 +23,7 @@ from torch_tfrecord.files.deflate import (
     lead_in,
     needed_window,
 )
-from torch_tfrecord.files.per_process import thread_pool
+from torch_tfrecord.files.per_process import in_threads
 from torch_tfrecord.files.storage import ByteSource
 
 __all__ = [
@@ -180,7 +180,7 @@ class PointFinder:
         else:
             self._data = source.read(_CHUNK_BYTES, begin + len(data))
             if offset >= self._wanted and self._border is None and self._may_take(begin):
-                self._search = thread_pool().submit(_first_block, self._data)
+                self._search = in_threads(_first_block, self._data)
         self._begin = begin + len(data)
         return data
 
@@ -192,7 +192,7 @@ class PointFinder:
             self._border = border._replace(out=out)
             if len(out) >= WINDOW_BYTES:
                 self._border = None
-                self._tried = border.bit, border.offset, thread_pool().submit(border.packed, out)
+                self._tried = border.bit, border.offset, in_threads(border.packed, out)
         self._last = (self._last + piece)[-WINDOW_BYTES:]
 
     def _may_take(self, begin: int) -> bool:
@@ -205,11 +205,13 @@ class PointFinder:
         num_bytes = _POINT_BYTES + self._num_bytes // max(len(self._rows), 1)
         return self._num_bytes + num_bytes <= max(self._ratio * begin, _LEAST_BYTES)
 
-    def add_member(self, begin: int, offset: int) -> None:
-        """A member's header, or a Snappy block, at a byte of the file; taken where one is due."""
+    def add_member(self, begin: int, offset: int, is_block: bool = False) -> None:
+        """A member's header, a Snappy block, or a block that refers to none before it, at a byte of
+        the file; taken where one is due.
+        """
         is_due = offset >= self._last_offset + _MEMBER_SPACING and self._may_take(begin)
         if not self._rows or is_due:
-            self._add(8 * begin, offset, False, b"")
+            self._add(8 * begin, offset, is_block, b"")
             self._wanted = offset + _BLOCK_SPACING
 
     def add_start(self, point: SeekPoint) -> None:

@@ -323,11 +323,6 @@ class TFRecordDataset(StagedDataset):
 
     # What orders ask for.
 
-    @property
-    def _is_in_file_order(self) -> bool:
-        """Whether the positions ascend in the order of the files, without looking at each."""
-        return isinstance(self._positions, range) and self._positions.step > 0
-
     def _record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
         """The file's number, and the offset in the file, of the records at several positions."""
         files, offsets, _ = self._record_files.table.find(self._absolutes(positions))

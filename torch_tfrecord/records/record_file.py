@@ -29,7 +29,7 @@ from torch_tfrecord.files.atomic import (
 )
 from torch_tfrecord.files.descriptors import name_path, open_path
 from torch_tfrecord.files.gzip_members import MemberPacker
-from torch_tfrecord.files.seek_points import SeekPoints
+from torch_tfrecord.files.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.files.storage import fingerprint
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, upload
@@ -124,13 +124,12 @@ class RecordFile:
         self._points.append((self._file_bytes, self.num_bytes))
 
     def _seek_points(self, size: int) -> SeekPoints | None:
-        if self._deflater is None or not size:
-            return None
-        bytes_, offsets = np.array(self._points, np.int64).T
-        # No window is needed: behind the first, points of a zlib stream follow a full flush.
-        are_blocks = (bytes_ > 0) & (self._packing.compression_type == "ZLIB")
-        table = np.stack([8 * bytes_, offsets, are_blocks, np.zeros_like(offsets)], axis=1)
-        return SeekPoints(table, b"", size)
+        finder = PointFinder(size)
+        for begin, offset in self._points if self._deflater is not None and size else ():
+            # Behind the first, points of a zlib stream follow a full flush.
+            is_block = begin > 0 and not isinstance(self._deflater, MemberPacker)
+            finder.add_member(begin, offset, is_block)
+        return finder.points()
 
     def flush(self) -> None:
         """Hand what was written to the operating system, so that it can be read (and decompressed)

@@ -35,7 +35,7 @@ _PIECE_BYTES = 1 << 21
 _BUDGET_BYTES = 1 << 26
 _BUDGET_PER_BYTE = 8
 # The same for bytes in which pieces are looked for that are there twice.
-_DOUBLE_BUDGET_BYTES = 1 << 15
+_DOUBLE_BUDGET_BYTES = 1 << 20
 _DOUBLE_BUDGET_PER_BYTE = 2
 _INNER_BYTES = 1 << 16  # of records that a payload may end with
 _MOST_UNKNOWN = 64  # records of a copy, one behind the other, that did not come before
