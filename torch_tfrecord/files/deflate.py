@@ -38,15 +38,16 @@ NO_WINDOW = bytes(WINDOW_BYTES)
 TRIAL_BYTES = 1 << 16
 """Bytes behind a place, and from it, that must decompress."""
 
-_HEADER_TRIAL = 1 << 8
+_HEADER_TRIAL, _SHORT_TRIAL = 1 << 8, 1 << 9
 
 # Bits of a block's header: 1 for the last one, 2 of its kind, 5, 5 and 4 of counts; then up to 19
 # lengths of 3 bits, which fill a code where their shares of 128 add up to 128.
-_LENGTHS_AT = 17
+_COUNT_AT, _LENGTHS_AT = 13, 17
 _HEADER_BYTES = 17  # as many as are read behind the first bit, which may be in the midst of a byte
 _SHARES = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)
 _FIVE = np.arange(1 << 15, dtype=np.int64)
-_SHARES_OF_FIVE = sum(_SHARES[_FIVE >> 3 * number & 7] for number in range(5))
+_SHARES_OF_FIVE = sum(_SHARES[_FIVE >> 3 * number & 7] for number in range(5)).astype(np.int16)
+_MASKS = (1 << 3 * (np.arange(16, dtype=np.int64) + 4)) - 1
 _COUNTS = np.arange(1 << 13)
 _LOOKS_RIGHT = (_COUNTS & 6 == 4) & (_COUNTS >> 3 & 31 < 30) & (_COUNTS >> 8 < 30)
 
@@ -60,7 +61,7 @@ def fastest() -> ModuleType:
         return zlib
 
 
-def block_bits(data: bytes, num_bytes: int) -> list[int]:
+def block_bits(data: bytes | memoryview, num_bytes: int) -> list[int]:
     """Bits at which a block may begin, ascending: one with codes of its own in the first
     `num_bytes`, or any behind one there that is stored. Few other places look so.
     """
@@ -71,34 +72,39 @@ def block_bits(data: bytes, num_bytes: int) -> list[int]:
     view = np.lib.stride_tricks.sliding_window_view(content, 8)
     words = np.ascontiguousarray(view).view("<u8")[:, 0]
     heads = words[:num_bytes].astype(np.uint32)
-    found = []
-    for shift in range(8):
-        at = np.flatnonzero(_LOOKS_RIGHT[(heads >> shift) & (len(_COUNTS) - 1)])
-        counts = (words[at] >> np.uint64(shift + 13) & np.uint64(15)) + np.uint64(4)
-        byte, bit = divmod(shift + _LENGTHS_AT, 8)
-        lengths = words[at + byte] >> np.uint64(bit)
-        lengths = (lengths & ((np.uint64(1) << counts * np.uint64(3)) - np.uint64(1))).astype(int)
-        shares = sum(_SHARES_OF_FIVE[lengths >> 15 * part & 0x7FFF] for part in range(4))
-        found.append(8 * at[shares == 128] + shift)
+    shifted = (heads[:, None] >> np.arange(8, dtype=np.uint32)) & (len(_COUNTS) - 1)
+    bits = np.flatnonzero(_LOOKS_RIGHT[shifted])
+    lengths = _bits_at(words, bits + _LENGTHS_AT)
+    lengths &= _MASKS[_bits_at(words, bits + _COUNT_AT) & 15]
+    shares = sum(_SHARES_OF_FIVE[lengths >> 15 * part & 0x7FFF] for part in range(4))
     # A block that is stored has its length, and the complement of that.
     length = heads & 0xFFFF
     at = np.flatnonzero(length ^ heads >> 16 == 0xFFFF)
     ends = at + 4 + length[at]
-    found.append(8 * ends[ends < len(data)])
-    return [int(bit) for bit in np.unique(np.concatenate(found))]
+    found = np.concatenate([bits[shares == 128], 8 * ends[ends < len(data)]])
+    return [int(bit) for bit in np.unique(found)]
 
 
-def decompresses(data: bytes, bit: int, is_block: bool, compression_type: str) -> bool:
+def _bits_at(words: npt.NDArray[np.uint64], bits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """57 bits from each place on, the first as the lowest."""
+    found: npt.NDArray[np.int64] = words[bits >> 3] >> (bits & 7).astype(np.uint64)
+    return found.astype(np.int64)
+
+
+def decompresses(data: bytes | memoryview, bit: int, is_block: bool, compression_type: str) -> bool:
     """Whether something that decompresses begins at a bit: a block, or a header of a member, of
     which little is asked, as few bytes look like one.
     """
-    piece = data[bit >> 3 :][:TRIAL_BYTES]
+    first = bit >> 3
     try:
-        if is_block:
-            inflater = zlib.decompressobj(-15, zdict=NO_WINDOW)
+        if is_block:  # most others are found out soon
+            for num_bytes in (_SHORT_TRIAL, TRIAL_BYTES):
+                inflater = zlib.decompressobj(-15, zdict=NO_WINDOW)
+                piece = lead_in(data[first : first + num_bytes], bit & 7)
+                inflater.decompress(piece, TRIAL_BYTES)
         else:
             inflater = zlib.decompressobj(WINDOW_BITS[compression_type])
-        inflater.decompress(lead_in(piece, bit & 7), TRIAL_BYTES if is_block else _HEADER_TRIAL)
+            inflater.decompress(data[first : first + TRIAL_BYTES], _HEADER_TRIAL)
     except zlib.error:
         return False
     behind = inflater.unused_data[TRAILER_BYTES[compression_type] if is_block else 0 :]
@@ -164,12 +170,12 @@ def _odd_block() -> tuple[int, int]:
 _ODD_BLOCK = _odd_block()
 
 
-def lead_in(data: bytes, shift: int) -> bytes:
+def lead_in(data: bytes | memoryview, shift: int) -> bytes:
     """The data from bit `shift` (0 to 7) of its first byte on, behind empty blocks that end there:
     blocks that are stored begin at whole bytes, so that nothing can be shifted.
     """
     if not shift or not data:
-        return data
+        return bytes(data)
     bits, width = _ODD_BLOCK if shift % 2 else (0, 0)
     while width % 8 != shift:
         bits, width = bits | _EMPTY_BLOCK << width, width + _EMPTY_WIDTH

@@ -12,6 +12,7 @@ import re
 import threading
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import ModuleType
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -108,6 +109,20 @@ class SequentialSource(ABC):
                 got = min(len(buffer), max(len(kept) - begin, 0))
                 buffer[:got] = kept[begin : begin + got]
                 return got
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]], buffer: memoryview) -> bool:
+        """Fill a writable buffer with ascending ranges, all of which are kept at once: first byte,
+        end, and place in the buffer; whether all came.
+        """
+        begin, end = ranges[0][0], ranges[-1][1]
+        with self._lock:
+            first = self._advance(end - begin, begin) - begin
+            with memoryview(self._kept) as kept:
+                if first + end > len(kept):
+                    return False
+                for begin, end, start in ranges:
+                    buffer[start : start + end - begin] = kept[first + begin : first + end]
+                return True
 
     def _advance(self, num_bytes: int, offset: int) -> int:
         """Read up to a range; return where it begins among the kept bytes."""

@@ -5,6 +5,7 @@ decompressed is kept for a while.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from operator import attrgetter
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
@@ -93,6 +94,16 @@ class InflatedFile(FileSource):
                 stretch.check_end()
                 break
         return done
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+        """See `FileSource`: those of one stretch at once."""
+        for number, group in groupby(ranges, lambda range_: self._find(range_[0])):
+            parts = [*group]
+            if self._is_short(number) and parts[-1][1] <= self._end(number):
+                stretch = self._stretches.find((self._number, number), self._open)
+                if stretch.read_ranges(parts, buffer):
+                    continue
+            super().read_ranges(parts, buffer)
 
     def forget(self, begin: int, end: int) -> bool:
         """See `FileSource`."""

@@ -7,17 +7,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
-from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.descriptors import Descriptor
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import plan_reads, reading_order
-from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile
+from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile, truncated
 from torch_tfrecord.files.transfers import FileRange, begin_range, read_into
 from torch_tfrecord.native import native_module
 
@@ -78,33 +79,27 @@ def read_pieces(
         count = len(file_of)
         if _read_local(source_of, numbers.tolist(), found, count, buffer, _NONE, _NONE):
             return buffer, plan.places
-    ranges = plan.ranges()
-    for number, begin, end, _ in ranges:  # before anything is allocated for them
-        source = source_of(number)
-        if not 0 <= begin <= end <= (source.size or 0):
-            _raise_truncated(source, end, source.size or 0)
+    by_file = [
+        (number, source_of(number), [*ranges])
+        for number, ranges in groupby(plan.ranges(), itemgetter(0))
+    ]
+    for _, source, ranges in by_file:  # before anything is allocated for them
+        for _, begin, end, _ in ranges:
+            if not 0 <= begin <= end <= (source.size or 0):
+                raise truncated(source.path, end, source.size or 0)
     buffer = scratch_bytes(plan.num_bytes)
     remote: list[_RemoteRange] = []
-    for number, begin, end, start in ranges:
-        source = source_of(number)
+    for number, source, ranges in by_file:
         if isinstance(source, RemoteFile):
-            remote.append(_RemoteRange(source, number, begin, end, start))
+            remote += [_RemoteRange(source, number, *range_) for _, *range_ in ranges]
         elif isinstance(source, FileSource):
-            got = source.read_into(buffer.data[start : start + end - begin], begin)
-            if begin + got < end:
-                _raise_truncated(source, end, begin + got)
+            source.read_ranges([range_[1:] for range_ in ranges], buffer.data)
     if blocks is not None:
         blocks.read(remote, buffer.data)
     elif remote:
         wanted = [FileRange(each.file.part, each.begin, each.end) for each in remote]
         read_into(wanted, [each.start for each in remote], buffer.data, remote[0].file.access)
     return buffer, plan.places
-
-
-def _raise_truncated(source: ByteSource, expected: int, got: int) -> None:
-    raise CorruptRecordError(
-        f"truncated file: expected {expected} bytes, got {got}", path=source.path
-    )
 
 
 class _RemoteRange(NamedTuple):

@@ -34,7 +34,7 @@ __all__ = [
     "SeekPoints",
 ]
 
-INDEX_BYTES_RATIO = 0.01
+INDEX_BYTES_RATIO = 0.005
 """Seek points take at most this share of the compressed file."""
 
 _LEAST_BYTES = 1 << 14  # which they may take in any case
@@ -269,7 +269,7 @@ def _first_block(data: bytes) -> int | None:
     """The first bit behind which there are `_FOLLOWING_BYTES`, and a block may begin."""
     end = len(data) - _FOLLOWING_BYTES
     for begin in range(0, end, _SEARCH_BYTES):
-        piece = data[begin:]
+        piece = memoryview(data)[begin:]
         for bit in block_bits(piece, _SEARCH_BYTES):
             if begin + (bit >> 3) < end and decompresses(piece, bit, True, "GZIP"):
                 return 8 * begin + bit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from crc32c import crc32c
@@ -41,6 +41,7 @@ __all__ = [
     "local_path",
     "open_file",
     "open_files",
+    "truncated",
 ]
 
 # Linux transfers at most this much in one call.
@@ -108,6 +109,21 @@ class FileSource:
         buffer[: len(data)] = data
         return len(data)
 
+    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+        """Fill a writable buffer with several ranges.
+
+        Args:
+            ranges: First byte, end, and place in the buffer; ascending.
+            buffer: Receives them.
+
+        Raises:
+            CorruptRecordError: The file ends inside one.
+        """
+        for begin, end, start in ranges:
+            got = self.read_into(buffer[start : start + end - begin], begin)
+            if begin + got < end:
+                raise truncated(self.path, end, begin + got)
+
     def check_end(self) -> None:
         """A file simply ends."""
 
@@ -120,6 +136,11 @@ class FileSource:
     def fingerprint(self) -> int:
         """See the function `fingerprint`."""
         return fingerprint(self.read, self.file_size)
+
+
+def truncated(path: str, expected: int, got: int) -> CorruptRecordError:
+    """The error of a file that ends too early."""
+    return CorruptRecordError(f"truncated file: expected {expected} bytes, got {got}", path=path)
 
 
 def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:

@@ -355,8 +355,9 @@ def build_index(
         verify_crc: Check the payloads' checksums, too; headers are always checked.
         compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
         index_bytes_ratio: Share of a compressed file, 0 to 1, that its seek points may take; 16 KiB
-            are always allowed, and at most 64 MiB. With the default, 1 %, they are 1 to some 5 MiB
-            of decompressed data apart, and a record takes 1 to 5 ms.
+            are always allowed, and at most 64 MiB. With the default, 0.5 %, they are 2 to some 10
+            MiB of decompressed data apart (data that compress 2 to 10 times), and a record takes
+            1 to 5 ms.
         storage_options: See `TFRecordDataset`.
 
     Raises:
