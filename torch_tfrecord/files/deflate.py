@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 __all__ = [
     "GZIP_MAGIC",
+    "MOST_EXPANSION",
     "NO_WINDOW",
     "TRAILER_BYTES",
     "TRIAL_BYTES",
@@ -30,6 +31,9 @@ GZIP_MAGIC = b"\x1f\x8b\x08"
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 TRAILER_BYTES = {"GZIP": 8, "ZLIB": 4}
 """Behind the deflate stream of a member."""
+
+MOST_EXPANSION = 1032
+"""Times that data can be larger than what they are compressed to: 258 bytes from 2 bits."""
 
 WINDOW_BYTES = 1 << 15
 NO_WINDOW = bytes(WINDOW_BYTES)

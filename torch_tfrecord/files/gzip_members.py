@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.files.deflate import GZIP_MAGIC, fastest
+from torch_tfrecord.files.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
 from torch_tfrecord.files.per_process import PerProcess, in_threads
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.processors import num_processors
@@ -118,8 +118,10 @@ def member_lengths(source: ByteSource, size: int) -> list[tuple[int, npt.NDArray
         found.append((at, sizes.lengths))
         at += sizes.num_bytes
         num_bytes = int(sizes.lengths.sum()) + _OVERHEAD_BYTES * len(sizes.lengths)
+        is_possible = num_bytes <= MOST_EXPANSION * sizes.num_bytes
         # A member ends with the bytes that it holds, modulo 2^32.
-        if source.read(4, at - 4) != (num_bytes & 0xFFFFFFFF).to_bytes(4, "little"):
+        end = (num_bytes & 0xFFFFFFFF).to_bytes(4, "little")
+        if not is_possible or source.read(4, at - 4) != end:
             return None
     return found if at == size else None
 

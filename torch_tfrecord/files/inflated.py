@@ -304,6 +304,7 @@ class InflatedSource(SequentialSource):
             content, self._consumed = found
             self._input = b""
             self._produced += len(content)
+            content = self._without_known(content)
         return content
 
     def _add_member(self, begin: int) -> None:
@@ -426,7 +427,8 @@ class InflatedSource(SequentialSource):
         if self._gaps is None or self._type not in WINDOW_BITS:
             self._error = error
         else:
-            self._gaps.append(Gap(at, self._pass(at), kind, error))
+            end = self._pass(at)
+            self._gaps.append(Gap(min(at, end), end, kind, error))
 
     def _pass(self, at: int) -> int:
         """Go on behind damage; the byte where."""

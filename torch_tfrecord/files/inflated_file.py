@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
+from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.deflate import MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
@@ -51,6 +53,9 @@ class InflatedFile(FileSource):
         points: Where decompression can begin; None for the beginning only.
         stretches: Keeps what is decompressed.
         number: Of the file among those that share `stretches`.
+
+    Raises:
+        IndexMismatchError: The file cannot hold so much.
     """
 
     max_gap_bytes = LOCAL_GAP_BYTES
@@ -65,6 +70,10 @@ class InflatedFile(FileSource):
         stretches: Stretches,
         number: int = 0,
     ) -> None:
+        is_deflated = compression_type in WINDOW_BITS
+        if is_deflated and size > MOST_EXPANSION * file.file_size:  # before memory is taken for what it says
+            text = f"expected at most {MOST_EXPANSION} times the file's {file.file_size} bytes decompressed, got {size} in the index"
+            raise IndexMismatchError(text, path=file.path)
         self.path, self.size, self.file_size = file.path, size, size
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
         self._file, self._type, self._points = file, compression_type, points

@@ -80,11 +80,12 @@ class SeekPoints:
     def __init__(self, table: npt.NDArray[np.int64], windows: bytes, file_size: int) -> None:
         bits, offsets, are_blocks, window_ends = table.T
         is_good = len(table) > 0 and bits[0] >= 0 and not offsets[0]
-        is_good = is_good and bool((np.diff(bits) > 0).all() and (np.diff(offsets) > 0).all())
+        is_good = is_good and all(bool((of[1:] > of[:-1]).all()) for of in (bits, offsets))
         is_good = is_good and bits[-1] < 8 * file_size and offsets[-1] < 1 << 62
         is_good = is_good and bool(np.isin(are_blocks, (0, 1)).all())
+        is_good = is_good and not (bits[are_blocks == 0] % 8).any()  # headers begin at bytes
         ends = np.append(0, window_ends)
-        if not is_good or (np.diff(ends) < 0).any() or ends[-1] != len(windows):
+        if not is_good or (ends[1:] < ends[:-1]).any() or ends[-1] != len(windows):
             raise IndexMismatchError("expected ascending seek points within the file, got others")
         self._table, self._windows = table, windows
         self.offsets: list[int] = offsets.tolist()

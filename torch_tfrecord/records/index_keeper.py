@@ -365,7 +365,8 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
                 if self._note is None:
                     raise
             skipped = SkippedBytes()
-            found = build(skipped=skipped)
+            # A record that goes on behind a cut would hide those in it.
+            found = build(skipped=skipped, verify_crc=True)
         for kind, text in skipped.texts():
             self._note(kind, text)
         return found
