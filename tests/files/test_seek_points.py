@@ -164,19 +164,27 @@ def test_a_point_that_lies_is_an_error(tmp_path):
     "table",
     [
         [],
-        [(8, 0, -1, 0)],
-        [(0, 1, -1, 0)],
-        [(0, 0, -1, 0), (0, 5, -1, 0)],
-        [(0, 0, -1, 0), (8, 0, -1, 0)],
-        [(0, 0, -1, 0), (800, 5, -1, 0)],
-        [(0, 0, -1, 0), (8, 5, 101, 0)],
-        [(0, 0, -1, 3), (8, 5, -1, 2)],
-        [(0, 0, -1, 0), (8, 5, -1, 2)],
+        [(-8, 0, 0, 0)],
+        [(0, 1, 0, 0)],
+        [(0, 0, 2, 0)],
+        [(0, 0, 0, 0), (0, 5, 0, 0)],
+        [(0, 0, 0, 0), (8, 0, 0, 0)],
+        [(0, 0, 0, 0), (9, 5, 0, 0)],  # a header in the midst of a byte
+        [(0, 0, 0, 0), (800, 5, 0, 0)],
+        [(0, 0, 0, 0), (8, 1 << 62, 0, 0)],
+        [(0, 0, 0, 0), (1 << 62, 5, 0, 0), (-(1 << 62) - 8, 9, 0, 0)],  # the difference overflows
+        [(0, 0, 0, 3), (8, 5, 0, 2)],
+        [(0, 0, 0, 0), (8, 5, 0, 2)],
     ],
 )
 def test_points_that_cannot_be(table):
     with pytest.raises(IndexMismatchError, match="expected ascending seek points"):
-        SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"abc"[: len(table) * 0], 100)
+        SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"", 100)
+
+
+def test_points_that_can_be():
+    table = np.array([(0, 0, 0, 0), (9, 5, 1, 2), (16, 6, 0, 2)], np.int64)
+    assert SeekPoints(table, b"ab", 100).offsets == [0, 5, 6]
 
 
 @pytest.mark.usefixtures("engine")

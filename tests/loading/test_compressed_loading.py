@@ -18,6 +18,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
+from torch_tfrecord.files import seek_points
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.inflated_file import Stretches
 from torch_tfrecord.loading import record_files
@@ -40,11 +41,13 @@ MEMBER_BYTES = 300  # about 7 records
 def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     numbers = iter(range(N))
-    for file, size in enumerate(SIZES):
-        path = folder / f"part-{file}{request.param}"
-        with TFRecordWriter(path, write_index=True, member_bytes=MEMBER_BYTES) as writer:
-            for _ in range(size):
-                writer.write({"id": next(numbers)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seek_points, "_MEMBER_SPACING", 1)
+        for file, size in enumerate(SIZES):
+            path = folder / f"part-{file}{request.param}"
+            with TFRecordWriter(path, write_index=True, member_bytes=MEMBER_BYTES) as writer:
+                for _ in range(size):
+                    writer.write({"id": next(numbers)})
     return f"{folder}/part-*"
 
 

@@ -538,3 +538,26 @@ def test_gzip_output_is_reproducible(tmp_path, monkeypatch):
     second = write(tmp_path / "another name")
     assert first == second
     assert first[:10].hex() == "1f8b0800000000000003"  # no time, no name: as TensorFlow writes it
+
+
+def test_a_zlib_stream_whose_stored_block_looks_like_snappy(tmp_path):
+    content = framed(*(bytes([number]) * 295 for number in range(9)))
+    packer = zlib.compressobj(0)
+    # The length of the block, 0x040f, and its complement make a header of Snappy's.
+    stored = packer.compress(content[:0x40F]) + packer.flush(zlib.Z_SYNC_FLUSH)
+    assert stored[2:7] == b"\x00\x0f\x04\xf0\xfb"
+    path = tmp_path / "x"
+    path.write_bytes(stored + packer.compress(content[0x40F:]) + packer.flush())
+    assert build_index(path).compression_type == "ZLIB"
+    assert [*read_records(path)] == [bytes([number]) * 295 for number in range(9)]
+
+
+def test_all_that_zlib_finds_before_a_cut():
+    content = framed(*(b"label %05d of many alike" % number for number in range(300)))
+    packed = zlib.compress(content, 9)
+    for size in range(len(packed) - 300, len(packed)):
+        source = InflatedSource(MemorySource(packed[:size]), "ZLIB")
+        expected = zlib.decompressobj().decompress(packed[:size])
+        assert source.read(len(content) + 1, 0) == expected, size
+        with pytest.raises(CompressionError, match="truncated"):
+            source.check_end()

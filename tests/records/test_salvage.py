@@ -316,9 +316,9 @@ def test_a_dataset_of_the_good_records(tmp_path, suffix):
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 30] = bytes(30)
     path.write_bytes(content)
-    ds = TFRecordDataset(path, {"id": FixedLenFeature((), torch.int64)}, on_error="skip")
     with pytest.warns(UserWarning, match=r"on_error='skip': skipped \d+ "):
-        found = [sample["id"].item() for sample in ds.__getitems__(range(len(ds)))]
+        ds = TFRecordDataset(path, {"id": FixedLenFeature((), torch.int64)}, on_error="skip")
+    found = [sample["id"].item() for sample in ds.__getitems__(range(len(ds)))]
     assert found == sorted(set(found))
     assert 350 < len(found) < 500
     assert "Error" in str(ds.report)

@@ -285,7 +285,10 @@ class InflatedSource(SequentialSource):
             before = self._produced
             if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
                 return piece
-            if at_end and self._inflater is not None and self._produced == before:
+            is_cut = at_end and self._inflater is not None and self._produced == before
+            if is_cut and not hasattr(self._inflater, "copy"):
+                self._read_again()  # isal may hold back the last bytes
+            elif is_cut:
                 self._fail(
                     "the stream is truncated: expected its end marker and checksum, got the end of the file",
                     "cut",
@@ -355,9 +358,7 @@ class InflatedSource(SequentialSource):
         except (zlib.error, self._engine.error) as error:
             if before is not None:
                 return self._salvage(before, data, error)
-            self._to_drop += self._produced - self._member.offset
-            self._enter(self._member)
-            self._inflater = self._new_inflater(zlib)
+            self._read_again()
             return b""
         self._produced += len(piece)
         self._is_full = len(piece) == wanted and not inflater.eof
@@ -368,6 +369,12 @@ class InflatedSource(SequentialSource):
         else:
             self._input = inflater.unconsumed_tail
         return self._without_known(piece)
+
+    def _read_again(self) -> None:
+        """Decompress the member again, by zlib."""
+        self._to_drop += self._produced - self._member.offset
+        self._enter(self._member)
+        self._inflater = self._new_inflater(zlib)
 
     def _without_known(self, piece: bytes) -> bytes:
         dropped = min(self._to_drop, len(piece))
@@ -439,8 +446,10 @@ class InflatedSource(SequentialSource):
         found = point.bit + 7 >> 3
         behind = behind_double(self._source, begin, found)
         if behind is not None and self._begins_at(behind):
-            self._to_drop = self._produced - self._member.offset - len(self._held)
-            self._produced, self._held = self._member.offset, bytearray()
+            again = self._produced - self._member.offset
+            self._to_drop = max(again - len(self._held), 0)
+            del self._held[max(len(self._held) - again, 0) :]
+            self._produced = self._member.offset
             point = SeekPoint(8 * behind, 0)
         elif point.is_block and (behind := behind_double(self._source, at, found)) is not None:
             point = find_start(self._source, behind, self._type, found)

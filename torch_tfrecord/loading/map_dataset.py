@@ -141,6 +141,7 @@ class TFRecordDataset(StagedDataset):
         )
         indexes = keeper.each(files, infos) if shards is None else shards
         source = RecordFiles(files, indexes, verify_crc, access)
+        errors.tell()
         good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
         self._set_up(files, source, good, parser, transform, errors)
 

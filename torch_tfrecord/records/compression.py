@@ -77,9 +77,20 @@ def detect_compression(first_bytes: bytes) -> str:
     # Of a file cut within the magic bytes, too, so that the error names its compression.
     if first_bytes[:3] == GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
         return "GZIP"
+    is_zlib = is_zlib_header(first_bytes) or first_bytes == b"\x78"
+    if is_zlib and is_header(_inflated(first_bytes)):  # what zlib stores may also look like Snappy
+        return "ZLIB"
     if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
         return "SNAPPY"
-    return "ZLIB" if is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
+    return "ZLIB" if is_zlib else ""
+
+
+def _inflated(first_bytes: bytes) -> bytes:
+    """The first `HEADER_BYTES` of a zlib stream, as far as there are some."""
+    try:
+        return zlib.decompressobj().decompress(first_bytes, HEADER_BYTES)
+    except zlib.error:
+        return b""
 
 
 MEMBER_BYTES = 1 << 20
