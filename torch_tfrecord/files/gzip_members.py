@@ -29,7 +29,6 @@ _HEAD_BYTES = 12  # with the length of the extra field
 _PEEK_BYTES = 1 << 12
 _OVERHEAD_BYTES = 16  # of a record
 _MOST_BYTES = 1 << 24  # of a member that is decompressed at once
-_MOST_AT_ONCE = 1 << 18  # of one that may expand 1,032 times before anything is checked
 _MOST_KEPT = 1 << 26  # of a member that is written with its size
 _LENGTHS_SHARE = 0.0075  # of a member, that the lengths of its records may take
 _LEAST_LENGTHS, _MOST_LENGTHS = 1 << 6, 65_000  # bytes that they may take in any case, and at most
@@ -222,14 +221,10 @@ class MembersAhead:
 
 def _inflate(member: bytes) -> bytes | None:
     """What a whole member holds; None where it is none, is followed by more, or holds too much."""
-    engine = fastest()
-    crc, size = struct.unpack("<II", member[-8:])
+    engine, size = fastest(), int.from_bytes(member[-4:], "little")
+    # Not in one step, which does not tell where the member ends: its size may be a lie.
     inflater = engine.decompressobj(31)
     try:
-        if len(member) <= _MOST_AT_ONCE:
-            # Into one buffer, with one wait for Python's lock. It tells not where the member ends.
-            found: bytes = engine.decompress(member, 31, min(size, _MOST_BYTES) + 1)
-            return found if (engine.crc32(found), len(found)) == (crc, size) else None
         content: bytes = inflater.decompress(member, min(size, _MOST_BYTES) + 1)
     except engine.error:
         return None
