@@ -230,6 +230,7 @@ class InflatedSource(SequentialSource):
     def _restart(self) -> None:
         self._error: CompressionError | None = None
         self._to_drop = 0  # bytes that were returned already
+        self._first = self._start  # where they came from
         self._held = bytearray()  # of a member that is not returned before all of it is there
         if self._gaps:
             self._gaps.clear()
@@ -439,6 +440,11 @@ class InflatedSource(SequentialSource):
 
     def _pass(self, at: int) -> int:
         """Go on behind damage; the byte where."""
+        if not self._to_drop:
+            self._first = self._member
+        elif self._finder is not None:  # nothing new came from what was to be read again
+            self._finder.add_start(self._first)
+        self._produced += self._to_drop
         self._to_drop = 0
         begin = self._member.bit >> 3
         point = find_start(self._source, at, self._type, max(begin, at - _MOST_HELD_BYTES))

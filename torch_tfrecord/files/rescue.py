@@ -45,7 +45,7 @@ def find_start(
     """
     if member is not None:
         passed = source.read(begin + TRIAL_BYTES - member, member)
-        for at in _headers(passed[: begin - member], compression_type):
+        for at in _headers(passed[: begin - member + 2], compression_type):
             if at and decompresses(passed, 8 * at, False, compression_type):
                 return SeekPoint(8 * (member + at), 0)
     while piece := source.read(_PIECE_BYTES + TRIAL_BYTES, begin):
