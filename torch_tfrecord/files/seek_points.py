@@ -43,6 +43,7 @@ MOST_POINT_BYTES = 1 << 26
 
 _BLOCK_SPACING, _MEMBER_SPACING = 1 << 20, 1 << 16  # decompressed bytes between two points
 _POINT_BYTES = 32
+_OWN_CODES = 2  # the kind of such blocks
 # Compressed bytes that have a block, also where blocks are stored; that are searched at a time; and
 # those behind a block that show which bytes before it are needed.
 _CHUNK_BYTES, _SEARCH_BYTES, _FOLLOWING_BYTES = 1 << 18, 1 << 12, 40 << 10
@@ -272,7 +273,12 @@ def _first_block(data: bytes) -> int | None:
     for begin in range(0, end, _SEARCH_BYTES):
         piece = memoryview(data)[begin:]
         for bit in block_bits(piece, _SEARCH_BYTES):
-            if begin + (bit >> 3) < end and decompresses(piece, bit, True, "GZIP"):
+            at = bit >> 3
+            # A place in the midst of a block with fixed codes gives the rest of it. That is of use,
+            # too, unless its first bit says that nothing follows.
+            kind = int.from_bytes(piece[at : at + 2], "little") >> (bit & 7) & 7
+            is_end = kind & 1 and kind >> 1 != _OWN_CODES
+            if begin + at < end and not is_end and decompresses(piece, bit, True, "GZIP"):
                 return 8 * begin + bit
     return None
 
