@@ -70,9 +70,10 @@ class InflatedFile(FileSource):
         stretches: Stretches,
         number: int = 0,
     ) -> None:
-        is_deflated = compression_type in WINDOW_BITS
-        if is_deflated and size > MOST_EXPANSION * file.file_size:  # before memory is taken for what it says
-            text = f"expected at most {MOST_EXPANSION} times the file's {file.file_size} bytes decompressed, got {size} in the index"
+        # Before memory is taken for what it says.
+        most = MOST_EXPANSION * file.file_size
+        if compression_type in WINDOW_BITS and size > most:
+            text = f"expected at most {most} decompressed bytes in a file of {file.file_size}, got {size} in the index"
             raise IndexMismatchError(text, path=file.path)
         self.path, self.size, self.file_size = file.path, size, size
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
