@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from streams import BITS, member_places, members, written
+from packed_streams import BITS, member_places, members, written
 from tools import (
     COPY,
     FOLDER,

@@ -16,7 +16,7 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
-from streams import (
+from packed_streams import (
     BITS,
     deflated,
     flushed,

@@ -40,6 +40,7 @@ def test_every_target_is_counted():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what is skipped is checked
 @pytest.mark.parametrize(
     "name", ["compressed", "lists", "salvage", "seek_points", "sounds", "values"]
 )
