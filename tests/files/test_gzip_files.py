@@ -22,7 +22,7 @@ from helpers import BGZIP_END, framed, pure_python, run_python
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import TFRecordDataset, TFRecordWriter, build_index, read_records
-from torch_tfrecord.files import gzip_members, inflated, seek_points
+from torch_tfrecord.files import seek_points
 from torch_tfrecord.native import has_native
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -359,16 +359,6 @@ def made(name, folder):
     own = folder / str(list(FILES).index(name))
     own.mkdir(exist_ok=True)
     return FILES[name].write(own)
-
-
-@pytest.fixture(params=["isal", "zlib"])
-def engine(request, monkeypatch):
-    if request.param == "zlib":
-        for module in (inflated, gzip_members):
-            monkeypatch.setattr(module, "fastest", lambda: zlib)
-    else:
-        pytest.importorskip("isal")
-    return request.param
 
 
 @pytest.fixture(params=["native", "twin"])

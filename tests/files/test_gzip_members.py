@@ -37,7 +37,7 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files import gzip_members, inflated
+from torch_tfrecord.files import gzip_members
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records import index as index_module
@@ -346,15 +346,6 @@ def test_members_are_decompressed_once_each_and_ahead(written, monkeypatch):
 
 
 # Headers that lie.
-
-
-@pytest.fixture(params=["isal", "zlib"])
-def engine(request, monkeypatch):
-    if request.param == "zlib":
-        for module in (inflated, gzip_members):
-            monkeypatch.setattr(module, "fastest", lambda: zlib)
-    else:
-        pytest.importorskip("isal")
 
 
 def tried(call, *arguments, **options):

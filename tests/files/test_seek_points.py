@@ -13,7 +13,7 @@ from helpers import framed
 
 from torch_tfrecord import CompressionError, TFRecordDataset, TFRecordWriter, read_records
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files import gzip_members, inflated, seek_points
+from torch_tfrecord.files import inflated, seek_points
 from torch_tfrecord.files.deflate import lead_in
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.inflated_file import InflatedFile, Stretches
@@ -83,15 +83,6 @@ def close_points(monkeypatch):
     monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 15)
     monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 14)
     monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
-
-
-@pytest.fixture(params=["isal", "zlib"])
-def engine(request, monkeypatch):
-    if request.param == "zlib":
-        for module in (inflated, gzip_members):
-            monkeypatch.setattr(module, "fastest", lambda: zlib)
-    else:
-        pytest.importorskip("isal")
 
 
 @pytest.mark.usefixtures("engine")

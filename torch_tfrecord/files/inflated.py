@@ -230,7 +230,7 @@ class InflatedSource(SequentialSource):
     def _restart(self) -> None:
         self._error: CompressionError | None = None
         self._to_drop = 0  # bytes that were returned already
-        self._first = self._start  # where they came from
+        self._original = self._start  # where they came from
         self._held = bytearray()  # of a member that is not returned before all of it is there
         if self._gaps:
             self._gaps.clear()
@@ -441,9 +441,9 @@ class InflatedSource(SequentialSource):
     def _pass(self, at: int) -> int:
         """Go on behind damage; the byte where."""
         if not self._to_drop:
-            self._first = self._member
+            self._original = self._member
         elif self._finder is not None:  # nothing new came from what was to be read again
-            self._finder.add_start(self._first)
+            self._finder.add_start(self._original)
         self._produced += self._to_drop
         self._to_drop = 0
         begin = self._member.bit >> 3

@@ -43,7 +43,7 @@ MOST_POINT_BYTES = 1 << 26
 
 _BLOCK_SPACING, _MEMBER_SPACING = 1 << 20, 1 << 16  # decompressed bytes between two points
 _POINT_BYTES = 32
-_OWN_CODES = 2  # the kind of such blocks
+_OWN_CODES = 2  # kind of a block that has codes of its own
 # Compressed bytes that have a block, also where blocks are stored; that are searched at a time; and
 # those behind a block that show which bytes before it are needed.
 _CHUNK_BYTES, _SEARCH_BYTES, _FOLLOWING_BYTES = 1 << 18, 1 << 12, 40 << 10
