@@ -3,6 +3,7 @@ from .columns.containers import RaggedTensor, SparseList
 from .columns.example_lists import ListFeatures, NestedExample
 from .columns.feature import SequenceFeatures
 from .columns.image import Image
+from .columns.index_columns import build_index
 from .columns.inference import infer_features
 from .columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .columns.media import Audio, Video
@@ -30,6 +31,7 @@ from .errors import (
 )
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
+from .loading.arrow import write_arrow
 from .loading.collate import collate
 from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
@@ -44,7 +46,7 @@ from .protobuf.example import (
     encode_example,
     encode_sequence_example,
 )
-from .records.index import RecordIndex, build_index
+from .records.index import RecordIndex
 from .records.manifest_shards import build_manifest
 from .records.paths import find_files
 from .records.reader import read_records
@@ -114,4 +116,5 @@ __all__ = [
     "salvage",
     "serialize_tensor",
     "tfds",
+    "write_arrow",
 ]

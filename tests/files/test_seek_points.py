@@ -19,7 +19,7 @@ from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.inflated_file import InflatedFile, Stretches
 from torch_tfrecord.files.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.records.index import build_index
+from torch_tfrecord import build_index
 
 
 def payloads(count=5000):

@@ -386,7 +386,8 @@ def _kinds(method: _Method) -> str:
     known = [
         kind for kind in Feature.__subclasses__() if kind.__module__.startswith("torch_tfrecord.")
     ]
-    return ", ".join(sorted(kind.__name__ for kind in known if _makes(method, kind)))
+    names = (kind.__name__ for kind in known if _makes(method, kind))
+    return ", ".join(sorted(name for name in names if not name.startswith("_")))
 
 
 def _hint(value: object) -> str:

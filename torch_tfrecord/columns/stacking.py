@@ -31,6 +31,7 @@ __all__ = [
     "JsonList",
     "JsonObject",
     "as_kind_of",
+    "as_nested",
     "is_ascending",
     "is_listed",
     "is_ragged",
@@ -92,7 +93,7 @@ def rows_of(column: Value) -> Sequence[Value]:
     if _is_sparse(column):
         return _sparse_rows(*_sparse_parts(column), tuple(column.shape))
     if isinstance(column, RaggedTensor) or column.is_nested:
-        return _nested_rows(_as_nested(column))
+        return _nested_rows(as_nested(column))
     if isinstance(column, tv_tensors.TVTensor):
         # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
         return [
@@ -193,7 +194,7 @@ def stack_samples(samples: Sequence[Value]) -> Value:
     """
     if _is_sparse(samples[0]):
         return _stack_sparse(samples)
-    parts = [_as_nested(sample) for sample in samples]
+    parts = [as_nested(sample) for sample in samples]
     depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
     if len(depths) > 1:
         raise ValueError(
@@ -202,7 +203,10 @@ def stack_samples(samples: Sequence[Value]) -> Value:
     return wrap_nested(join_nested(parts, parts[0]))
 
 
-def _as_nested(sample: Value) -> Nested:
+def as_nested(sample: Value) -> Nested:
+    """A ragged, jagged or dense value by its values and row splits."""
+    if isinstance(sample, Nested):
+        return sample
     if isinstance(sample, RaggedTensor):
         return Nested(sample.flat_values, sample.row_splits)
     if sample.is_nested:

@@ -33,6 +33,7 @@ class AheadFile(RemoteFile):
 
     Attributes:
         ahead: Says how much; None for a file that is not open yet, of which nothing is read.
+        last: Where reading ends: nothing behind it is asked for.
     """
 
     chunk_bytes = 1 << 20  # its pieces come while the one before is used
@@ -43,6 +44,7 @@ class AheadFile(RemoteFile):
         self._pieces: deque[PendingRange] = deque()  # one behind the other
         self._offset = 0  # of the last read
         self._end = 0  # of the pieces
+        self.last = self.file_size  # up to which it is read
         self._lock = threading.Lock()
 
     def read(self, num_bytes: int, offset: int) -> bytes:
@@ -70,9 +72,9 @@ class AheadFile(RemoteFile):
         """Ask for pieces up to so many bytes behind the last read; how many bytes are asked for
         now.
         """
-        end = min(self._offset + num_bytes, self.file_size)
+        end = min(self._offset + num_bytes, self.last)
         while self._end < end:
-            piece = PendingRange(self, self._end, min(self._end + piece_bytes, self.file_size))
+            piece = PendingRange(self, self._end, min(self._end + piece_bytes, self.last))
             self._pieces.append(piece)
             self._end = piece.end
         return max(0, self._end - self._offset)
@@ -208,9 +210,11 @@ class FilesAhead:
         return found
 
 
-def read_ahead(file: FileSource) -> FileSource:
-    """The same file, to be read from front to back."""
+def read_ahead(file: FileSource, last: int | None = None) -> FileSource:
+    """The same file, to be read from front to back; nothing behind its byte `last`."""
     if not isinstance(file, RemoteFile):
         return file
     info = RemoteInfo(file.file_size, file.etag, file.mtime_ns)
-    return FilesAhead([], file.access).adopt(AheadFile(file.path, file.access, info))
+    ahead = AheadFile(file.path, file.access, info)
+    ahead.last = file.file_size if last is None else last
+    return FilesAhead([], file.access).adopt(ahead)

@@ -34,6 +34,7 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "ByteSource",
     "FileSource",
+    "FileWindow",
     "LocalFile",
     "RemoteFile",
     "fingerprint",
@@ -136,6 +137,28 @@ class FileSource:
     def fingerprint(self) -> int:
         """See the function `fingerprint`."""
         return fingerprint(self.read, self.file_size)
+
+
+class FileWindow(FileSource):
+    """A file up to a byte, as if it ended there.
+
+    Args:
+        file: The file.
+        end: Where it shall end.
+    """
+
+    def __init__(self, file: FileSource, end: int) -> None:
+        self._file, self.size = file, end
+        self.path, self.chunk_bytes = file.path, file.chunk_bytes
+        self.max_gap_bytes, self.max_record_bytes = file.max_gap_bytes, file.max_record_bytes
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end."""
+        return self._file.read(max(min(num_bytes, (self.size or 0) - offset), 0), offset)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        return self._file.forget(begin, end)
 
 
 def truncated(path: str, expected: int, got: int) -> CorruptRecordError:

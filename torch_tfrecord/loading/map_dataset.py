@@ -20,9 +20,10 @@ from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser
-from torch_tfrecord.loading.nested_dataset import StagedDataset, check_left
+from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
+from torch_tfrecord.loading.tables import TableDataset
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import DrawEpoch, is_batch_of_positions, list_of_positions
@@ -39,7 +40,7 @@ __all__ = ["TFRecordDataset"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-class TFRecordDataset(StagedDataset):
+class TFRecordDataset(TableDataset):
     """Map-style dataset over TFRecord files: random access by `ds[i]`, with `len(ds)` and slices.
 
     Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
@@ -143,7 +144,7 @@ class TFRecordDataset(StagedDataset):
         source = RecordFiles(files, indexes, verify_crc, access)
         errors.tell()
         good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
-        self._set_up(files, source, good, parser, transform, errors)
+        self._set_up(files, source, good, parser, transform, max_batch_bytes, errors)
 
     @classmethod
     def _from_source(
@@ -174,7 +175,7 @@ class TFRecordDataset(StagedDataset):
         # A parser of a higher layer comes with its own limit.
         is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(list(files), source, positions, parser, transform)
+        dataset._set_up(list(files), source, positions, parser, transform, max_batch_bytes)
         return dataset
 
     def _set_up(
@@ -184,9 +185,10 @@ class TFRecordDataset(StagedDataset):
         positions: Sequence[int] | npt.NDArray[np.int64] | None,
         parser: SampleParser | None,
         transform: Transform | None,
+        max_batch_bytes: int,
         errors: ErrorLog = RAISES,
     ) -> None:
-        self._errors, self._transform = errors, transform
+        self._errors, self._transform, self._max_batch_bytes = errors, transform, max_batch_bytes
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
         self._record_files = source
@@ -194,9 +196,6 @@ class TFRecordDataset(StagedDataset):
             range(len(self._record_files.table)) if positions is None else positions
         )
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
-
-    def __len__(self) -> int:
-        return len(self._positions)
 
     @overload
     def __getitem__(self, position: slice) -> TFRecordDataset: ...
@@ -233,13 +232,6 @@ class TFRecordDataset(StagedDataset):
         if not defines_last(self, "__getitems__"):
             return [self[position] for position in positions]
         return check_left(self._transform_samples(self._load_samples(positions)), self)
-
-    @property
-    def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the
-        record's bytes.
-        """
-        return self._maker.features
 
     @property
     def report(self) -> ErrorReport:
@@ -340,13 +332,6 @@ class TFRecordDataset(StagedDataset):
         at_least(0, "epoch", epoch)
         if self._epoch is not None:
             self._epoch.choose(epoch)
-
-    def _part(self, positions: Sequence[int]) -> TFRecordDataset:
-        # A slice of a subclass is one, too; files, index and report are shared.
-        part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
-        part._positions = positions
-        return part
 
     # From this dataset's positions to those over all files, called "absolute" here.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import TFRecordError, outer_level
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.inflated_file import (
     MOST_INFLATED_BYTES,
@@ -28,6 +28,7 @@ from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.kept_columns import KeptColumn
 from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
@@ -35,10 +36,24 @@ from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
-__all__ = ["ArrayRecordFiles", "RecordFiles", "SingleRecords"]
-
+__all__ = ["ArrayRecordFiles", "RecordFiles", "SingleRecords", "open_indexed"]
 
 _MOST_OPEN = 256
+
+
+def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
+    """Open a file, and check that its index is of it as it is now.
+
+    Raises:
+        IndexMismatchError: It has changed.
+        OSError: It cannot be opened.
+    """
+    if is_remote(path) and index.etag is not None and store_of(path, access)[0].checks_etag:
+        # then reading tells
+        return open_file(path, access, RemoteInfo(index.file_size, index.etag, index.mtime_ns))
+    source = open_file(path, access)
+    index.check_fresh(source)
+    return source
 
 
 class RecordFiles:
@@ -56,6 +71,7 @@ class RecordFiles:
         access: How remote files are reached.
 
     Attributes:
+        access, verify_crc: The same.
         table: Where the records are.
         extent: Files, records and decompressed bytes.
         first_compressed: The first file that is compressed, or None.
@@ -74,7 +90,7 @@ class RecordFiles:
         verify_crc: bool,
         access: Access = DEFAULT_ACCESS,
     ) -> None:
-        self._paths, self._access = paths, access
+        self._paths, self.access, self.verify_crc = paths, access, verify_crc
         self._reader = RecordReader(verify_crc)
         self._facts: list[RecordIndex] | ManifestShards = []
         self.damaged: list[int] = []
@@ -84,6 +100,7 @@ class RecordFiles:
         paths, self.table = self._paths, table
         self.is_remote = any(map(is_remote, paths))
         self._blocks: BlockMemory | None = None
+        self._columns: dict[str, KeptColumn] = {}
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
         self.slow_file = self.first_compressed if self.extent[2] > MOST_INFLATED_BYTES else None
@@ -119,8 +136,41 @@ class RecordFiles:
         """The files' paths where they need not travel, since a manifest names them."""
         return self._facts.files if isinstance(self._facts, ManifestShards) else None
 
+    def path(self, file: int) -> str:
+        """The path of a file, by its number."""
+        return self._paths[file]
+
+    def facts(self, file: int) -> RecordIndex:
+        """What a file is held against when it is opened: its index, without the records."""
+        return self._facts[file]
+
+    def column(self, name: str) -> KeptColumn:
+        """A column that the indexes of all files keep; read once.
+
+        Raises:
+            IndexMismatchError: The index of a file has none of this name, or one of another kind
+                than the others, or it is damaged.
+        """
+        if name not in self._columns:
+            parts = []
+            for file, path in enumerate(self._paths):
+                kept = self.facts(file).find_kept(self.access)
+                if name not in kept:
+                    raise IndexMismatchError(
+                        f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
+                        f"with `tfrecord index --columns {name} PATHS`, or build_index(path, columns=[{name!r}])",
+                        path=path,
+                    )
+                parts.append(kept[name])
+            try:
+                self._columns[name] = KeptColumn.join(parts)
+            except ValueError as error:
+                raise IndexMismatchError(f"column {name!r}: expected {error}") from None
+        return self._columns[name]
+
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | ({} if self.paths is None else {"_paths": None})
+        own = {**self.__dict__, "_columns": {}}  # large, and workers do not need them
+        return own | ({} if self.paths is None else {"_paths": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -204,29 +254,15 @@ class RecordFiles:
 
     def _open(self, file: int) -> FileSource:
         path, index = self._paths[file], self._facts[file]
-        if is_remote(path):
-            source = self._remote(path, index)
-        else:
-            source = open_file(path)
-            index.check_fresh(source)
+        source = open_indexed(path, index, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
         if not index.compression_type:
             return source  # its first bytes were checked when the index was accepted
         if threading.current_thread() is threading.main_thread():
             self.warn()
-        size, points = int(self.table.file_bytes[file]), index.seek_points(self._access)
+        size, points = int(self.table.file_bytes[file]), index.seek_points(self.access)
         return InflatedFile(source, index.compression_type, size, points, self._stretches, file)
-
-    def _remote(self, path: str, index: RecordIndex) -> FileSource:
-        # then reading tells
-        if index.etag is not None and store_of(path, self._access)[0].checks_etag:
-            return open_file(
-                path, self._access, RemoteInfo(index.file_size, index.etag, index.mtime_ns)
-            )
-        source = open_file(path, self._access)
-        index.check_fresh(source)
-        return source
 
 
 class ArrayRecordFiles(RecordFiles):
@@ -243,7 +279,8 @@ class ArrayRecordFiles(RecordFiles):
     first_compressed: str | None = None
 
     def __init__(self, paths: Sequence[str], indexes: Sequence[ArrayRecordIndex]) -> None:
-        self._paths, self._access, self._facts = paths, DEFAULT_ACCESS, []
+        self._paths, self.access, self._facts = paths, DEFAULT_ACCESS, []
+        self.verify_crc = True
         self._indexes = indexes
         self._readers: ProcessCache[ArrayRecordFile] = ProcessCache(_MOST_OPEN)
         self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)

@@ -11,10 +11,10 @@ import copy
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,8 @@ from torch_tfrecord.records.compression import (
     open_stream,
 )
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.records.kept_columns import KeptColumns, StoredColumns, pack_columns
+from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
     ArrayPlace,
     SidecarFormat,
@@ -48,12 +49,12 @@ from torch_tfrecord.records.sidecar import (
     stored_number,
 )
 
-__all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
+__all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex", "index_source", "load_fresh"]
 
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
-    "6",
+    "7",
     "an index",
     (
         "file_size",
@@ -62,10 +63,12 @@ _FORMAT = SidecarFormat(
         "fingerprint",
         "etag",
         "num_points",
+        "points_bytes",
         "points_checksum",
+        "columns",
     ),
-    {"offsets": "int64", "lengths": "int64", "points": "uint8"},
-    lazy="points",
+    {"offsets": "int64", "lengths": "int64", "extra": "uint8"},
+    lazy="extra",
 )
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
@@ -94,6 +97,10 @@ class RecordIndex:
         points: Where a compressed file can be entered; None where that is not known, or was not
             read: see `seek_points`.
         kept_at: The index file that has them.
+        kept: The columns that `build_index` kept; those of an index file are read when they are
+            asked for.
+        columns: Name -> the values of such a column, [N]: int64, float32, or str (bytes, if one is
+            not UTF-8); a masked array where a record has none.
         damaged: Numbers of the entries that are no records, but what lies between two: see
             `index_source`; None for an undamaged file.
 
@@ -110,7 +117,8 @@ class RecordIndex:
     fingerprint: int | None = None
     etag: str | None = None
     points: SeekPoints | None = None
-    kept_at: str | _KeptPoints | None = None
+    kept_at: str | _KeptExtra | None = None
+    kept: KeptColumns = field(default_factory=dict)
     damaged: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -159,14 +167,34 @@ class RecordIndex:
         if self.points is not None or self.kept_at is None or not self.compression_type:
             return self.points
         try:
-            kept: str | _KeptPoints | None = self.kept_at
-            if isinstance(kept, str):
-                found = _load(kept, None, access)
-                facts = attrgetter("file_size", "compression_type", "fingerprint")
-                kept = found.kept_at if facts(found) == facts(self) else None
-            return kept.read(self.file_size, access) if isinstance(kept, _KeptPoints) else None
+            kept = self._kept_index(access).kept_at
+            return kept.read_points(self.file_size) if isinstance(kept, _KeptExtra) else None
         except (OSError, IndexMismatchError):
             return None
+
+    @property
+    def columns(self) -> Mapping[str, npt.NDArray[Any]]:
+        """See the class."""
+        return {name: column.array() for name, column in self.kept.items()}
+
+    def find_kept(self, access: Access = DEFAULT_ACCESS) -> KeptColumns:
+        """`kept`, from the index file if it was not read."""
+        if self.kept or not isinstance(self.kept_at, str):
+            return self.kept
+        try:
+            return self._kept_index(access).kept
+        except (OSError, IndexMismatchError):
+            return {}
+
+    def _kept_index(self, access: Access) -> RecordIndex:
+        """This index, or the one in the index file that `kept_at` names."""
+        if not isinstance(self.kept_at, str):
+            return self
+        found = _load(self.kept_at, None, access)
+        facts = attrgetter("file_size", "compression_type", "fingerprint")
+        if facts(found) != facts(self):
+            raise IndexMismatchError("expected the index of this file", path=self.kept_at)
+        return found
 
     def check_fresh(self, source: FileSource) -> None:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
@@ -239,10 +267,10 @@ class RecordIndex:
         """Write the index as a safetensors file; it appears complete or not at all.
 
         The file holds the arrays ``offsets`` and ``lengths`` (int64), the seek points of a
-        compressed file as ``points`` (uint8), and, as string metadata, ``format``, ``version``,
-        ``checksum`` (CRC-32C of the other metadata and the first two arrays), ``file_size``,
-        ``mtime_ns``, ``compression_type``, ``fingerprint``, ``etag``, ``num_points`` and
-        ``points_checksum``. What was at `path` is replaced, and a symbolic link is followed: you
+        compressed file and behind them the columns as ``extra`` (uint8), and, as string metadata,
+        ``format``, ``version``, ``checksum`` (CRC-32C of the other metadata and the first two
+        arrays), ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint``, ``etag``,
+        ``num_points``, ``points_bytes``, ``points_checksum`` and ``columns``. What was at `path` is replaced, and a symbolic link is followed: you
         named it.
 
         Raises:
@@ -261,9 +289,11 @@ class RecordIndex:
         }
         points = b"" if self.points is None else self.points.to_bytes()
         metadata["num_points"] = str(0 if self.points is None else len(self.points))
+        metadata["points_bytes"] = str(len(points))
         metadata["points_checksum"] = f"{crc32c(points):08x}"
+        metadata["columns"], columns = pack_columns(self.kept)
         arrays = {"offsets": self.offsets, "lengths": self.lengths}
-        return pack(_FORMAT, metadata, {**arrays, "points": np.frombuffer(points, np.uint8)})
+        return pack(_FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)})
 
     @classmethod
     def load(
@@ -339,45 +369,14 @@ class RecordIndex:
         write_atomically(local_path(path), "".join(lines).encode("ascii"))
 
 
-def build_index(
-    path: str | os.PathLike[str],
-    *,
-    verify_crc: bool = True,
-    compression_type: str | None = "auto",
-    index_bytes_ratio: float = INDEX_BYTES_RATIO,
-    storage_options: Mapping[str, Any] | None = None,
-) -> RecordIndex:
-    """Find every record of a file by reading it once; without `verify_crc` only the headers, of
-    its records or (of what `TFRecordWriter` compressed) of its members.
+class ColumnReader(Protocol):
+    """Reads columns while an index is built."""
 
-    Args:
-        path: A local path, or one with a ``scheme://``: ``s3://...``, ``https://...``.
-        verify_crc: Check the payloads' checksums, too; headers are always checked.
-        compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
-        index_bytes_ratio: Share of a compressed file, 0 to 1, that its seek points may take; 16 KiB
-            are always allowed, and at most 64 MiB. With the default, 0.5 %, they are 2 to some 10
-            MiB of decompressed data apart (data that compress 2 to 10 times), and a record takes
-            1 to 5 ms.
-        storage_options: See `TFRecordDataset`.
+    def add(self, block: Block, path: str) -> None:
+        """Read them of a block of records."""
 
-    Raises:
-        CorruptRecordError, CompressionError: the file is damaged; there is no index of the good
-            part.
-        ValueError: an argument is not one of those above.
-
-    Example:
-        >>> index = build_index("train.tfrecord")  # doctest: +SKIP
-        >>> index.offsets[:3], len(index)  # doctest: +SKIP
-        (array([  0,  51, 107]), 23)
-    """
-    check_compression_type(compression_type)
-    return index_source(
-        open_file(local_path(path), Access(storage_options)),
-        verify_crc=verify_crc,
-        compression_type=compression_type,
-        index_bytes_ratio=index_bytes_ratio,
-        trusts_members=not verify_crc,
-    )
+    def columns(self) -> KeptColumns:
+        """The columns of all blocks."""
 
 
 def index_source(
@@ -388,6 +387,7 @@ def index_source(
     index_bytes_ratio: float = INDEX_BYTES_RATIO,
     trusts_members: bool = False,
     skipped: SkippedBytes | None = None,
+    reader: ColumnReader | None = None,
 ) -> RecordIndex:
     """`build_index` of a file that is open already.
 
@@ -397,6 +397,7 @@ def index_source(
             those of a local file have them; whoever reads a record finds out if they lie.
         skipped: Then also of a damaged file: an entry of the index stands for what lies between
             two records, and cannot be read.
+        reader: Reads the columns that are kept.
     """
     if not 0 <= index_bytes_ratio <= 1:
         raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
@@ -407,7 +408,7 @@ def index_source(
     # Starts with an empty one, as nothing cannot be concatenated.
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    may_jump = trusts_members and found == "GZIP" and not is_remote(file.path)
+    may_jump = trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
     members = member_lengths(file, file.file_size) if may_jump else None
     if members is not None:
         end = 0
@@ -419,14 +420,17 @@ def index_source(
             end = int(ends[-1]) if len(ends) else end
     else:
         for block in RecordScanner(
-            stream, verify_crc=verify_crc, keep_payloads=False, skipped=skipped
+            stream, verify_crc=verify_crc, keep_payloads=reader is not None, skipped=skipped
         ):
             offsets.append(block.offsets)
             lengths.append(block.lengths)
+            if reader is not None:
+                reader.add(block, file.path)
     facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
     all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
     if not skipped:
-        return RecordIndex(all_offsets, all_lengths, *facts, finder.points())
+        kept = {} if reader is None else reader.columns()
+        return RecordIndex(all_offsets, all_lengths, *facts, finder.points(), kept=kept)
     begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
     numbers = np.searchsorted(all_offsets, begins)
     return RecordIndex.bare(*facts).with_facts(
@@ -489,10 +493,14 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
     fingerprint = metadata["fingerprint"]
     try:
         num_points = stored_number(metadata["num_points"], "num_points")
+        points_bytes = stored_number(metadata["points_bytes"], "points_bytes")
         if metadata["compression_type"] not in COMPRESSION_TYPES:
             raise IndexMismatchError(
                 "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"
             )
+        extra = _KeptExtra(
+            path, found.places["extra"], num_points, points_bytes, metadata["points_checksum"], access
+        )
         return RecordIndex(
             found.arrays["offsets"],
             found.arrays["lengths"],
@@ -501,32 +509,50 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
             stored_number(metadata["mtime_ns"], "mtime_ns"),
             stored_number(fingerprint, "fingerprint") if fingerprint else None,
             metadata["etag"] or None,
-            kept_at=_KeptPoints(
-                path, found.places["points"], num_points, metadata["points_checksum"]
-            ),
+            kept_at=extra,
+            kept=_stored_columns(extra, metadata["columns"], len(found.arrays["offsets"])),
         )
     except IndexMismatchError as error:
         error.locate(path=path)
         raise
 
 
-class _KeptPoints(NamedTuple):
-    """Where in an index file the seek points are, and their checksum."""
+class _KeptExtra(NamedTuple):
+    """Where in an index file the seek points and the columns are, and the checksum of the points."""
 
     path: str
     place: ArrayPlace
     num_points: int
+    points_bytes: int
     checksum: str
+    access: Access
 
-    def read(self, file_size: int, access: Access) -> SeekPoints | None:
+    def read_points(self, file_size: int) -> SeekPoints | None:
         """Those of a data file of this size."""
         if not self.num_points:
             return None
-        length, begin = min(self.place.length, MOST_POINT_BYTES), self.place.begin
-        data = open_file(self.path, access.without_cache()).read(length, begin)
+        data = self._read(0, min(self.points_bytes, MOST_POINT_BYTES))
         if f"{crc32c(data):08x}" != self.checksum:
             raise IndexMismatchError("the seek points are damaged", path=self.path)
         return SeekPoints.from_bytes(data, self.num_points, file_size)
+
+    def read_columns(self, begin: int, num_bytes: int) -> bytes:
+        """So many bytes of the columns."""
+        return self._read(self.points_bytes + begin, num_bytes)
+
+    def _read(self, begin: int, num_bytes: int) -> bytes:
+        source = open_file(self.path, self.access.without_cache())
+        return source.read(num_bytes, self.place.begin + begin)
+
+
+def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> StoredColumns:
+    try:
+        columns = StoredColumns(described, num_records, extra.read_columns)
+    except (ValueError, TypeError, KeyError) as error:
+        raise IndexMismatchError(f"expected columns, got {error}") from error
+    if extra.points_bytes + columns.num_bytes != extra.place.length:
+        raise IndexMismatchError("expected seek points and columns up to the end of the index")
+    return columns
 
 
 def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:

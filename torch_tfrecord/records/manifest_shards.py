@@ -106,8 +106,7 @@ class ManifestShards:
     def __getitem__(self, file: int) -> RecordIndex:
         """What a file is held against when it is opened; without records."""
         facts = self._manifest.facts(self._rows.item(file))
-        if facts.compression_type:
-            facts = facts.with_facts(kept_at=sidecar_path(self.files[file]))
+        facts = facts.with_facts(kept_at=sidecar_path(self.files[file]))
         if self._mtimes is None:
             return facts
         return facts.with_facts(mtime_ns=self._mtimes.item(file))

@@ -93,6 +93,10 @@ class RecordTable:
         lengths -= OVERHEAD_BYTES
         return RecordPlaces(files, offsets, lengths)
 
+    def numbers(self, positions: _Integers, files: _Integers) -> _Integers:
+        """The number in its file of each record, by its position and its file."""
+        return positions - np.insert(self._ends, 0, 0)[files]
+
     def find_one(self, position: int) -> tuple[int, int, int, int]:
         """Number of the file, number in that file, offset and length of one record."""
         ends, entry = self._ends_list, self._borders.item

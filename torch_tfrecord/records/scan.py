@@ -135,6 +135,7 @@ class RecordScanner:
         reuse_buffer: The records of a block are only valid until the next block, which saves memory
             traffic.
         skipped: If given, damage does not raise: damaged records are skipped and added here.
+        begin: Offset and number of the first record.
 
     Raises:
         CorruptRecordError: A checksum is wrong, or the stream ends inside a record.
@@ -150,6 +151,7 @@ class RecordScanner:
         keep_payloads: bool = True,
         reuse_buffer: bool = False,
         skipped: SkippedBytes | None = None,
+        begin: tuple[int, int] = (0, 0),
     ) -> None:
         self._source = source
         self._verify = verify_crc
@@ -164,8 +166,7 @@ class RecordScanner:
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
         self._search: RecordSearch | None = None  # for the next record after damage
-        self._offset = 0  # offset of the next record
-        self._position = 0  # number of the next record
+        self._offset, self._position = begin  # of the next record
         self._again = -1  # offset of what was last read a second time
 
     def __iter__(self) -> Iterator[Block]:

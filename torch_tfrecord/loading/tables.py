@@ -1,0 +1,244 @@
+"""A map-style dataset as a table: some of its features, its rows by the columns of the index, Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.files.requests import each_at_once
+from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threads
+from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.loading.sample_maker import SampleMaker
+from torch_tfrecord.loading.scan import ScanTask, columns_of, plan_tasks, selected
+from torch_tfrecord.records.kept_columns import Wanted
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from torch_tfrecord.loading.arrow import ArrowColumns
+
+__all__ = ["TableDataset"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_D = TypeVar("_D", bound="TableDataset")
+
+_BATCH_BYTES, _BATCH_ROWS = 1 << 25, 1 << 16  # of records, at most, in a record batch by default
+
+
+class TableDataset(StagedDataset):
+    """What `TFRecordDataset` offers beside samples; see there."""
+
+    _maker: SampleMaker
+    _record_files: RecordFiles
+    _positions: range | _Integers
+    _max_batch_bytes: int
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def features(self) -> Any:
+        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        record's bytes.
+        """
+        return self._maker.features
+
+    def _part(self: _D, positions: range | _Integers) -> _D:
+        # A slice of a subclass is one, too; files, index and report are shared.
+        part = copy(self)
+        part._positions = positions
+        return part
+
+    def select(self: _D, names: Sequence[str]) -> _D:
+        """Return a dataset that reads only these features, and parses nothing else.
+
+        Args:
+            names: Some of the features' names, in the order that the samples shall have.
+
+        Raises:
+            TypeError: `names` is a str, or the features have no names.
+            ValueError: A name is not among the features.
+
+        Example:
+            >>> ds.select(["label"])[0]  # doctest: +SKIP
+            {'label': tensor(3)}
+        """
+        return self._reading(selected(self.features, names), self._transform)
+
+    def _reading(self: _D, features: RecordFeatures | None, transform: Any) -> _D:
+        """This dataset with other features and another transform."""
+        other = copy(self)
+        parser = None
+        if features is not None:
+            parser = BatchParser(features, max_batch_bytes=self._max_batch_bytes)
+        other._transform = transform
+        other._maker = SampleMaker(parser, transform, self._errors)
+        return other
+
+    # By the columns of the index.
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column that the index keeps (see `build_index`), without reading a record.
+
+        Returns:
+            [N]: int64, float32, or str (bytes, if one is not UTF-8); a masked array where a record
+            has no value. For `balanced_weights`, and for splits that keep the shares of labels.
+
+        Raises:
+            IndexMismatchError: The index of a file does not have it.
+        """
+        found: npt.NDArray[Any] = self._record_files.column(name).array()[self._numbers()]
+        return found
+
+    def where(self: _D, name: str, value: Wanted) -> _D:
+        """Return a dataset of the records whose kept column has a value, in their order.
+
+        Reads no record. What is missing equals nothing.
+
+        Args:
+            name: The column; see `column`.
+            value: A number or string; a list, array or range of them; or a function that takes the
+                column and returns a bool for each record.
+
+        Raises:
+            IndexMismatchError: See `column`.
+            TypeError: Strings are asked for in a column of numbers, or numbers in one of strings.
+
+        Example:
+            >>> ds.where("label", 3), ds.where("len(tokens)", lambda n: n < 512)  # doctest: +SKIP
+        """
+        mask = self._record_files.column(name).matches(value, name)
+        positions = self._numbers()
+        if isinstance(positions, slice):
+            positions = np.arange(len(mask))[positions]
+        return self._part(positions[mask[positions]])
+
+    def find(self, name: str, value: Wanted) -> _Integers:
+        """Return the positions of the records that `where` selects: int64, ascending."""
+        mask = self._record_files.column(name).matches(value, name)
+        return np.flatnonzero(mask[self._numbers()])
+
+    def _numbers(self) -> slice | _Integers:
+        """This dataset's positions, to choose from an array over all records."""
+        if isinstance(self._positions, range):
+            found = self._positions
+            stop = found.stop if found.stop >= 0 else None
+            return slice(found.start, stop, found.step)
+        return self._positions
+
+    # As Arrow.
+
+    def scan_tasks(self, target_bytes: int = 128 << 20) -> list[ScanTask]:
+        """Cut the dataset into tasks that any process can read by itself, in the order of the
+        records.
+
+        A large file gives many tasks, many small files one. A task has no open files, and needs no
+        index where it is read. The transform is not applied.
+
+        Args:
+            target_bytes: About how many bytes of records a task has.
+
+        Raises:
+            TypeError: The files are ArrayRecord files, or the features are a TFDS tree.
+
+        Example:
+            >>> for task in ds.scan_tasks():  # doctest: +SKIP
+            ...     for batch in task.read(["label"]):
+            ...         print(task.files, batch.num_rows)
+        """
+        features = self._maker.features
+        limit = self._max_batch_bytes
+        return plan_tasks(self._record_files, self._positions, target_bytes, features, limit, self._errors)
+
+    def iter_arrow(
+        self, batch_size: int | None = None, *, decode_images: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Read the dataset as Arrow record batches, in order: a column for each feature.
+
+        Threads read ahead. The transform is not applied. docs/dataframes.md has the table of types:
+        what a record lacks is null, pictures and other encoded values stay encoded.
+
+        Args:
+            batch_size: Rows of a batch; the last may have fewer, and others if records are left out.
+                None for about 32 MiB of records, at most 65,536 rows.
+            decode_images: Pictures as nested lists of pixels, [C, H, W].
+
+        Raises:
+            ImportError: pyarrow is missing: install the extra ``arrow``.
+            TFRecordError: As for samples.
+            TypeError: A feature has no Arrow type.
+            ValueError: A column of a batch has more than 2 GiB.
+        """
+        arrow = self._arrow(decode_images)
+        return self._batches(arrow, batch_size)
+
+    def to_arrow(
+        self, positions: Sequence[int] | None = None, *, decode_images: bool = False
+    ) -> pyarrow.Table:
+        """Return the dataset, or the records at some positions, as a `pyarrow.Table`.
+
+        Args:
+            positions: From 0 to len(ds) - 1, in any order; None for all.
+            decode_images: See `iter_arrow`, also for what is raised.
+
+        Example:
+            >>> ds.to_arrow(range(1000)).column("label")  # doctest: +SKIP
+        """
+        arrow = self._arrow(decode_images)
+        import pyarrow
+
+        part = self if positions is None else self._part(self._absolutes(np.asarray(positions)))
+        return pyarrow.Table.from_batches(part._batches(arrow, None), arrow.schema)
+
+    def to_pandas(
+        self, positions: Sequence[int] | None = None, *, decode_images: bool = False
+    ) -> pandas.DataFrame:
+        """Return `to_arrow` as a pandas DataFrame."""
+        return self.to_arrow(positions, decode_images=decode_images).to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Give DuckDB, polars, pandas, pyarrow and others the record batches of `iter_arrow`."""
+        arrow = self._arrow(decode_images=False)
+        import pyarrow
+
+        reader = pyarrow.RecordBatchReader.from_batches(arrow.schema, self._batches(arrow, None))
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _arrow(self, decode_images: bool) -> ArrowColumns:
+        from torch_tfrecord.loading.arrow import ArrowColumns  # pyarrow, where it is used
+
+        return ArrowColumns(self.features, decode_images=decode_images)
+
+    def _batches(
+        self, arrow: ArrowColumns, batch_size: int | None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if batch_size is None:
+            _, num_records, num_bytes = self._record_files.extent
+            batch_size = _BATCH_BYTES * max(num_records, 1) // max(num_bytes, 1)
+            batch_size = min(max(batch_size, 1), _BATCH_ROWS)
+        else:
+            at_least(1, "batch_size", batch_size)
+        reader = self._reading(arrow.features, None)
+        starts = range(0, len(self), batch_size)
+        parts = (np.arange(start, min(start + batch_size, len(self))) for start in starts)
+        load = partial(_load, reader, arrow)
+        for batch in each_at_once(load, parts, usual_num_threads(self)):
+            if batch.num_rows:
+                yield batch
+
+    def _absolutes(self, positions: Any) -> _Integers:
+        raise NotImplementedError
+
+
+def _load(dataset: Any, arrow: ArrowColumns, positions: _Integers) -> pyarrow.RecordBatch:
+    columns, num_rows = columns_of(dataset._load_samples(positions))
+    return arrow.batch(columns, num_rows) if num_rows else arrow.schema.empty_table()

@@ -1,0 +1,207 @@
+"""Columns that an index keeps beside the offsets: one value for each record.
+
+In the index file they stand behind the seek points, and are read when they are asked for, each
+alone. Strings are kept as numbers of their distinct values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from torch_tfrecord.errors import IndexMismatchError
+
+__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "pack_columns"]
+
+_Mask: TypeAlias = "npt.NDArray[np.bool_]"
+Wanted: TypeAlias = "object | Sequence[object] | range | Callable[[npt.NDArray[Any]], _Mask]"
+"""What a column is searched for."""
+
+_KINDS = {"int64": "<i8", "float32": "<f4", "bytes": "<i8"}
+
+
+@dataclass(frozen=True, eq=False)
+class KeptColumn:
+    """One value of each of N records.
+
+    Attributes:
+        values: int64 or float32 [N]; for strings the numbers of their values. 0 where one is missing.
+        missing: bool [N]: which records have none; None if all have one.
+        strings: The distinct strings, sorted; None for numbers.
+    """
+
+    values: npt.NDArray[Any]
+    missing: _Mask | None = None
+    strings: tuple[bytes, ...] | None = None
+
+    def array(self) -> npt.NDArray[Any]:
+        """The values: int64, float32, or str (bytes, if one is not UTF-8); a masked array if some
+        are missing.
+        """
+        found = self.values
+        if self.strings is not None:
+            strings: list[object] = [*self.strings]
+            with contextlib.suppress(UnicodeDecodeError):
+                strings = [string.decode() for string in self.strings]
+            # One more, since a column without any string has none to stand for what is missing.
+            found = np.array([*strings, ""], dtype=object)[self.values]
+        return found if self.missing is None else np.ma.MaskedArray(found, self.missing)
+
+    def matches(self, wanted: Wanted, name: str) -> _Mask:
+        """Which records have a value, or one of several; what is missing is none of them.
+
+        Raises:
+            TypeError: A callable returned no bool array [N], or a value is of another type.
+        """
+        if callable(wanted):
+            mask = np.ma.filled(wanted(self.array()), False)
+            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != self.values.shape:
+                got = getattr(mask, "dtype", type(mask).__name__)
+                raise TypeError(
+                    f"column {name!r}: expected a bool for each of {len(self.values)} records from the callable, got {got}"
+                )
+        else:
+            is_one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable)
+            mask = self._equal([wanted] if is_one else list(wanted), name)  # type: ignore[call-overload]
+        return mask if self.missing is None else mask & ~self.missing
+
+    def _equal(self, wanted: list[Any], name: str) -> _Mask:
+        if self.strings is not None:
+            if not all(isinstance(value, (str, bytes)) for value in wanted):
+                raise TypeError(f"column {name!r} holds strings: expected str or bytes, got {wanted!r}")
+            texts = {value.encode() if isinstance(value, str) else value for value in wanted}
+            return np.array([string in texts for string in self.strings] + [False])[self.values]
+        try:
+            numbers = np.asarray(wanted)
+        except ValueError as error:
+            raise TypeError(f"column {name!r} holds numbers, got {wanted!r}") from error
+        if len(wanted) and numbers.dtype.kind not in "iufb":
+            raise TypeError(f"column {name!r} holds numbers: expected some, got {wanted!r}")
+        return self.values == numbers[0] if len(wanted) == 1 else np.isin(self.values, numbers)
+
+    @classmethod
+    def join(cls, parts: Sequence[KeptColumn]) -> KeptColumn:
+        """The columns of several files as one.
+
+        Raises:
+            ValueError: They are of several kinds.
+        """
+        # A file in which no record has a value says nothing of the kind.
+        known = [part for part in parts if part.missing is None or not part.missing.all()] or parts
+        kinds = {"strings" if part.strings is not None else str(part.values.dtype) for part in known}
+        if len(kinds) > 1:
+            raise ValueError(f"values of one kind in all files, got {' and '.join(sorted(kinds))}")
+        strings: list[bytes] | None = None
+        if known[0].strings is not None:
+            strings = sorted({string for part in known for string in part.strings or ()})
+        values = []
+        for part in parts:
+            own = part.values.astype(known[0].values.dtype, copy=False)
+            if strings is not None and part.strings:
+                places = {string: number for number, string in enumerate(strings)}
+                own = np.array([places[string] for string in part.strings], np.int64)[own]
+            values.append(own)
+        missing = [
+            np.zeros(len(part.values), np.bool_) if part.missing is None else part.missing
+            for part in parts
+        ]
+        mask = np.concatenate(missing) if any(part.missing is not None for part in parts) else None
+        return cls(np.concatenate(values), mask, None if strings is None else tuple(strings))
+
+
+KeptColumns: TypeAlias = Mapping[str, KeptColumn]
+
+
+class _Place(NamedTuple):
+    """Where a column is among those of an index file; the fields that describe it there."""
+
+    name: str
+    kind: str
+    has_missing: bool
+    num_strings: int
+    num_bytes: int
+    checksum: int
+
+
+def pack_columns(columns: KeptColumns) -> tuple[str, bytes]:
+    """What describes the columns, as JSON, and their bytes."""
+    places, parts = [], []
+    for name, column in columns.items():
+        kind = str(column.values.dtype) if column.strings is None else "bytes"
+        content = column.values.astype(_KINDS[kind]).tobytes()
+        if column.missing is not None:
+            content += column.missing.tobytes()
+        if column.strings is not None:
+            content += np.array([*map(len, column.strings)], "<i8").tobytes()
+            content += b"".join(column.strings)
+        parts.append(content)
+        own = column.missing is not None, len(column.strings or ()), len(content), crc32c(content)
+        places.append(_Place(name, kind, *own))
+    return json.dumps(places) if places else "", b"".join(parts)
+
+
+class StoredColumns(Mapping[str, KeptColumn]):
+    """The columns of an index file, each read when it is asked for; pickles.
+
+    Args:
+        described: What `pack_columns` says.
+        num_records: Of the index.
+        read: From a first byte and a number of bytes to those of the columns.
+
+    Raises:
+        ValueError: The description is none.
+    """
+
+    def __init__(
+        self, described: str, num_records: int, read: Callable[[int, int], bytes]
+    ) -> None:
+        places = [_Place(*fields) for fields in json.loads(described)] if described else []
+        begins = np.cumsum([0, *(place.num_bytes for place in places)]).tolist()
+        self._places = {
+            place.name: (place, begin) for place, begin in zip(places, begins, strict=False)
+        }
+        self.num_bytes = begins[-1]
+        self._num_records, self._read = num_records, read
+        for place in places:
+            size = np.dtype(_KINDS[place.kind]).itemsize + place.has_missing
+            least = num_records * size + 8 * place.num_strings
+            if place.num_strings < 0 or place.num_bytes < least:
+                raise ValueError(f"a column of {place.num_bytes} bytes for {num_records} records")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __getitem__(self, name: str) -> KeptColumn:
+        """Read a column.
+
+        Raises:
+            IndexMismatchError: It is damaged.
+            OSError: The index file cannot be read.
+        """
+        place, begin = self._places[name]
+        data = self._read(begin, place.num_bytes)
+        if len(data) != place.num_bytes or crc32c(data) != place.checksum:
+            raise IndexMismatchError(f"the column {name!r} is damaged")
+        count, dtype = self._num_records, np.dtype(_KINDS[place.kind])
+        values = np.frombuffer(data, dtype, count).astype(dtype.newbyteorder("="))
+        at, missing, strings = count * dtype.itemsize, None, None
+        if place.has_missing:
+            missing, at = np.frombuffer(data, np.uint8, count, at) != 0, at + count
+        if place.kind == "bytes":
+            sizes = np.frombuffer(data, "<i8", place.num_strings, at).tolist()
+            ends = np.cumsum([at + 8 * place.num_strings, *sizes]).tolist()
+            is_whole = ends[-1] == len(data) and min(sizes, default=0) >= 0
+            if not is_whole or ((values < 0) | (values > len(sizes))).any():
+                raise IndexMismatchError(f"the column {name!r} is damaged")
+            strings = tuple(data[low:high] for low, high in zip(ends[:-1], ends[1:], strict=True))
+        return KeptColumn(values, missing, strings)
