@@ -145,11 +145,12 @@ class FileWindow(FileSource):
     Args:
         file: The file.
         end: Where it shall end.
+        chunk_bytes: Size of one read; None for the file's.
     """
 
-    def __init__(self, file: FileSource, end: int) -> None:
+    def __init__(self, file: FileSource, end: int, chunk_bytes: int | None = None) -> None:
         self._file, self.size = file, end
-        self.path, self.chunk_bytes = file.path, file.chunk_bytes
+        self.path, self.chunk_bytes = file.path, chunk_bytes or file.chunk_bytes
         self.max_gap_bytes, self.max_record_bytes = file.max_gap_bytes, file.max_record_bytes
 
     def read(self, num_bytes: int, offset: int) -> bytes:

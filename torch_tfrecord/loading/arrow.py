@@ -300,8 +300,11 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
     if isinstance(value, (Nested, RaggedTensor)) or getattr(value, "is_nested", False):
         return _nested_array(as_nested(value), kind)
     if isinstance(value, torch.Tensor):
+        values = value.as_subclass(torch.Tensor).reshape(-1)
+        if value.dim() == 1:  # the usual case: a batch may have forty such columns
+            return _numbers(values, kind)
         shapes = np.tile(np.array(value.shape[1:], np.int64), (num_rows, 1))
-        return _of_shapes(value.as_subclass(torch.Tensor).reshape(-1), shapes, kind)
+        return _of_shapes(values, shapes, kind)
     if value and isinstance(value[0], torch.Tensor):
         if value[0].is_nested:  # of lists of lists
             return pa.array([_lists(row) for row in value], kind)

@@ -38,6 +38,7 @@ __all__ = ["ScanRange", "ScanTask", "columns_of", "plan_tasks", "selected"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
+_CHUNK_BYTES = 1 << 21  # measured: forty columns of fewer rows cost more than their values
 _RUNS_PER_TASK = 8  # that neighbouring records of one file are cut to, and put together again
 
 
@@ -87,7 +88,7 @@ class ScanTask:
     _options: ScanOptions = field(repr=False, compare=False)
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.RecordBatch]:
-        """Read the records, in order, some at a time: about half a megabyte of them, or one.
+        """Read the records, in order, some at a time: about 2 MiB of them, or one.
 
         Args:
             columns: Names of the features to parse; None for all.
@@ -130,7 +131,7 @@ class ScanTask:
             path, num_rows = self.files[one.file], 0
             skipped = SkippedBytes() if errors.skips else None
             for block in RecordScanner(
-                FileWindow(opened[1], one.end),
+                FileWindow(opened[1], one.end, _CHUNK_BYTES),
                 verify_crc=verify_crc,
                 skipped=skipped,
                 begin=(one.begin, one.first),

@@ -24,7 +24,8 @@ _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Wanted: TypeAlias = "object | Sequence[object] | range | Callable[[npt.NDArray[Any]], _Mask]"
 """What a column is searched for."""
 
-_KINDS = {"int64": "<i8", "float32": "<f4", "bytes": "<i8"}
+_INTEGERS = ("<i1", "<i2", "<i4", "<i8")
+_DTYPES = (*_INTEGERS, "<f4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,8 @@ class KeptColumn:
     """One value of each of N records.
 
     Attributes:
-        values: int64 or float32 [N]; for strings the numbers of their values. 0 where one is missing.
+        values: Integers of any size, or float32, [N]; for strings the numbers of their values. 0
+            where one is missing.
         missing: bool [N]: which records have none; None if all have one.
         strings: The distinct strings, sorted; None for numbers.
     """
@@ -41,12 +43,21 @@ class KeptColumn:
     missing: _Mask | None = None
     strings: tuple[bytes, ...] | None = None
 
+    @property
+    def kind(self) -> str:
+        """ "integers", "floats" or "strings"."""
+        if self.strings is not None:
+            return "strings"
+        return "floats" if self.values.dtype == np.float32 else "integers"
+
     def array(self) -> npt.NDArray[Any]:
         """The values: int64, float32, or str (bytes, if one is not UTF-8); a masked array if some
         are missing.
         """
         found = self.values
-        if self.strings is not None:
+        if self.strings is None:
+            found = found if found.dtype == np.float32 else found.astype(np.int64)
+        else:
             strings: list[object] = [*self.strings]
             with contextlib.suppress(UnicodeDecodeError):
                 strings = [string.decode() for string in self.strings]
@@ -93,9 +104,11 @@ class KeptColumn:
         Raises:
             ValueError: They are of several kinds.
         """
+        if len(parts) == 1:
+            return parts[0]
         # A file in which no record has a value says nothing of the kind.
         known = [part for part in parts if part.missing is None or not part.missing.all()] or parts
-        kinds = {"strings" if part.strings is not None else str(part.values.dtype) for part in known}
+        kinds = {part.kind for part in known}
         if len(kinds) > 1:
             raise ValueError(f"values of one kind in all files, got {' and '.join(sorted(kinds))}")
         strings: list[bytes] | None = None
@@ -103,7 +116,8 @@ class KeptColumn:
             strings = sorted({string for part in known for string in part.strings or ()})
         values = []
         for part in parts:
-            own = part.values.astype(known[0].values.dtype, copy=False)
+            # One without values has no kind of its own.
+            own = part.values if part in known else np.zeros(len(part.values), known[0].values.dtype)
             if strings is not None and part.strings:
                 places = {string: number for number, string in enumerate(strings)}
                 own = np.array([places[string] for string in part.strings], np.int64)[own]
@@ -123,9 +137,9 @@ class _Place(NamedTuple):
     """Where a column is among those of an index file; the fields that describe it there."""
 
     name: str
-    kind: str
+    dtype: str
     has_missing: bool
-    num_strings: int
+    num_strings: int  # -1 for numbers
     num_bytes: int
     checksum: int
 
@@ -134,16 +148,23 @@ def pack_columns(columns: KeptColumns) -> tuple[str, bytes]:
     """What describes the columns, as JSON, and their bytes."""
     places, parts = [], []
     for name, column in columns.items():
-        kind = str(column.values.dtype) if column.strings is None else "bytes"
-        content = column.values.astype(_KINDS[kind]).tobytes()
+        values = column.values
+        dtype = "<f4"
+        if values.dtype != np.float32:
+            # The smallest that holds them: most columns are labels.
+            ends = [values.min(), values.max()] if len(values) else []
+            fits = (kind for kind in _INTEGERS if (np.array(ends).astype(kind) == ends).all())
+            dtype = next(fits)
+        content = values.astype(dtype).tobytes()
         if column.missing is not None:
             content += column.missing.tobytes()
         if column.strings is not None:
             content += np.array([*map(len, column.strings)], "<i8").tobytes()
             content += b"".join(column.strings)
         parts.append(content)
-        own = column.missing is not None, len(column.strings or ()), len(content), crc32c(content)
-        places.append(_Place(name, kind, *own))
+        num_strings = -1 if column.strings is None else len(column.strings)
+        own = column.missing is not None, num_strings, len(content), crc32c(content)
+        places.append(_Place(name, dtype, *own))
     return json.dumps(places) if places else "", b"".join(parts)
 
 
@@ -170,9 +191,10 @@ class StoredColumns(Mapping[str, KeptColumn]):
         self.num_bytes = begins[-1]
         self._num_records, self._read = num_records, read
         for place in places:
-            size = np.dtype(_KINDS[place.kind]).itemsize + place.has_missing
-            least = num_records * size + 8 * place.num_strings
-            if place.num_strings < 0 or place.num_bytes < least:
+            if place.dtype not in _DTYPES:
+                raise ValueError(f"a column of dtype {place.dtype!r}")
+            size = np.dtype(place.dtype).itemsize + place.has_missing
+            if place.num_bytes < num_records * size + 8 * max(place.num_strings, 0):
                 raise ValueError(f"a column of {place.num_bytes} bytes for {num_records} records")
 
     def __len__(self) -> int:
@@ -192,16 +214,16 @@ class StoredColumns(Mapping[str, KeptColumn]):
         data = self._read(begin, place.num_bytes)
         if len(data) != place.num_bytes or crc32c(data) != place.checksum:
             raise IndexMismatchError(f"the column {name!r} is damaged")
-        count, dtype = self._num_records, np.dtype(_KINDS[place.kind])
-        values = np.frombuffer(data, dtype, count).astype(dtype.newbyteorder("="))
+        count, dtype = self._num_records, np.dtype(place.dtype)
+        values = np.frombuffer(data, dtype, count).astype(dtype.newbyteorder("="), copy=False)
         at, missing, strings = count * dtype.itemsize, None, None
         if place.has_missing:
             missing, at = np.frombuffer(data, np.uint8, count, at) != 0, at + count
-        if place.kind == "bytes":
+        if place.num_strings >= 0:
             sizes = np.frombuffer(data, "<i8", place.num_strings, at).tolist()
             ends = np.cumsum([at + 8 * place.num_strings, *sizes]).tolist()
             is_whole = ends[-1] == len(data) and min(sizes, default=0) >= 0
-            if not is_whole or ((values < 0) | (values > len(sizes))).any():
+            if not is_whole or (count and not 0 <= values.min() <= values.max() <= len(sizes)):
                 raise IndexMismatchError(f"the column {name!r} is damaged")
             strings = tuple(data[low:high] for low, high in zip(ends[:-1], ends[1:], strict=True))
         return KeptColumn(values, missing, strings)
