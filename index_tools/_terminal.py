@@ -15,6 +15,7 @@ from torch_tfrecord.records.paths import find_files, is_companion, named_manifes
 __all__ = [
     "PATHS_HELP",
     "Verb",
+    "add_executor",
     "add_jobs",
     "add_json",
     "add_paths",
@@ -63,6 +64,24 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="N",
         help=f"{what} (default: depends on the data, at most one per processor)",
     )
+
+
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    """Add the option --executor."""
+    parser.add_argument(
+        "--executor",
+        type=_executor,
+        default="processes",
+        metavar="processes|dask=ADDRESS",
+        help="what does the work: processes of this machine, or the workers of a Dask scheduler, which have the "
+        "same paths (default: %(default)s)",
+    )
+
+
+def _executor(text: str) -> str:
+    if text != "processes" and not re.fullmatch("dask=.+", text):
+        raise argparse.ArgumentTypeError(f"expected processes or dask=ADDRESS, got {text!r}")
+    return text
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

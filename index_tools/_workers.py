@@ -18,9 +18,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Executor,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
@@ -36,6 +43,7 @@ __all__ = [
     "Advance",
     "Outcome",
     "exit_code",
+    "open_executor",
     "work_in_processes",
     "work_on_files",
 ]
@@ -49,6 +57,8 @@ Advance: TypeAlias = Callable[[int], object]
 # Starting processes takes a few seconds; one process reads this much in less.
 _MIN_PARALLEL_BYTES = 1 << 30
 _POLL_SECONDS = 0.1
+# What an executor gets at once: some milliseconds of its own work to a second of ours.
+_GROUP_BYTES, _GROUP_FILES = 1 << 28, 256
 
 
 def work_in_processes(
@@ -176,7 +186,12 @@ def exit_code(errors: Sequence[Exception | None]) -> int:
 
 
 def work_on_files(
-    task: _FileTask[_T], paths: Sequence[str], *, num_jobs: int | None = None, description: str
+    task: _FileTask[_T],
+    paths: Sequence[str],
+    *,
+    num_jobs: int | None = None,
+    executor: Executor | None = None,
+    description: str,
 ) -> list[Outcome[_T]]:
     """Call `task` with every opened file; an error affects only its own file.
 
@@ -185,6 +200,8 @@ def work_on_files(
         paths: The files.
         num_jobs: Number of processes; None uses one per processor if the files are large enough to
             gain from it.
+        executor: Does the work in place of processes, many small files at a time; the files must
+            have the same paths there.
         description: Label of the progress bar.
 
     Returns:
@@ -193,19 +210,93 @@ def work_on_files(
     Raises:
         OSError: A worker process died.
     """
-    sizes = 0
-    for path in paths:
-        with contextlib.suppress(OSError):  # the task reports what is wrong
-            sizes += 0 if is_remote(path) else os.stat(path).st_size
+    sizes = [*map(_local_size, paths)]
     if num_jobs is None:
-        num_jobs = num_processors() if sizes >= _MIN_PARALLEL_BYTES else 1
+        num_jobs = num_processors() if sum(sizes) >= _MIN_PARALLEL_BYTES else 1
     # a process works on whole files
     num_jobs = min(num_jobs, len(paths))
-    work = functools.partial(_work_on_file, task)
-    with ProgressBar(total=sizes or None, desc=description, unit="B", unit_scale=True) as bar:
-        if num_jobs <= 1:
-            return [work(path, bar.update) for path in paths]
-        return work_in_processes(work, paths, num_jobs, bar, module=__name__, advice="try --jobs 1")
+    work = functools.partial(_work_on_group, task)
+    total = sum(sizes)
+    with ProgressBar(total=total or None, desc=description, unit="B", unit_scale=True) as bar:
+        if executor is not None:
+            groups = _groups(paths, sizes, _GROUP_BYTES)
+            found = _work_by(executor, work, groups, bar)
+        elif num_jobs <= 1:
+            return work(paths, bar.update)
+        else:
+            # small enough that the last ones end at about the same time
+            groups = _groups(paths, sizes, min(_GROUP_BYTES, total // (4 * num_jobs)))
+            options = {"module": __name__, "advice": "try --jobs 1"}
+            found = work_in_processes(work, groups, num_jobs, bar, **options)
+    return [outcome for group in found for outcome in group]
+
+
+def _local_size(path: str) -> int:
+    with contextlib.suppress(OSError):  # the task reports what is wrong
+        return 0 if is_remote(path) else os.stat(path).st_size
+    return 0
+
+
+def _groups(paths: Sequence[str], sizes: Sequence[int], most_bytes: int) -> list[list[str]]:
+    """The files, in order, some small ones together."""
+    groups: list[list[str]] = []
+    num_bytes = 0
+    for path, size in zip(paths, sizes, strict=True):
+        if not groups or len(groups[-1]) >= _GROUP_FILES or num_bytes + size > most_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(path)
+        num_bytes += size
+    return groups
+
+
+def _work_by(
+    executor: Executor, work: Callable[..., _T], groups: Sequence[Sequence[str]], bar: ProgressBar
+) -> list[_T]:
+    futures = [executor.submit(work, group, _no_advance) for group in groups]
+    num_bytes = {
+        future: sum(map(_local_size, group)) for future, group in zip(futures, groups, strict=True)
+    }
+    try:
+        for future in as_completed(futures):
+            future.result()
+            bar.update(num_bytes[future])
+    except Exception as error:  # of the task itself, each is an outcome
+        raise ChildProcessError(f"the executor could not do its work: {error}") from error
+    finally:
+        for future in futures:
+            future.cancel()
+    return [future.result() for future in futures]
+
+
+def _no_advance(step: int) -> None:
+    """The files of an executor's group are told together."""
+
+
+def _work_on_group(
+    task: _FileTask[_T], paths: Sequence[str], advance: Advance
+) -> list[Outcome[_T]]:
+    return [_work_on_file(task, path, advance) for path in paths]
+
+
+@contextlib.contextmanager
+def open_executor(name: str) -> Iterator[Executor | None]:
+    """The executor of an option `--executor`; None for processes of this machine.
+
+    Raises:
+        ImportError: The package for it is missing.
+        OSError: Nobody answers at the address.
+    """
+    if name == "processes":
+        yield None
+        return
+    try:
+        distributed = import_module("distributed")
+    except ImportError as error:
+        text = "--executor dask=ADDRESS needs the package distributed: pip install 'torch-tfrecord[dask]'"
+        raise ImportError(text) from error
+    with distributed.Client(name.removeprefix("dask=")) as client:
+        yield client.get_executor(pure=False)
 
 
 class _TrackedFile(FileSource):

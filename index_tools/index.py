@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from index_tools._terminal import (
     Verb,
+    add_executor,
     add_jobs,
     add_json,
     add_paths,
@@ -28,7 +29,7 @@ from index_tools._terminal import (
     escape,
     pluralize,
 )
-from index_tools._workers import Outcome, exit_code, work_on_files
+from index_tools._workers import Outcome, exit_code, open_executor, work_on_files
 from index_tools.salvage import extent
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files.seek_points import INDEX_BYTES_RATIO
@@ -61,8 +62,11 @@ With --manifest one file for all of them is written, too: .torch_index/manifest.
 that holds all the files (with --output-dir in that one). TFRecordDataset opens from it without a look at
 each index: 100,000 files in a second.
 
+With --columns, the index keeps features, so that TFRecordDataset.where("label", 3) reads no record.
+
 examples:
   tfrecord index data/ 'more/train-*.tfrecord' --jobs 8
+  tfrecord index data/ --columns 'label,split,len(tokens)'
   tfrecord index data/ --manifest"""
 
 _VERIFY = """\
@@ -120,6 +124,12 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)"
     )
     add_jobs(parser, "parallel processes")
+    add_executor(parser)
+    parser.add_argument(
+        "--columns",
+        metavar="A,B,len(C)",
+        help="features to keep beside the offsets, one value a record, or the number of values",
+    )
     parser.add_argument(
         "--no-crc",
         action="store_true",
@@ -143,6 +153,8 @@ def _run_index(
     format: str,
     output_dir: str | None,
     jobs: int | None,
+    executor: str,
+    columns: str | None,
     no_crc: bool,
     index_bytes_ratio: float,
     manifest: bool,
@@ -161,18 +173,24 @@ def _run_index(
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
         raise ValueError("indexes are written to local files; pass --output-dir for remote data")
-    if manifest and format != _SIDECAR:
-        raise ValueError("--manifest needs --format safetensors")
+    if (manifest or columns) and format != _SIDECAR:
+        option = "--manifest" if manifest else "--columns"
+        raise ValueError(f"{option} needs --format safetensors")
+    names = tuple(columns.split(",")) if columns else ()
     build = functools.partial(
-        index_source,
+        _built,
+        names,
         verify_crc=not no_crc,
         trusts_members=no_crc,
         index_bytes_ratio=index_bytes_ratio,
     )
     task = functools.partial(
-        _index_file, format=format, output_dir=output_dir, build=build, force=force
+        _index_file, format=format, output_dir=output_dir, build=build, force=force, columns=names
     )
-    outcomes = work_on_files(task, files, num_jobs=jobs, description="indexing")
+    with open_executor(executor) as workers:
+        outcomes = work_on_files(
+            task, files, num_jobs=jobs, executor=workers, description="indexing"
+        )
     _print_indexed(outcomes)
     status = exit_code([outcome.error for outcome in outcomes])
     # a manifest of some of the files would pass for that of all
@@ -212,6 +230,14 @@ def _index_path(path: str, format: str, output_dir: str | None) -> str:
     return f"{path}.idx"
 
 
+def _built(columns: Sequence[str], file: FileSource, **options: Any) -> RecordIndex:
+    if not columns:
+        return index_source(file, **options)
+    from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+
+    return index_source(file, **options, reader=ExampleColumns(columns))
+
+
 def _index_file(
     file: FileSource,
     *,
@@ -219,6 +245,7 @@ def _index_file(
     output_dir: str | None,
     build: Callable[[FileSource], RecordIndex],
     force: bool,
+    columns: Sequence[str],
 ) -> _Read:
     place = _index_path(file.path, format, output_dir)
     _, compression_type = open_stream(file, "auto")
@@ -228,6 +255,8 @@ def _index_file(
             f"{compression_type}; --format safetensors has no such limit"
         )
     fresh = None if force else _fresh_index(file, place, format)
+    if fresh is not None and not fresh.kept.keys() >= {*columns}:
+        fresh = None
     index = build(file) if fresh is None else fresh
     if fresh is None and format == _SIDECAR:
         write_sidecar(place, index.to_bytes())
@@ -257,10 +286,11 @@ INDEX = Verb(_INDEX, _add_index_arguments, _run_index)
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     add_jobs(parser, "parallel processes")
+    add_executor(parser)
     add_json(parser)
 
 
-def _run_verify(paths: Sequence[str], jobs: int | None, as_json: bool) -> int:
+def _run_verify(paths: Sequence[str], jobs: int | None, executor: str, as_json: bool) -> int:
     """Print one line for each bad file and each warning, and a last line with the counts; or a line
     of JSON for each file. Write no file.
     """
@@ -272,7 +302,10 @@ def _run_verify(paths: Sequence[str], jobs: int | None, as_json: bool) -> int:
         # the others are still checked
         except OSError as missing:
             outcomes.append(Outcome(path, error=missing))
-    outcomes += work_on_files(_verify_file, files, num_jobs=jobs, description="verifying")
+    with open_executor(executor) as workers:
+        outcomes += work_on_files(
+            _verify_file, files, num_jobs=jobs, executor=workers, description="verifying"
+        )
     errors, done = [], [outcome.value for outcome in outcomes if outcome.value is not None]
     for outcome in outcomes:
         file = outcome.value
