@@ -34,6 +34,8 @@ from torch_tfrecord.samples import RecordPlace, Samples, Value, without_left_out
 if TYPE_CHECKING:
     import pyarrow
 
+    from torch_tfrecord.loading.arrow import ArrowColumns
+
 __all__ = ["ScanRange", "ScanTask", "columns_of", "plan_tasks", "selected"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
@@ -102,10 +104,8 @@ class ScanTask:
                 whose ``on_error="skip"`` leaves it out here, too.
             OSError: A file cannot be opened.
         """
-        from torch_tfrecord.loading.arrow import ArrowColumns  # pyarrow, where it is used
-
-        features, _, _, max_batch_bytes, errors = self._options
-        arrow = ArrowColumns(features if columns is None else selected(features, columns))
+        _, _, _, max_batch_bytes, errors = self._options
+        arrow = self._arrow(columns)
         parser = None
         if arrow.features is not None:
             parser = BatchParser(arrow.features, max_batch_bytes=max_batch_bytes)
@@ -118,6 +118,16 @@ class ScanTask:
             found, num_rows = columns_of(samples)
             if num_rows:
                 yield arrow.batch(found, num_rows)
+
+    def schema(self, columns: Sequence[str] | None = None) -> pyarrow.Schema:
+        """The schema of what `read` yields."""
+        return self._arrow(columns).schema
+
+    def _arrow(self, columns: Sequence[str] | None) -> ArrowColumns:
+        from torch_tfrecord.loading.arrow import ArrowColumns  # pyarrow, where it is used
+
+        features = self._options.features
+        return ArrowColumns(features if columns is None else selected(features, columns))
 
     def _rows(self) -> Iterator[RecordRows]:
         """The records, some at a time."""

@@ -1,0 +1,5 @@
+"""Read and write TFRecord files in Ray, Dask, Spark and polars, without TensorFlow.
+
+Each module needs the package that it is for, and is imported when you use it:
+``from torch_tfrecord.engines.ray import read_tfrecords``.
+"""
