@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 from helpers import framed
 
-from torch_tfrecord import CompressionError, TFRecordDataset, TFRecordWriter, read_records
+from torch_tfrecord import (
+    CompressionError,
+    TFRecordDataset,
+    TFRecordWriter,
+    build_index,
+    read_records,
+)
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files import inflated, seek_points
 from torch_tfrecord.files.deflate import lead_in
@@ -19,7 +25,6 @@ from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.inflated_file import InflatedFile, Stretches
 from torch_tfrecord.files.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.files.storage import open_file
-from torch_tfrecord import build_index
 
 
 def payloads(count=5000):

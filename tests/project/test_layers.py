@@ -27,6 +27,7 @@ ROOMS = [
     "columns",
     "loading",
     "tfds",
+    "engines",
 ]
 
 

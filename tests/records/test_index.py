@@ -319,7 +319,7 @@ def test_the_index_of_a_file_with_an_unknown_time(data):
 def saved(index, tmp_path, **changes):
     """A saved index with some of it changed, and a right checksum."""
     path = tmp_path / "changed.index.safetensors"
-    path.write_bytes(changed(index.to_bytes(), lazy="points", **changes))
+    path.write_bytes(changed(index.to_bytes(), lazy="extra", **changes))
     return path
 
 
@@ -348,14 +348,14 @@ def test_others_can_open_it(data):
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "offsets": index.offsets.tolist(),
         "lengths": index.lengths.tolist(),
-        "points": [],
+        "extra": [],
     }
 
 
 ZEROS = np.zeros(4, np.int64)
-VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '6', got another "
+VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '7', got another "
 FIELDS = "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint"
-ARRAYS = "expected an index with the arrays offsets, lengths, points, got others"
+ARRAYS = "expected an index with the arrays offsets, lengths, extra, got others"
 FORM = "expected arrays of one dimension, of int64, got others"
 CHANGED = [  # robustness 63
     ({"version": "4"}, VERSION + "version"),

@@ -812,6 +812,6 @@ def test_storage_options_are_passed_on(memory, tmp_path):
         build_manifest("memory:///manifest/data/x-*", out, storage_options=options),
         storage_options=options,
     )
-    assert ds._record_files._access.storage_options == options
+    assert ds._record_files.access.storage_options == options
     assert ds._maker is not None
     assert b"not-to-be-shown" not in out.read_bytes()

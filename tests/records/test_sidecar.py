@@ -213,8 +213,8 @@ def _damaged(place, data):
 
 def _newer_version(place, data):
     content = place.read_bytes()
-    assert content.count(b'"version":"6"') == 1
-    place.write_bytes(content.replace(b'"version":"6"', b'"version":"7"'))
+    assert content.count(b'"version":"7"') == 1
+    place.write_bytes(content.replace(b'"version":"7"', b'"version":"8"'))
 
 
 def _older_version(place, data):

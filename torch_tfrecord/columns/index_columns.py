@@ -58,10 +58,7 @@ class ExampleColumns:
     def _make_parser(self) -> InnerParser:
         # Records that lack a key fit any kind: without a value so far, one is as good as another.
         return InnerParser(
-            {
-                key: VarLenFeature(self._kinds.get(key, torch.int64))
-                for key in self._keys.values()
-            }
+            {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
         )
 
     def add(self, block: Block, path: str) -> None:
@@ -122,8 +119,8 @@ class ExampleColumns:
         if (counts > 1).any():
             row = int((counts > 1).argmax())
             raise ParseError(
-                f"column {name!r}: expected at most one value in a record, got {counts[row]}: keep their number, as the "
-                f"column 'len({name})'",
+                f"column {name!r}: expected at most one value in a record, got {counts[row]}: keep their number, by "
+                f"'len({name})'",
                 position=row,
             )
         if not isinstance(column, Nested):

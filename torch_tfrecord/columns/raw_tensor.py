@@ -212,12 +212,17 @@ class RawTensor(OneValueSpec, Feature):
         return _RawReader(name, self)
 
     def stored(self, value: object) -> object:
-        """A tensor or array as its bytes; bytes, or a list of them, are stored already."""
+        """A tensor, an array or nested lists of numbers as bytes; bytes, or a list of them, are
+        stored already.
+        """
         if isinstance(value, bytes) or (
             isinstance(value, (list, tuple)) and all(isinstance(v, bytes) for v in value)
         ):
             return value
         tensor = torch.as_tensor(value)
+        if isinstance(value, (list, tuple)):  # whose numbers have no dtype
+            narrow = tensor.to(self.dtype)
+            tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
         # Another number of sizes is found below.
         sizes = [
             size

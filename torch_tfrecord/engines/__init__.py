@@ -3,3 +3,5 @@
 Each module needs the package that it is for, and is imported when you use it:
 ``from torch_tfrecord.engines.ray import read_tfrecords``.
 """
+
+__all__: list[str] = []

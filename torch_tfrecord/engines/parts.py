@@ -18,6 +18,7 @@ from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.loading.arrow import ArrowColumns, write_arrow
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.protobuf.example import WritableSpec
+from torch_tfrecord.records.index_paths import remove_sidecar
 from torch_tfrecord.records.paths import Paths
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class PartFolder:
             found.append(os.path.join(self.path, own))
             os.replace(name, found[-1])
         for path in before:
+            remove_sidecar(str(path))
             path.unlink()
         self.abort()
         return found

@@ -27,13 +27,13 @@ def scan_tfrecord(
             some records.
 
     Raises:
-        TFRecordError: As for `TFRecordDataset`, when the query runs.
+        TFRecordError: As for `TFRecordDataset`; of a record when the query runs.
 
     Example:
         >>> scan_tfrecord("train-*").group_by("label").len().collect()  # doctest: +SKIP
     """
     dataset = open_dataset(paths, features, None, options)
-    schema = pl.from_arrow(schema_of(dataset).empty_table()).schema  # type: ignore[union-attr]
+    schema = pl.from_arrow(schema_of(dataset).empty_table()).schema
 
     def read(
         with_columns: list[str] | None,

@@ -95,9 +95,7 @@ class _Partition(datasource.InputPartition):
 
 
 class _Reader(datasource.DataSourceReader):
-    def __init__(
-        self, dataset: TFRecordDataset, schema: pyarrow.Schema, target_bytes: int
-    ) -> None:
+    def __init__(self, dataset: TFRecordDataset, schema: pyarrow.Schema, target_bytes: int) -> None:
         self._dataset, self._schema, self._target_bytes = dataset, schema, target_bytes
 
     def partitions(self) -> Sequence[_Partition]:

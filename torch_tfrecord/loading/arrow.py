@@ -26,7 +26,7 @@ from torch_tfrecord.columns.example_lists import ListFeatures, NestedExample
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import Json, OneValueSpec, SerializedTensor, Text
+from torch_tfrecord.columns.one_value import Json, OneValueSpec, Text
 from torch_tfrecord.columns.ragged import RaggedFeature, UniformRowLength
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader
@@ -87,7 +87,9 @@ class ArrowColumns:
         if isinstance(features, SequenceFeatures):
             context = self._stored(features.context_features or {})
             steps = self._stored(features.sequence_features or {}, is_step=True)
-            self.features = SequenceFeatures({**context, **_missing(context)}, {**steps, **_missing(steps)})
+            self.features = SequenceFeatures(
+                {**context, **_missing(context)}, {**steps, **_missing(steps)}
+            )
             fields = [*_fields(context), *_fields(steps, is_step=True)]
         elif isinstance(features, ListFeatures):
             self.features = copy.copy(features)
@@ -193,7 +195,7 @@ def _type(spec: Feature) -> pa.DataType:
             kind, is_inner = _leaf(spec.dtype), True
             for one in reversed(spec.partitions):
                 is_inner = is_inner and isinstance(one, UniformRowLength)
-                kind = pa.list_(kind, one.length if is_inner else -1)
+                kind = pa.list_(kind, getattr(one, "length", -1) if is_inner else -1)
             return pa.list_(kind)
         case SparseFeature():
             place = _shaped(pa.int64(), (len(spec.size),) if len(spec.size) > 1 else ())
@@ -265,13 +267,14 @@ class _Missing(Feature):
 
 class _MissingReader:
     def __init__(self, reader: Reader) -> None:
-        self.wants = reader.wants[:1]
+        self.wants = reader.wants
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        _, offsets, missing, _ = columns[0]
-        if missing is None:
-            return torch.zeros(len(offsets) - 1, dtype=torch.bool)
-        return torch.from_numpy(missing != 0)
+        masks = [column.missing for column in columns]
+        if any(mask is None for mask in masks):
+            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
+        # Of several keys, all: one of them still says something.
+        return torch.from_numpy(np.stack(masks).all(axis=0))
 
 
 class _MissingSteps(StepReader):
@@ -374,11 +377,12 @@ def _list_array(values: pa.Array, splits: _Ints, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, kind)
 
 
-def _sparse_array(
-    value: torch.Tensor | SparseList, kind: pa.DataType, num_rows: int
-) -> pa.Array:
+def _sparse_array(value: torch.Tensor | SparseList, kind: pa.DataType, num_rows: int) -> pa.Array:
     if isinstance(value, SparseList):
-        indices, values = value.indices, pa.array(value.values, kind.field("values").type.value_type)
+        indices, values = (
+            value.indices,
+            pa.array(value.values, kind.field("values").type.value_type),
+        )
     else:
         indices, numbers = sparse_parts(value)
         values = _numbers(numbers, kind.field("values").type.value_type)
@@ -478,9 +482,7 @@ def _rows(batch: pa.RecordBatch, rounded: set[str]) -> Iterator[dict[str, ListVa
     names = batch.schema.names
     columns = [_list_values(name, batch.column(name), rounded) for name in names]
     for row in zip(*columns, strict=True):
-        yield {
-            name: values for name, values in zip(names, row, strict=True) if values is not None
-        }
+        yield {name: values for name, values in zip(names, row, strict=True) if values is not None}
 
 
 def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListValues | None]:
@@ -502,9 +504,7 @@ def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListVal
     bounds = splits.tolist()
     size = 4 if kind == "float_list" else 1  # floats are the bytes of float32
     return [
-        None
-        if null
-        else ListValues(kind, values[size * begin : size * end], (end - begin,))
+        None if null else ListValues(kind, values[size * begin : size * end], (end - begin,))
         for null, begin, end in zip(is_null.tolist(), bounds[:-1], bounds[1:], strict=True)
     ]
 
@@ -530,13 +530,23 @@ def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, A
             single = exact.astype("<f4")
         if kind == pa.float64():
             if (np.isinf(single) & np.isfinite(exact)).any():
-                raise ValueError(f"column {name!r}: a value is outside float32, the floats of TFRecord files")
+                raise ValueError(
+                    f"column {name!r}: a value is outside float32, the floats of TFRecord files"
+                )
             if (single != exact)[~np.isnan(exact)].any():
                 rounded.add(name)
         return "float_list", single.tobytes()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         values, kind = values.cast(pa.large_binary()), pa.large_binary()
-    if any(is_one(kind) for is_one in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)):
+    if any(
+        is_one(kind)
+        for is_one in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        )
+    ):
         return "bytes_list", values.to_pylist()
     if pa.types.is_null(kind):
         return "bytes_list", [None] * len(values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -118,6 +119,7 @@ class ScanTask:
             found, num_rows = columns_of(samples)
             if num_rows:
                 yield arrow.batch(found, num_rows)
+        errors.tell()
 
     def schema(self, columns: Sequence[str] | None = None) -> pyarrow.Schema:
         """The schema of what `read` yields."""
@@ -155,8 +157,8 @@ class ScanTask:
                         path, int(offsets[row]), first + row
                     ),
                 )
-            for kind, text in skipped.texts() if skipped else ():
-                errors.add(kind, text)
+            for error in skipped.errors if skipped else ():
+                errors.add(type(error).__name__, str(error))
             if not skipped and num_rows != one.num_rows:
                 raise IndexMismatchError(
                     f"expected {one.num_rows} records from byte {one.begin} to {one.end}, by the index, got {num_rows}",
@@ -191,9 +193,11 @@ def plan_tasks(
     borders = np.flatnonzero(np.diff(number, prepend=-1, append=-1)).tolist()
     options = ScanOptions(features, files.verify_crc, files.access, max_batch_bytes, errors)
     tasks = []
-    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+    for begin, end in pairwise(borders):
         own = _joined(runs[begin:end].tolist())
-        numbers = {file: number for number, file in enumerate(dict.fromkeys(run.file for run in own))}
+        numbers = {
+            file: number for number, file in enumerate(dict.fromkeys(run.file for run in own))
+        }
         tasks.append(
             ScanTask(
                 tuple(files.path(file) for file in numbers),

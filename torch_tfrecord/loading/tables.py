@@ -18,7 +18,7 @@ from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threa
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import SampleMaker
 from torch_tfrecord.loading.scan import ScanTask, columns_of, plan_tasks, selected
-from torch_tfrecord.records.kept_columns import Wanted
+from torch_tfrecord.records.kept_columns import KeptColumn, Wanted
 
 if TYPE_CHECKING:
     import pandas
@@ -96,8 +96,7 @@ class TableDataset(StagedDataset):
         Raises:
             IndexMismatchError: The index of a file does not have it.
         """
-        found: npt.NDArray[Any] = self._record_files.column(name).array()[self._numbers()]
-        return found
+        return self._kept(name).array()
 
     def where(self: _D, name: str, value: Wanted) -> _D:
         """Return a dataset of the records whose kept column has a value, in their order.
@@ -116,24 +115,18 @@ class TableDataset(StagedDataset):
         Example:
             >>> ds.where("label", 3), ds.where("len(tokens)", lambda n: n < 512)  # doctest: +SKIP
         """
-        mask = self._record_files.column(name).matches(value, name)
-        positions = self._numbers()
-        if isinstance(positions, slice):
-            positions = np.arange(len(mask))[positions]
-        return self._part(positions[mask[positions]])
+        found, own = self.find(name, value), self._positions
+        return self._part(found * own.step + own.start if isinstance(own, range) else own[found])
 
     def find(self, name: str, value: Wanted) -> _Integers:
         """Return the positions of the records that `where` selects: int64, ascending."""
-        mask = self._record_files.column(name).matches(value, name)
-        return np.flatnonzero(mask[self._numbers()])
+        return np.flatnonzero(self._kept(name).matches(value, name))
 
-    def _numbers(self) -> slice | _Integers:
-        """This dataset's positions, to choose from an array over all records."""
-        if isinstance(self._positions, range):
-            found = self._positions
-            stop = found.stop if found.stop >= 0 else None
-            return slice(found.start, stop, found.step)
-        return self._positions
+    def _kept(self, name: str) -> KeptColumn:
+        own: Any = self._positions
+        if isinstance(own, range):
+            own = slice(own.start, None if own.stop < 0 else own.stop, own.step)
+        return self._record_files.column(name).take(own)
 
     # As Arrow.
 
@@ -157,7 +150,9 @@ class TableDataset(StagedDataset):
         """
         features = self._maker.features
         limit = self._max_batch_bytes
-        return plan_tasks(self._record_files, self._positions, target_bytes, features, limit, self._errors)
+        return plan_tasks(
+            self._record_files, self._positions, target_bytes, features, limit, self._errors
+        )
 
     def iter_arrow(
         self, batch_size: int | None = None, *, decode_images: bool = False
@@ -234,6 +229,7 @@ class TableDataset(StagedDataset):
         for batch in each_at_once(load, parts, usual_num_threads(self)):
             if batch.num_rows:
                 yield batch
+        self._errors.tell()
 
     def _absolutes(self, positions: Any) -> _Integers:
         raise NotImplementedError

@@ -118,7 +118,7 @@ class RecordIndex:
     etag: str | None = None
     points: SeekPoints | None = None
     kept_at: str | _KeptExtra | None = None
-    kept: KeptColumns = field(default_factory=dict)
+    kept: KeptColumns = field(default_factory=dict, repr=False)
     damaged: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -270,8 +270,8 @@ class RecordIndex:
         compressed file and behind them the columns as ``extra`` (uint8), and, as string metadata,
         ``format``, ``version``, ``checksum`` (CRC-32C of the other metadata and the first two
         arrays), ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint``, ``etag``,
-        ``num_points``, ``points_bytes``, ``points_checksum`` and ``columns``. What was at `path` is replaced, and a symbolic link is followed: you
-        named it.
+        ``num_points``, ``points_bytes``, ``points_checksum`` and ``columns``. What was at `path` is
+        replaced, and a symbolic link is followed: you named it.
 
         Raises:
             OSError: nothing was changed under `path`.
@@ -293,7 +293,9 @@ class RecordIndex:
         metadata["points_checksum"] = f"{crc32c(points):08x}"
         metadata["columns"], columns = pack_columns(self.kept)
         arrays = {"offsets": self.offsets, "lengths": self.lengths}
-        return pack(_FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)})
+        return pack(
+            _FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
+        )
 
     @classmethod
     def load(
@@ -499,7 +501,12 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
                 "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"
             )
         extra = _KeptExtra(
-            path, found.places["extra"], num_points, points_bytes, metadata["points_checksum"], access
+            path,
+            found.places["extra"],
+            num_points,
+            points_bytes,
+            metadata["points_checksum"],
+            access,
         )
         return RecordIndex(
             found.arrays["offsets"],

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ Wanted: TypeAlias = "object | Sequence[object] | range | Callable[[npt.NDArray[A
 """What a column is searched for."""
 
 _INTEGERS = ("<i1", "<i2", "<i4", "<i8")
+_MOST_LISTED = 1 << 16  # numbers of a range that are looked for one by one
 _DTYPES = (*_INTEGERS, "<f4")
 
 
@@ -65,6 +67,11 @@ class KeptColumn:
             found = np.array([*strings, ""], dtype=object)[self.values]
         return found if self.missing is None else np.ma.MaskedArray(found, self.missing)
 
+    def take(self, numbers: slice | npt.NDArray[np.int64]) -> KeptColumn:
+        """The column of some of the records."""
+        missing = None if self.missing is None else self.missing[numbers]
+        return KeptColumn(self.values[numbers], missing, self.strings)
+
     def matches(self, wanted: Wanted, name: str) -> _Mask:
         """Which records have a value, or one of several; what is missing is none of them.
 
@@ -73,29 +80,36 @@ class KeptColumn:
         """
         if callable(wanted):
             mask = np.ma.filled(wanted(self.array()), False)
-            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != self.values.shape:
-                got = getattr(mask, "dtype", type(mask).__name__)
+            if np.shape(mask) != self.values.shape or mask.dtype != np.bool_:
                 raise TypeError(
-                    f"column {name!r}: expected a bool for each of {len(self.values)} records from the callable, got {got}"
+                    f"column {name!r}: expected a bool for each of {len(self.values)} records from the callable, got "
+                    f"{getattr(mask, 'dtype', type(mask).__name__)}"
                 )
         else:
             is_one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable)
-            mask = self._equal([wanted] if is_one else list(wanted), name)  # type: ignore[call-overload]
-        return mask if self.missing is None else mask & ~self.missing
+            values = [wanted] if is_one else wanted
+            mask = self._equal(values if isinstance(values, range) else list(values), name)  # type: ignore[call-overload]
+        found: _Mask = mask if self.missing is None else mask & ~self.missing
+        return found
 
-    def _equal(self, wanted: list[Any], name: str) -> _Mask:
-        if self.strings is not None:
-            if not all(isinstance(value, (str, bytes)) for value in wanted):
-                raise TypeError(f"column {name!r} holds strings: expected str or bytes, got {wanted!r}")
-            texts = {value.encode() if isinstance(value, str) else value for value in wanted}
-            return np.array([string in texts for string in self.strings] + [False])[self.values]
-        try:
-            numbers = np.asarray(wanted)
-        except ValueError as error:
-            raise TypeError(f"column {name!r} holds numbers, got {wanted!r}") from error
-        if len(wanted) and numbers.dtype.kind not in "iufb":
-            raise TypeError(f"column {name!r} holds numbers: expected some, got {wanted!r}")
-        return self.values == numbers[0] if len(wanted) == 1 else np.isin(self.values, numbers)
+    def _equal(self, wanted: list[Any] | range, name: str) -> _Mask:
+        if isinstance(wanted, range) and len(wanted) > _MOST_LISTED:
+            low, high = sorted((wanted[0], wanted[-1]))
+            inside = (self.values >= low) & (self.values <= high)
+            return inside & ((self.values - low) % abs(wanted.step) == 0)
+        kinds = (int, float, np.number) if self.strings is None else (str, bytes)
+        other = next((value for value in wanted if not isinstance(value, kinds)), None)
+        if other is not None:
+            raise TypeError(
+                f"column {name!r} holds {self.kind}, got {type(other).__name__} to look for"
+            )
+        if self.strings is None:
+            mask: _Mask = (
+                np.isin(self.values, wanted) if len(wanted) != 1 else self.values == wanted[0]
+            )
+            return mask
+        texts = {value.encode() if isinstance(value, str) else value for value in wanted}
+        return np.array([*(string in texts for string in self.strings), False])[self.values]
 
     @classmethod
     def join(cls, parts: Sequence[KeptColumn]) -> KeptColumn:
@@ -117,7 +131,9 @@ class KeptColumn:
         values = []
         for part in parts:
             # One without values has no kind of its own.
-            own = part.values if part in known else np.zeros(len(part.values), known[0].values.dtype)
+            own = (
+                part.values if part in known else np.zeros(len(part.values), known[0].values.dtype)
+            )
             if strings is not None and part.strings:
                 places = {string: number for number, string in enumerate(strings)}
                 own = np.array([places[string] for string in part.strings], np.int64)[own]
@@ -180,9 +196,7 @@ class StoredColumns(Mapping[str, KeptColumn]):
         ValueError: The description is none.
     """
 
-    def __init__(
-        self, described: str, num_records: int, read: Callable[[int, int], bytes]
-    ) -> None:
+    def __init__(self, described: str, num_records: int, read: Callable[[int, int], bytes]) -> None:
         places = [_Place(*fields) for fields in json.loads(described)] if described else []
         begins = np.cumsum([0, *(place.num_bytes for place in places)]).tolist()
         self._places = {
@@ -225,5 +239,5 @@ class StoredColumns(Mapping[str, KeptColumn]):
             is_whole = ends[-1] == len(data) and min(sizes, default=0) >= 0
             if not is_whole or (count and not 0 <= values.min() <= values.max() <= len(sizes)):
                 raise IndexMismatchError(f"the column {name!r} is damaged")
-            strings = tuple(data[low:high] for low, high in zip(ends[:-1], ends[1:], strict=True))
+            strings = tuple(data[low:high] for low, high in pairwise(ends))
         return KeptColumn(values, missing, strings)

@@ -1,0 +1,96 @@
+"""A folder that many processes write, and what other tools make of files that TensorFlow wrote."""
+
+import os
+import pickle
+from pathlib import Path
+
+import duckdb
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+from golden_tables import GOLDEN, golden, totals, totals_of_rows  # noqa: F401 - a fixture
+from helpers import for_each
+
+from torch_tfrecord import TFRecordDataset, infer_features
+from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
+
+TOOLS = {
+    "pyarrow": lambda ds: pa.table(ds).to_pylist(),
+    "pandas": lambda ds: pandas.DataFrame.from_arrow(ds).to_dict("records"),
+    "to_pandas": lambda ds: ds.to_pandas().to_dict("records"),
+    "polars": lambda ds: polars.DataFrame(ds).to_dicts(),
+    "duckdb": lambda ds: duckdb.sql("select * from ds").fetchall(),
+}
+
+
+@for_each("name", GOLDEN)
+@for_each("tool", TOOLS)
+def test_tools_read_what_tensorflow_wrote(golden, name, tool):  # noqa: F811
+    ds = TFRecordDataset(golden[name], infer_features(golden[name]))
+    rows = TOOLS[tool](ds)
+    if tool == "duckdb":
+        rows = [dict(zip(ds.features, row, strict=True)) for row in rows]
+    if "pandas" in tool:  # which has NaN in place of null among objects
+        rows = [{k: None if v is not v else v for k, v in row.items()} for row in rows]
+    num_rows, wanted = totals(golden[name])
+    assert len(rows) == num_rows
+    assert totals_of_rows(rows) == wanted
+
+
+def test_features_are_inferred(golden):  # noqa: F811
+    ds = open_dataset(golden["thousand"], None, ["i"], {})
+    assert [*ds.features] == ["i"]
+    assert schema_of(ds) == pa.schema({"i": pa.int64()})
+
+
+def batch(*numbers):
+    return pa.RecordBatch.from_pydict({"n": numbers})
+
+
+def names(folder):
+    return sorted(path.name.split("-", 2)[-1] for path in Path(folder).iterdir())
+
+
+def test_files_appear_when_all_are_whole(tmp_path):
+    folder = PartFolder(str(tmp_path / "out"))
+    copy = pickle.loads(pickle.dumps(folder))  # in another process
+    written = [folder.write([batch(1, 2)]), copy.write([batch(3)])]
+    copy.write([batch(3)])  # a task that ran twice
+    assert [name for name in os.listdir(tmp_path / "out") if not name.startswith(".")] == []
+    paths = folder.commit(written)
+    assert names(tmp_path / "out") == ["00000-of-00002.tfrecord", "00001-of-00002.tfrecord"]
+    assert sorted(paths) == sorted(map(str, (tmp_path / "out").iterdir()))
+    ds = open_dataset(tmp_path / "out", None, None, {})
+    assert ds.to_arrow()["n"].to_pylist() == [1, 2, 3]
+
+
+def test_a_job_that_failed_leaves_nothing(tmp_path):
+    folder = PartFolder(str(tmp_path / "out"))
+    folder.write([batch(1)])
+    with pytest.raises(ValueError, match="expected lists without nulls"):
+        folder.write([pa.RecordBatch.from_pydict({"n": [[None]]})])
+    folder.abort()
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_jobs_add_up_or_replace(tmp_path):
+    for number in range(2):
+        folder = PartFolder(str(tmp_path / "out"), compression_type="GZIP")
+        folder.commit([folder.write([batch(number)])])
+    (tmp_path / "out" / "other.txt").touch()
+    ds = open_dataset(tmp_path / "out" / "part-*", None, None, {})
+    assert sorted(ds.to_arrow()["n"].to_pylist()) == [0, 1]
+    folder = PartFolder(str(tmp_path / "out"))
+    folder.commit([folder.write([batch(5)])], overwrite=True)
+    assert names(tmp_path / "out") == ["00000-of-00001.tfrecord", "other.txt"]
+    assert open_dataset(tmp_path / "out" / "part-*", None, None, {}).to_arrow()[
+        "n"
+    ].to_pylist() == [5]
+
+
+def test_no_storage():
+    with pytest.raises(
+        ValueError, match="expected a folder of a file system that all workers share, got s3://"
+    ):
+        PartFolder("s3://bucket/out")
