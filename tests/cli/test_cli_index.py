@@ -6,6 +6,7 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from index_tools import _workers, index
@@ -453,3 +454,27 @@ def test_an_index_from_the_headers_of_members(folder, capsys, monkeypatch):
     monkeypatch.setattr(index.index_source.__globals__["RecordScanner"], "__iter__", None)
     assert main(["index", "a.gz", "--no-crc"]) == 0
     assert RecordIndex.load(sidecar_path("a.gz")) == whole
+
+
+def test_columns_are_kept(folder, capsys):
+    with TFRecordWriter("x.tfrecord") as writer:
+        for n in range(20):
+            writer.write({"label": n % 3, "tokens": np.arange(n)})
+    assert main(["index", "x.tfrecord"]) == 0
+    assert main(["index", "x.tfrecord", "--columns", "label,len(tokens)"]) == 0
+    assert "1 file: 1 indexed, 0 fresh" in capsys.readouterr().out
+    ds = TFRecordDataset("x.tfrecord", index="require")
+    assert ds.find("label", 2).tolist() == [*range(2, 20, 3)]
+    assert ds.column("len(tokens)").tolist() == [*range(20)]
+    assert main(["index", "x.tfrecord", "--columns", "label"]) == 0  # it has more
+    assert main(["index", "x.tfrecord"]) == 0
+    assert capsys.readouterr().out.count("1 file: 0 indexed, 1 fresh") == 2
+    assert len(TFRecordDataset("x.tfrecord").where("label", 2)) == 6
+    assert main(["index", "x.tfrecord", "--columns", "tokens"]) == 1
+    assert (
+        "column 'tokens': expected at most one value in a record, got 2" in capsys.readouterr().err
+    )
+    assert main(["index", "x.tfrecord", "--columns", "label", "--format", "tfrecord2idx"]) == 2
+    assert "--columns needs --format safetensors" in capsys.readouterr().err
+    assert main(["index", "x.tfrecord", "--columns", "label,label", "--force"]) == 2
+    assert "columns must be different names" in capsys.readouterr().err

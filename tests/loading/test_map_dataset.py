@@ -739,7 +739,11 @@ def test_features_and_public_names(folder):
         assert "features={'n': FixedLenFeature((), torch.int64)}" in repr(ds)
     assert TFRecordDataset(folder / "part-*").features is None
     public = {name for name in dir(TFRecordDataset(folder / "part-*")) if not name.startswith("_")}
-    assert public == {"features", "files", "locate", "raw", "report", "set_epoch"}
+    assert public == {
+        *("features", "files", "locate", "raw", "report", "set_epoch"),
+        *("column", "find", "scan_tasks", "select", "where"),
+        *("iter_arrow", "to_arrow", "to_pandas"),
+    }
     public = {
         name for name in dir(TFRecordIterableDataset(folder / "part-*")) if not name.startswith("_")
     }

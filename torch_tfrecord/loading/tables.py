@@ -31,7 +31,7 @@ __all__ = ["TableDataset"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _D = TypeVar("_D", bound="TableDataset")
 
-_BATCH_BYTES, _BATCH_ROWS = 1 << 25, 1 << 16  # of records, at most, in a record batch by default
+_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records, at most, in a record batch by default
 
 
 class TableDataset(StagedDataset):
@@ -164,7 +164,7 @@ class TableDataset(StagedDataset):
 
         Args:
             batch_size: Rows of a batch; the last may have fewer, and others if records are left out.
-                None for about 32 MiB of records, at most 65,536 rows.
+                None for about 16 MiB of records, at most 65,536 rows.
             decode_images: Pictures as nested lists of pixels, [C, H, W].
 
         Raises:
