@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an install
 RUN_BY = {
     "audio": "test_docs_media",
     "damaged": "test_docs_site",
+    "dataframes": "test_docs_dataframes",
     "datasets": "test_docs_blocks",
+    "engines": "test_docs_dataframes",
     "features": "test_readme",
     "images": "test_docs_images",
     "index": "test_docs_site",
