@@ -194,6 +194,20 @@ def test_columns_do_not_travel_to_workers(ds):
     assert again.find("label", 3).tolist() == ds.find("label", 3).tolist()
 
 
+def test_wide_ranges_in_narrow_columns():
+    numbers = np.arange(-128, 128)
+    for stored in (numbers.astype(np.int8), numbers, numbers.astype(np.float32)):
+        column = KeptColumn(stored)
+        for wanted in (
+            range(-128, 10**6, 3),
+            range(1000, 10**6),
+            range(10**6, -120, -7),
+            range(-(10**9), 10**9, 2),
+        ):
+            found = column.matches(wanted, "c")
+            assert found.tolist() == [n in wanted for n in numbers.tolist()]
+
+
 WRONG = {
     "no such column": (
         "tokens",

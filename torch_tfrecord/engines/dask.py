@@ -11,7 +11,7 @@ import pyarrow
 
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
-from torch_tfrecord.loading.scan import ScanTask
+from torch_tfrecord.loading.scan_tasks import ScanTask
 from torch_tfrecord.records.paths import Paths
 
 __all__ = ["to_dataframe"]

@@ -16,7 +16,7 @@ from ray.data.datasource import Datasink, Datasource, ReadTask
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.scan import ScanTask
+from torch_tfrecord.loading.scan_tasks import ScanTask
 from torch_tfrecord.protobuf.example import WritableSpec
 from torch_tfrecord.records.paths import Paths
 

@@ -16,7 +16,7 @@ from torch_tfrecord.columns.one_value import Text
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.scan import ScanTask
+from torch_tfrecord.loading.scan_tasks import ScanTask
 
 __all__ = ["TFRecordDataSource"]
 

@@ -270,8 +270,8 @@ class _MissingReader:
         self.wants = reader.wants
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        masks = [column.missing for column in columns]
-        if any(mask is None for mask in masks):
+        masks = [column.missing for column in columns if column.missing is not None]
+        if len(masks) < len(columns):
             return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
         # Of several keys, all: one of them still says something.
         return torch.from_numpy(np.stack(masks).all(axis=0))

@@ -17,7 +17,7 @@ from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threads
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import SampleMaker
-from torch_tfrecord.loading.scan import ScanTask, columns_of, plan_tasks, selected
+from torch_tfrecord.loading.scan_tasks import ScanTask, columns_of, plan_tasks, selected
 from torch_tfrecord.records.kept_columns import KeptColumn, Wanted
 
 if TYPE_CHECKING:

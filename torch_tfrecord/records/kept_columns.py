@@ -93,23 +93,24 @@ class KeptColumn:
         return found
 
     def _equal(self, wanted: list[Any] | range, name: str) -> _Mask:
-        if isinstance(wanted, range) and len(wanted) > _MOST_LISTED:
+        mask: _Mask
+        values = self.values
+        if isinstance(wanted, range) and self.strings is None and len(wanted) > _MOST_LISTED:
             low, high = sorted((wanted[0], wanted[-1]))
-            inside = (self.values >= low) & (self.values <= high)
-            return inside & ((self.values - low) % abs(wanted.step) == 0)
+            mask = (values >= low) & (values <= high)
+            step = abs(wanted.step)
+            return mask if step == 1 else mask & (values.astype(np.int64) % step == low % step)
         kinds = (int, float, np.number) if self.strings is None else (str, bytes)
         other = next((value for value in wanted if not isinstance(value, kinds)), None)
         if other is not None:
-            raise TypeError(
-                f"column {name!r} holds {self.kind}, got {type(other).__name__} to look for"
-            )
-        if self.strings is None:
-            mask: _Mask = (
-                np.isin(self.values, wanted) if len(wanted) != 1 else self.values == wanted[0]
-            )
-            return mask
-        texts = {value.encode() if isinstance(value, str) else value for value in wanted}
-        return np.array([*(string in texts for string in self.strings), False])[self.values]
+            got = type(other).__name__
+            raise TypeError(f"column {name!r} holds {self.kind}, got {got} to look for")
+        if self.strings is not None:
+            texts = {value.encode() if isinstance(value, str) else value for value in wanted}
+            mask = np.array([*(string in texts for string in self.strings), False])[values]
+        else:
+            mask = np.isin(values, wanted) if len(wanted) != 1 else values == wanted[0]
+        return mask
 
     @classmethod
     def join(cls, parts: Sequence[KeptColumn]) -> KeptColumn:
