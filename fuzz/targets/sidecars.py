@@ -3,11 +3,12 @@ refused.
 
 The first byte of an input chooses the kind, the rest is the file's content. Most inputs have a
 flipped bit or damaged bytes; others are what the library writes for tables that lie, with every
-checksum right.
+checksum right; kept columns too, which an index reads when they are asked for.
 """
 
 import copy
 import glob
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records.kept_columns import KeptColumn, StoredColumns, pack_columns
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
 from torch_tfrecord.tfds.episode_reader import EpisodeReader
@@ -67,7 +69,15 @@ _INFO = _write()
 (_DATA,) = _INFO.files("train")
 _TRUE_STATISTICS = tfds.dataset_statistics(_INFO)
 _PAYLOADS = list(read_records(_DATA))
-_SOURCE, _RECORDS = open_file(_DATA), build_index(_DATA)
+_KEPT = ["len(steps/text)", "len(steps/action)"]
+_SOURCE, _RECORDS = open_file(_DATA), build_index(_DATA, columns=_KEPT)
+_LENGTHS = {name: column.tolist() for name, column in _RECORDS.columns.items()}
+_NUM = 30
+_COLUMNS = {
+    "n": KeptColumn(np.arange(_NUM) * 1000),
+    "x": KeptColumn(np.arange(_NUM, dtype=np.float32), np.arange(_NUM) % 2 == 0),
+    "s": KeptColumn(np.arange(_NUM) % 3, np.arange(_NUM) % 5 == 0, (b"a", b"bc", b"")),
+}
 _EPISODES = build_episode_index(_SOURCE, _RECORDS, _STEP_LISTS)
 _WANTS = tfds.RLDSDataset(_INFO)._store._wants
 _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
@@ -96,7 +106,9 @@ _TRUE_LISTS = _lists(_EPISODES)
 
 
 def seeds():
-    return [kind + content for kind, content in _TRUE.items()]
+    described, content = pack_columns(_COLUMNS)
+    columns = b"c" + described.encode() + b"\n" + content
+    return [*(kind + content for kind, content in _TRUE.items()), columns]
 
 
 def mutate(rng, data):
@@ -106,6 +118,8 @@ def mutate(rng, data):
         return bytes(byte ^ (1 << bit % 8 if at == bit // 8 else 0) for at, byte in enumerate(data))
     if how < 0.7:
         return data[:1] + damage(rng, data[1:], 3)
+    if data[:1] == b"c":
+        return data[:1] + _lying_columns(rng)
     lie = {b"r": _lying_index, b"e": _lying_episodes}.get(data[:1])
     return data if lie is None else data[:1] + lie(rng)
 
@@ -121,6 +135,38 @@ def _lying_index(rng):
     for name in rng.choice([("offsets",), ("lengths",), ("offsets", "lengths")]):
         object.__setattr__(other, name, _lying(rng, getattr(other, name)))
     return other.to_bytes()
+
+
+def _lying_columns(rng):
+    """Places of others, with checksums of what is there."""
+    described, content = pack_columns(_COLUMNS)
+    places = json.loads(described)
+    content = damage(rng, content, 1) if rng.random() < 0.7 else content
+    place = rng.choice(places)
+    field = rng.choice([1, 2, 3, 4])
+    place[field] = rng.choice(["<i1", "<f4", "<i8", -1, 0, 1, 2, 5, 40, 2**31, 2**62, True, None])
+    at = 0
+    for one in places:
+        size = one[4] if isinstance(one[4], int) else 0
+        one[5] = crc32c(content[at : at + max(size, 0)])
+        at += max(size, 0)
+    return json.dumps(places).encode() + b"\n" + content
+
+
+def _check_columns(data):
+    """Any columns are read as some, of so many records, or refused; nothing else."""
+    described, _, content = data.partition(b"\n")
+    try:
+        stored = StoredColumns(
+            described.decode("latin-1"), _NUM, lambda at, size: content[at : at + size]
+        )
+    except (ValueError, TypeError):
+        return
+    for name in stored:
+        column, _ = outcome(stored.__getitem__, name, errors=IndexMismatchError)
+        if column is not None:
+            assert len(column.array()) == _NUM
+            assert len(column.matches([], name)) == _NUM
 
 
 def _lying_episodes(rng):
@@ -144,13 +190,16 @@ def _lying_episodes(rng):
 
 def check(data):
     kind, content = data[:1], data[1:]
+    if kind == b"c":
+        return _check_columns(content)
     if kind not in _PLACES:
-        return
+        return None
     _put(kind, content)
     try:
         _check(kind)
     finally:
         _put(kind, _TRUE[kind])
+    return None
 
 
 def _put(kind, content):
@@ -166,6 +215,9 @@ def _check(kind):
             or outcome(index.check_fresh, _SOURCE, errors=IndexMismatchError)[1] is not None
         ):
             return
+        for name in index.kept:
+            column, _ = outcome(index.kept.__getitem__, name, errors=IndexMismatchError)
+            assert column is None or column.array().tolist() == _LENGTHS[name]
         for number, place in enumerate(
             zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)
         ):

@@ -50,6 +50,7 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 _RECORD = "record"
 _MISSING = "\0missing "  # begins the name of an output that says which records lack another
+_WRITTEN_ROWS = 1 << 10
 _MOST_OFFSET = (1 << 31) - 1
 # Arrow has no such floats; float32 holds all their values.
 _SMALL_FLOATS = (
@@ -466,15 +467,20 @@ def write_arrow(
 
 
 def _record_batches(batches: Any) -> Iterator[pa.RecordBatch]:
-    if isinstance(batches, (pa.Table, pa.RecordBatch)):
-        yield from batches.to_batches() if isinstance(batches, pa.Table) else [batches]
+    if isinstance(batches, pa.RecordBatch):
+        # A value is a Python object for a moment: of few rows at a time.
+        for begin in range(0, len(batches), _WRITTEN_ROWS):
+            yield batches.slice(begin, _WRITTEN_ROWS)
     elif hasattr(batches, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(batches)
+        yield from chain.from_iterable(
+            map(_record_batches, pa.RecordBatchReader.from_stream(batches))
+        )
     elif isinstance(batches, Iterable) and not isinstance(batches, (str, bytes, Mapping)):
         yield from chain.from_iterable(map(_record_batches, batches))
     else:
         raise TypeError(
-            f"expected a table, a DataFrame, or record batches one after the other, got {type(batches).__name__}"
+            f"expected a table, a DataFrame, or record batches one after the other, got {type(batches).__name__} "
+            "(Hugging Face: dataset.with_format('arrow').iter(1000); dicts: pyarrow.Table.from_pylist(rows))"
         )
 
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -199,18 +199,21 @@ class StoredColumns(Mapping[str, KeptColumn]):
 
     def __init__(self, described: str, num_records: int, read: Callable[[int, int], bytes]) -> None:
         places = [_Place(*fields) for fields in json.loads(described)] if described else []
-        begins = np.cumsum([0, *(place.num_bytes for place in places)]).tolist()
-        self._places = {
-            place.name: (place, begin) for place, begin in zip(places, begins, strict=False)
-        }
-        self.num_bytes = begins[-1]
         self._num_records, self._read = num_records, read
         for place in places:
-            if place.dtype not in _DTYPES:
+            if [*map(type, place)] != [str, str, bool, int, int, int]:
+                raise ValueError("fields of other types")
+            dtypes = _DTYPES if place.num_strings < 0 else _INTEGERS
+            if place.dtype not in dtypes:
                 raise ValueError(f"a column of dtype {place.dtype!r}")
             size = np.dtype(place.dtype).itemsize + place.has_missing
             if place.num_bytes < num_records * size + 8 * max(place.num_strings, 0):
                 raise ValueError(f"a column of {place.num_bytes} bytes for {num_records} records")
+        begins = [*accumulate((place.num_bytes for place in places), initial=0)]
+        self._places = {
+            place.name: (place, begin) for place, begin in zip(places, begins, strict=False)
+        }
+        self.num_bytes = begins[-1]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -236,7 +239,7 @@ class StoredColumns(Mapping[str, KeptColumn]):
             missing, at = np.frombuffer(data, np.uint8, count, at) != 0, at + count
         if place.num_strings >= 0:
             sizes = np.frombuffer(data, "<i8", place.num_strings, at).tolist()
-            ends = np.cumsum([at + 8 * place.num_strings, *sizes]).tolist()
+            ends = [*accumulate(sizes, initial=at + 8 * place.num_strings)]
             is_whole = ends[-1] == len(data) and min(sizes, default=0) >= 0
             if not is_whole or (count and not 0 <= values.min() <= values.max() <= len(sizes)):
                 raise IndexMismatchError(f"the column {name!r} is damaged")
