@@ -11,7 +11,7 @@ from torch_tfrecord import CorruptRecordError, FixedLenFeature, TFRecordDataset,
 from torch_tfrecord.engines.ray import TFRecordDatasource, read_tfrecords, write_tfrecords
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,6 +25,7 @@ def cluster():
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_counts_and_rows(golden):  # noqa: F811
     for name in GOLDEN:
         found = read_tfrecords(golden[name], override_num_blocks=2)
@@ -33,6 +34,7 @@ def test_counts_and_rows(golden):  # noqa: F811
         assert totals_of_rows(found.take_all()) == wanted
 
 
+@pytest.mark.daily
 def test_tasks_know_their_rows_and_files(golden):  # noqa: F811
     ds = TFRecordDataset(golden["thousand"], THOUSAND)
     tasks = TFRecordDatasource(ds).get_read_tasks(5)
@@ -45,6 +47,7 @@ def test_tasks_know_their_rows_and_files(golden):  # noqa: F811
     ]
 
 
+@pytest.mark.daily
 def test_columns_that_are_dropped_are_not_parsed(golden):  # noqa: F811
     number = THOUSAND["i"]
     wrong = {**THOUSAND, "name": FixedLenFeature((), number.dtype)}
@@ -59,6 +62,7 @@ def test_columns_that_are_dropped_are_not_parsed(golden):  # noqa: F811
     assert sum(block.num_rows for task in nothing.get_read_tasks(1) for block in task()) == 1000
 
 
+@pytest.mark.daily
 def test_chosen_records(golden, tmp_path):  # noqa: F811
     build_index(golden["thousand"], columns=["i"]).save(tmp_path / "i")
     (tmp_path / "x").symlink_to(golden["thousand"])
@@ -69,6 +73,7 @@ def test_chosen_records(golden, tmp_path):  # noqa: F811
     assert [row["i"] for row in found.take_all()] == [*range(10, 20)]
 
 
+@pytest.mark.daily
 def test_a_damaged_record(golden, tmp_path):  # noqa: F811
     path = tmp_path / "x"
     data = Path(golden["thousand"]).read_bytes()
@@ -85,6 +90,7 @@ def test_a_damaged_record(golden, tmp_path):  # noqa: F811
         read_tfrecords(str(path), THOUSAND, index="memory")
 
 
+@pytest.mark.daily
 def test_written_and_read_again(golden, tmp_path):  # noqa: F811
     source = read_tfrecords(golden["text"], override_num_blocks=2)
     write_tfrecords(source, tmp_path / "out", compression_type="GZIP")
@@ -92,6 +98,7 @@ def test_written_and_read_again(golden, tmp_path):  # noqa: F811
     assert totals(f"{tmp_path}/out/part-*") == totals(golden["text"])
 
 
+@pytest.mark.daily
 def test_a_job_that_fails_leaves_no_file(golden, tmp_path):  # noqa: F811
     def fail(batch):
         if batch["i"][0] > 700:

@@ -64,6 +64,10 @@ def test_partitions_and_columns(spark, golden):  # noqa: F811
     found = frame.selectExpr("i", "spark_partition_id() as p").collect()
     assert [row.i for row in found] == [*range(1000)]
     assert len({row.p for row in found}) > 3
+
+
+@pytest.mark.daily
+def test_fewer_columns(spark, golden):  # noqa: F811
     one = spark.read.format("tfrecord").schema("i long").load(golden["thousand"])
     assert one.agg({"i": "sum"}).first()[0] == 499500
 

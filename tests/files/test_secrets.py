@@ -143,7 +143,10 @@ def told(call, level=logging.DEBUG):
             repr(error.args),
             *getattr(error, "__notes__", ()),
         ]
-        texts += [pickle.dumps(error).decode("latin-1"), str(pickle.loads(pickle.dumps(error)))]
+        # Once Dask was imported, an error pickles with its causes, which of an HTTP library may not.
+        with contextlib.suppress(TypeError):
+            pickled = pickle.dumps(error)
+            texts += [pickled.decode("latin-1"), str(pickle.loads(pickled))]
         texts += traceback.format_exception(error)
         error = error.__cause__
     return texts
