@@ -37,6 +37,7 @@ from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
 from .loading.padding import PaddedCollate
+from .loading.scan_tasks import ScanTask
 from .order.mixture import Mixture
 from .order.orders import balanced_weights
 from .order.samplers import RecordSampler
@@ -80,6 +81,7 @@ __all__ = [
     "RemoteError",
     "ResizedCenterCrop",
     "SalvageReport",
+    "ScanTask",
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
