@@ -1,4 +1,6 @@
-"""Compressed files entered at seek points. Covers files/inflated_file, files/seek_points.
+"""Compressed files entered at seek points.
+
+Covers files/inflated_file, files/seek_points, files/deflate.
 
 The oracle is Python's own gzip and zlib: what is read at random equals what they decompress.
 """

@@ -1,5 +1,6 @@
-"""`salvage` of files that are damaged in known ways. Covers records/salvage, records/resync,
-files/rescue.
+"""`salvage` of files that are damaged in known ways.
+
+Covers records/salvage, records/resync, files/rescue.
 """
 
 import gzip
