@@ -17,7 +17,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_EXCEPTION,
     Executor,
@@ -220,12 +220,13 @@ def work_on_files(
     with ProgressBar(total=total or None, desc=description, unit="B", unit_scale=True) as bar:
         if executor is not None:
             groups = _groups(paths, sizes, _GROUP_BYTES)
-            found = _work_by(executor, work, groups, bar)
+            size_of = dict(zip(paths, sizes, strict=True))
+            found = _work_by(executor, work, groups, size_of, bar)
         elif num_jobs <= 1:
             return work(paths, bar.update)
         else:
             # small enough that the last ones end at about the same time
-            groups = _groups(paths, sizes, min(_GROUP_BYTES, total // (4 * num_jobs)))
+            groups = _groups(paths, sizes, min(_GROUP_BYTES, total // (4 * num_jobs) + 1))
             options = {"module": __name__, "advice": "try --jobs 1"}
             found = work_in_processes(work, groups, num_jobs, bar, **options)
     return [outcome for group in found for outcome in group]
@@ -238,10 +239,11 @@ def _local_size(path: str) -> int:
 
 
 def _groups(paths: Sequence[str], sizes: Sequence[int], most_bytes: int) -> list[list[str]]:
-    """The files, in order, some small ones together."""
+    """The files, in order, some small ones together; one of unknown size, which is remote, alone."""
     groups: list[list[str]] = []
     num_bytes = 0
-    for path, size in zip(paths, sizes, strict=True):
+    for path, known in zip(paths, sizes, strict=True):
+        size = known or most_bytes
         if not groups or len(groups[-1]) >= _GROUP_FILES or num_bytes + size > most_bytes:
             groups.append([])
             num_bytes = 0
@@ -251,11 +253,16 @@ def _groups(paths: Sequence[str], sizes: Sequence[int], most_bytes: int) -> list
 
 
 def _work_by(
-    executor: Executor, work: Callable[..., _T], groups: Sequence[Sequence[str]], bar: ProgressBar
+    executor: Executor,
+    work: Callable[..., _T],
+    groups: Sequence[Sequence[str]],
+    size_of: Mapping[str, int],
+    bar: ProgressBar,
 ) -> list[_T]:
     futures = [executor.submit(work, group, _no_advance) for group in groups]
     num_bytes = {
-        future: sum(map(_local_size, group)) for future, group in zip(futures, groups, strict=True)
+        future: sum(map(size_of.__getitem__, group))
+        for future, group in zip(futures, groups, strict=True)
     }
     try:
         for future in as_completed(futures):

@@ -478,3 +478,16 @@ def test_columns_are_kept(folder, capsys):
     assert "--columns needs --format safetensors" in capsys.readouterr().err
     assert main(["index", "x.tfrecord", "--columns", "label,label", "--force"]) == 2
     assert "columns must be different names" in capsys.readouterr().err
+
+
+def test_files_go_to_processes_in_groups():
+    small = [f"s-{n}" for n in range(600)]
+    groups = _workers._groups(small, [10] * 600, 1 << 20)
+    assert [*map(len, groups)] == [256, 256, 88]
+    assert _workers._groups(["a", "b", "c"], [60, 30, 30], 60) == [["a"], ["b", "c"]]
+    # what is remote has no known size, and shall not wait for others
+    assert _workers._groups(["s3://a", "s3://b", "c"], [0, 0, 5], 100) == [
+        ["s3://a"],
+        ["s3://b"],
+        ["c"],
+    ]
