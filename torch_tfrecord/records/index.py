@@ -554,7 +554,7 @@ class _KeptExtra(NamedTuple):
 
 def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> StoredColumns:
     try:
-        columns = StoredColumns(described, num_records, extra.read_columns)
+        columns = StoredColumns(described, num_records, extra.read_columns, extra.path)
     except (ValueError, TypeError, KeyError) as error:
         raise IndexMismatchError(f"expected columns, got {error}") from error
     if extra.points_bytes + columns.num_bytes != extra.place.length:

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -122,21 +122,19 @@ class KeptColumn:
         if len(parts) == 1:
             return parts[0]
         # A file in which no record has a value says nothing of the kind.
-        known = [part for part in parts if part.missing is None or not part.missing.all()] or parts
+        has_values = [part.missing is None or not part.missing.all() for part in parts]
+        known = [*compress(parts, has_values)] or parts
         kinds = {part.kind for part in known}
         if len(kinds) > 1:
             raise ValueError(f"values of one kind in all files, got {' and '.join(sorted(kinds))}")
         strings: list[bytes] | None = None
         if known[0].strings is not None:
             strings = sorted({string for part in known for string in part.strings or ()})
+        places = {string: number for number, string in enumerate(strings or ())}
         values = []
-        for part in parts:
-            # One without values has no kind of its own.
-            own = (
-                part.values if part in known else np.zeros(len(part.values), known[0].values.dtype)
-            )
-            if strings is not None and part.strings:
-                places = {string: number for number, string in enumerate(strings)}
+        for part, is_known in zip(parts, has_values, strict=True):
+            own = part.values if is_known else np.zeros(len(part.values), known[0].values.dtype)
+            if part.strings:
                 own = np.array([places[string] for string in part.strings], np.int64)[own]
             values.append(own)
         missing = [
@@ -192,14 +190,21 @@ class StoredColumns(Mapping[str, KeptColumn]):
         described: What `pack_columns` says.
         num_records: Of the index.
         read: From a first byte and a number of bytes to those of the columns.
+        path: Of the index file, for errors.
 
     Raises:
         ValueError: The description is none.
     """
 
-    def __init__(self, described: str, num_records: int, read: Callable[[int, int], bytes]) -> None:
+    def __init__(
+        self,
+        described: str,
+        num_records: int,
+        read: Callable[[int, int], bytes],
+        path: str | None = None,
+    ) -> None:
         places = [_Place(*fields) for fields in json.loads(described)] if described else []
-        self._num_records, self._read = num_records, read
+        self._num_records, self._read, self._path = num_records, read, path
         for place in places:
             if [*map(type, place)] != [str, str, bool, int, int, int]:
                 raise ValueError("fields of other types")
@@ -231,7 +236,7 @@ class StoredColumns(Mapping[str, KeptColumn]):
         place, begin = self._places[name]
         data = self._read(begin, place.num_bytes)
         if len(data) != place.num_bytes or crc32c(data) != place.checksum:
-            raise IndexMismatchError(f"the column {name!r} is damaged")
+            raise IndexMismatchError(f"the column {name!r} is damaged", path=self._path)
         count, dtype = self._num_records, np.dtype(place.dtype)
         values = np.frombuffer(data, dtype, count).astype(dtype.newbyteorder("="), copy=False)
         at, missing, strings = count * dtype.itemsize, None, None
@@ -242,6 +247,6 @@ class StoredColumns(Mapping[str, KeptColumn]):
             ends = [*accumulate(sizes, initial=at + 8 * place.num_strings)]
             is_whole = ends[-1] == len(data) and min(sizes, default=0) >= 0
             if not is_whole or (count and not 0 <= values.min() <= values.max() <= len(sizes)):
-                raise IndexMismatchError(f"the column {name!r} is damaged")
+                raise IndexMismatchError(f"the column {name!r} is damaged", path=self._path)
             strings = tuple(data[low:high] for low, high in pairwise(ends))
         return KeptColumn(values, missing, strings)
