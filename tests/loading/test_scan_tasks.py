@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,11 @@ from torch_tfrecord import (
     VarLenFeature,
     build_index,
     build_manifest,
+    tfds,
 )
+from torch_tfrecord.error_log import RAISES
+from torch_tfrecord.loading.record_files import ArrayRecordFiles
+from torch_tfrecord.loading.scan_tasks import plan_tasks
 
 FEATURES = {"n": FixedLenFeature((), torch.int64), "x": VarLenFeature(torch.float32)}
 
@@ -232,3 +237,13 @@ def test_names_and_wrong_arguments(folder):
         TFRecordDataset(folder / "a.tfrecord").select(["n"])
     with pytest.raises(TypeError, match="expected features with names"):
         TFRecordDataset(folder / "a.tfrecord", Image()).select(["n"])
+
+
+def test_what_has_no_tasks():
+    data = Path(__file__).parents[1] / "data" / "tfds" / "drawings" / "1.2.10"
+    tree = tfds.load(data, "train", index="memory")
+    with pytest.raises(TypeError, match=r"expected features by specs, got those of a TFDS tree"):
+        tree.scan_tasks()
+    files = ArrayRecordFiles([], [])
+    with pytest.raises(TypeError, match="expected TFRecord files, got ArrayRecord files"):
+        plan_tasks(files, range(1), 1, None, 1, RAISES)

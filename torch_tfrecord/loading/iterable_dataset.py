@@ -44,7 +44,6 @@ from torch_tfrecord.samples import (
     LEFT_OUT,
     Batch,
     RecordPlace,
-    Samples,
     Value,
     transform_one,
     without_left_out,
@@ -338,7 +337,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
         def make(group: RecordGroup) -> Batch:
-            samples = self._load(self._rows(group, epoch))
+            samples = self._maker.load_batch(self._rows(group, epoch))
             samples = without_left_out(
                 transform_samples(self._maker.transform, samples, self._errors)
             )
@@ -367,13 +366,6 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 stream.num_taken += 1
                 if sample is not LEFT_OUT:
                     yield sample
-
-    def _load(self, rows: RecordRows) -> Samples:
-        """The samples of a batch, not transformed."""
-        try:
-            return self._maker.load(rows, (0, len(rows.records)))[0]
-        except TFRecordError as error:
-            return self._maker.load_singly(rows, error)
 
     def _samples_of(self, rows: RecordRows) -> Iterable[Value]:
         """The samples of a part of a stream; those before a bad record are yielded before its error

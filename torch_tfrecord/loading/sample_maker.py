@@ -219,6 +219,13 @@ class SampleMaker:
 
         return samples.located(rows.places, parse_again)
 
+    def load_batch(self, rows: RecordRows) -> Samples:
+        """The samples of one batch, not transformed, each parsed alone where `load` fails."""
+        try:
+            return self.load(rows, (0, len(rows.records)))[0]
+        except TFRecordError as error:
+            return self.load_singly(rows, error)
+
     def load_singly(self, rows: RecordRows, error: TFRecordError) -> SampleList:
         """The samples of a batch for which `load` failed; it raises the error of the first bad
         record, or leaves the bad ones out.

@@ -16,16 +16,16 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.error_log import ErrorLog
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.inflated_file import InflatedFile, Stretches
 from torch_tfrecord.files.storage import FileSource, FileWindow
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser, ColumnBatch
-from torch_tfrecord.loading.record_files import RecordFiles, open_indexed
+from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles, open_indexed
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
@@ -112,11 +112,7 @@ class ScanTask:
             parser = BatchParser(arrow.features, max_batch_bytes=max_batch_bytes)
         maker = SampleMaker(parser, None, errors)
         for rows in self._rows():
-            try:
-                samples = maker.load(rows, (0, len(rows.records)))[0]
-            except TFRecordError as error:
-                samples = maker.load_singly(rows, error)
-            found, num_rows = columns_of(samples)
+            found, num_rows = columns_of(maker.load_batch(rows))
             if num_rows:
                 yield arrow.batch(found, num_rows)
         errors.tell()
@@ -185,6 +181,13 @@ def plan_tasks(
 ) -> list[ScanTask]:
     """Tasks of about so many bytes that read these positions, in their order."""
     at_least(1, "target_bytes", target_bytes)
+    if isinstance(files, ArrayRecordFiles):
+        raise TypeError("expected TFRecord files, got ArrayRecord files, which have no scan tasks")
+    if features is not None and not is_record_features(features):
+        raise TypeError(
+            "expected features by specs, got those of a TFDS tree: read the same files by "
+            "TFRecordDataset(ds.files, infer_features(ds.files))"
+        )
     if not len(positions):
         return []
     runs, sizes = _runs(files, positions, max(target_bytes // _RUNS_PER_TASK, 1))
