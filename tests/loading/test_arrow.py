@@ -1,5 +1,6 @@
 """Arrow tables: equal to what `parse_example` gives, for all golden cases; and back, byte for byte."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -34,6 +35,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     VarLenFeature,
     decode_example,
+    decode_sequence_example,
     encode_example,
     encode_image,
     infer_features,
@@ -121,6 +123,30 @@ def test_golden_examples(case):
     check_rows(batch_of(records, specs).to_pylist(), samples, lacks)
 
 
+def refused_examples():
+    """Cases that TensorFlow refuses, with specs that can be written here."""
+    for case in CASES:
+        if case.get("features") and "error" in case["expected"]:
+            with contextlib.suppress(ValueError, TypeError):
+                yield [*map(unbase64, case["serialized"])], golden_specs(case, "features")
+
+
+def test_golden_errors():
+    """What `parse_example` refuses is refused with the same error."""
+    num_refused = 0
+    for records, specs in refused_examples():
+        try:
+            parse_example(records, specs)
+        except (TFRecordError, ValueError) as error:
+            num_refused += 1
+            with pytest.raises(type(error)) as caught:
+                batch_of(records, specs)
+            assert str(caught.value) == str(error)
+        else:
+            batch_of(records, specs)
+    assert num_refused > 200
+
+
 @for_each("case", SEQUENCES, ids=lambda case: case["name"])
 def test_golden_sequences(case):
     records = [*map(unbase64, case["serialized"])]
@@ -136,7 +162,13 @@ def test_golden_sequences(case):
             ArrowColumns(SequenceFeatures(context, steps))
         return
     found = batch_of(records, SequenceFeatures(context, steps)).to_pylist()
-    check_rows(found, [{**own, **lists} for own, lists in samples], lambda row, name: True)
+
+    def lacks(row, name):
+        stored_context, stored_lists = decode_sequence_example(records[row])
+        key = getattr((context or {}).get(name) or steps[name], "value_key", None) or name
+        return not len((stored_context if name in (context or {}) else stored_lists).get(key, ()))
+
+    check_rows(found, [{**own, **lists} for own, lists in samples], lacks)
 
 
 JPEG = encode_image(torch.arange(192, dtype=torch.uint8).reshape(3, 8, 8), "png")

@@ -60,6 +60,7 @@ class TFRecordDatasource(Datasource):
         super().__init__()
         self._dataset = dataset
         self._columns: list[str] | None = None
+        self._num_bytes = sum(task.num_bytes for task in dataset.scan_tasks())
 
     def get_name(self) -> str:
         """Return the name that Ray shows."""
@@ -67,7 +68,7 @@ class TFRecordDatasource(Datasource):
 
     def estimate_inmemory_data_size(self) -> int:
         """Return the bytes of the records."""
-        return sum(task.num_bytes for task in self._dataset.scan_tasks())
+        return self._num_bytes
 
     def supports_projection_pushdown(self) -> bool:
         """Return True: columns that a query drops are not parsed."""
@@ -92,7 +93,7 @@ class TFRecordDatasource(Datasource):
         columns = self._columns
         # Where none is asked for, there are still rows to count.
         dataset = self._dataset if not columns else self._dataset.select(columns)
-        target_bytes = max(self.estimate_inmemory_data_size() // max(parallelism, 1), 1)
+        target_bytes = max(self._num_bytes // max(parallelism, 1), 1)
         schema = schema_of(dataset)
         return [
             ReadTask(

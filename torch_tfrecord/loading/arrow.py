@@ -8,11 +8,10 @@ stored. docs/dataframes.md has the table of types.
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -93,11 +92,9 @@ class ArrowColumns:
             )
             fields = [*_fields(context), *_fields(steps, is_step=True)]
         elif isinstance(features, ListFeatures):
-            self.features = copy.copy(features)
             context = self._stored(features.context_features or {})
             examples = self._stored(features.example_features)
-            for name, specs in (("context_features", context), ("example_features", examples)):
-                object.__setattr__(self.features, name, specs)
+            self.features = replace(features, context_features=context, example_features=examples)
             fields = [*_fields(context), *_fields(examples, is_step=True)]
             if features.size_feature_name is not None:
                 fields.append(pa.field(features.size_feature_name, pa.int64()))
@@ -157,10 +154,7 @@ class ArrowColumns:
             return FixedLenSequenceFeature((), dtype, key=spec.key)
         if getattr(spec, "several", None):
             return VarLenFeature(dtype, key=spec.key)
-        default = spec.default_value
-        if isinstance(spec, Json) and default is not None:
-            default = str(default)
-        return FixedLenFeature((), dtype, default, key=spec.key)
+        return FixedLenFeature((), dtype, spec.default_value, key=spec.key)
 
 
 def _check_pyarrow() -> None:

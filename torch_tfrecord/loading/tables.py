@@ -227,7 +227,7 @@ class TableDataset(StagedDataset):
         parts = (np.arange(start, min(start + batch_size, len(self))) for start in starts)
         load = partial(_load, reader, arrow)
         for batch in each_at_once(load, parts, usual_num_threads(self)):
-            if batch.num_rows:
+            if batch is not None:
                 yield batch
         self._errors.tell()
 
@@ -235,6 +235,6 @@ class TableDataset(StagedDataset):
         raise NotImplementedError
 
 
-def _load(dataset: Any, arrow: ArrowColumns, positions: _Integers) -> pyarrow.RecordBatch:
+def _load(dataset: Any, arrow: ArrowColumns, positions: _Integers) -> pyarrow.RecordBatch | None:
     columns, num_rows = columns_of(dataset._load_samples(positions))
-    return arrow.batch(columns, num_rows) if num_rows else arrow.schema.empty_table()
+    return arrow.batch(columns, num_rows) if num_rows else None
