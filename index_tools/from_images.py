@@ -6,50 +6,40 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
+import csv
 import itertools
+import json
 import os
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import torch
-
+from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import (
     Verb,
     add_jobs,
+    add_json,
     align,
-    byte_size,
     error_text,
     escape,
-    integer,
     pluralize,
 )
+from index_tools.image_prices import print_prices
+from index_tools.pictures import Encoding, add_image_options, map_in_threads
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
+from torch_tfrecord.images.codec import decode_image, image_format, image_size
 from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.order.random_stream import shuffled
-from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.records.paths import is_companion, labels_name
-from torch_tfrecord.records.writer import ShardedTFRecordWriter
+from torch_tfrecord.records.paths import labels_name
 
-__all__ = ["FROM_IMAGES", "find_images", "load_image"]
+__all__ = ["FROM_IMAGES", "add_image_options", "find_images", "load_image"]
 
-_T = TypeVar("_T")
-_Item = TypeVar("_Item")
-
-# Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
-# by file.
-_DEFAULT_SHARD_BYTES = 100_000_000
-
-_SUFFIXES = {None: ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
 _HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
 
@@ -69,12 +59,17 @@ Each record is an Example: image/encoded, image/format (JPEG, PNG, ...), image/h
 image/class/label, image/class/text, image/filename. Records are shuffled unless you pass --no-shuffle,
 since many readers shuffle only a little; the same seed gives the same files.
 
-With --jpeg-quality, other formats are re-encoded as JPEG; JPEG files keep their bytes. Images with
-alpha are kept as they are unless you pass --drop-alpha; 16-bit images are always kept.
+Images keep their bytes unless you pass --image-format or --image-quality. Then other formats are re-encoded;
+JPEG files keep their bytes unless you pass --recompress, and so do images with alpha where JPEG would lose it
+(--drop-alpha), with 16 bits (--to-8bit), animations, and images of that format already where nothing is saved:
+how many, and why, is said. Of the metadata only EXIF's orientation is carried over; with --orientation applied
+the pixels are turned instead. `--image-quality table` shows what each choice costs, for 100 of the images: bytes,
+PSNR and SSIM (higher is nearer to the original; needs the extra `tools`).
 
 examples:
   tfrecord from-images photos/ data/train
-  tfrecord from-images photos/ data/train --num-shards 16 --jpeg-quality 92"""
+  tfrecord from-images photos/ data/train --image-quality table
+  tfrecord from-images photos/ data/train --num-shards 16 --image-format jpeg --image-quality 92"""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,30 +79,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUTPUT_PREFIX",
         help="path and first part of the names of the output files",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
-    size.add_argument(
-        "--max-shard-bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help="maximum size of a shard, such as 1GiB (default: 100MB)",
-    )
+    add_folder_options(parser)
+
+
+def add_folder_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
     parser.add_argument(
-        "--compression",
-        dest="compression_type",
-        type=str.upper,
-        choices=("GZIP", "ZLIB"),
-        help="compress the shards (default: no, since images are compressed already)",
+        "--labels-csv",
+        metavar="FILE",
+        help="the images are not in sub-folders: a CSV names the file and its label, in the first two columns; its "
+        "first line is a header if it names no file",
     )
-    parser.add_argument(
-        "--jpeg-quality",
-        type=integer(1, 100),
-        metavar="Q",
-        help="re-encode other formats as JPEG of this quality, 1 to 100",
-    )
-    parser.add_argument(
-        "--drop-alpha", action="store_true", help="also re-encode images with alpha, without it"
-    )
+    add_output(parser)
+    add_image_options(parser)
     parser.add_argument(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
@@ -121,12 +105,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seed of the shuffle (default: %(default)s)",
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="write over a set of as many shards (with --num-shards)",
-    )
     add_jobs(parser, "decoding threads")
+    add_json(parser)
 
 
 class ImageFile(NamedTuple):
@@ -153,9 +133,10 @@ class LoadedImage(NamedTuple):
         file: The file that it is from.
         encoded: The bytes of an image file.
         format: Format of `encoded`: "jpeg", "png", "gif", "bmp" or "webp".
-        height, width: As stored, in pixels; EXIF orientation is not applied.
+        height, width: Of `encoded`, as stored, in pixels; EXIF orientation is not applied.
         source_format: Format of the file.
         source_bytes: Size of the file.
+        is_new: Whether `encoded` are other bytes than the file's.
         kept: Why an image that should be re-encoded was not; empty if it was, or need not be.
     """
 
@@ -166,6 +147,7 @@ class LoadedImage(NamedTuple):
     width: int
     source_format: str
     source_bytes: int
+    is_new: bool
     kept: str
 
 
@@ -174,7 +156,7 @@ class _Conversion:
 
     Attributes:
         formats: Source format -> the numbers of the report's columns.
-        kept: Reason -> number of images that --jpeg-quality did not re-encode.
+        kept: Reason -> number of images that were to be re-encoded, and were not.
         skipped: Path and error of each skipped file.
         labels: Label -> number of records.
     """
@@ -187,7 +169,7 @@ class _Conversion:
 
     def count(self, image: LoadedImage) -> None:
         """Count an image that was written."""
-        numbers = (1, image.format != image.source_format, image.source_bytes, len(image.encoded))
+        numbers = (1, int(image.is_new), image.source_bytes, len(image.encoded))
         counts = self.formats.setdefault(image.source_format, Counter())
         counts.update(dict(zip(_COLUMNS, numbers, strict=True)))
         self.kept.update([image.kept] if image.kept else [])
@@ -203,34 +185,36 @@ class _Conversion:
 def _run(
     folder: str,
     prefix: str,
-    jpeg_quality: int | None,
-    drop_alpha: bool,
     shuffle: bool,
     seed: int,
-    force: bool,
     jobs: int | None,
-    **shards: Any,
+    as_json: bool,
+    labels_csv: str | None,
+    **options: Any,
 ) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
-    if drop_alpha and jpeg_quality is None:
-        raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
-    if not (shards["num_shards"] or shards["max_shard_bytes"]):
-        shards["max_shard_bytes"] = _DEFAULT_SHARD_BYTES
-    shards["suffix"] = _SUFFIXES[shards["compression_type"]]
-    is_forced = force and shards["num_shards"]
-    ending = "-of-{num_shards:05d}{suffix}".format(**shards) if is_forced else None
-    _check_output(prefix, ending)
-    content, result = find_images(folder), _Conversion()
-    files = shuffled(content.files, seed) if shuffle else content.files
+    is_table = options["image_quality"] == "table"
+    encoding, output = Encoding.take(options), Output(prefix, **options)
+    if not is_table:
+        output.check()
+    content = read_labels(folder, labels_csv) if labels_csv else find_images(folder)
+    result = _Conversion()
+    files = shuffled(content.files, seed) if shuffle or is_table else content.files
 
     def load(file: ImageFile) -> LoadedImage | tuple[str, Exception]:
         try:
-            return load_image(file, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
+            return load_image(file, None if is_table else encoding)
         except (ImageDecodeError, OSError) as error:
             return file.path, error
 
+    if is_table and encoding:
+        loaded = (image for image in map(load, files) if isinstance(image, LoadedImage))
+        pictures = (image.encoded for image in loaded)
+        print_prices(pictures, encoding, jobs, as_json=as_json)
+        return 0
+
     def images() -> Iterator[LoadedImage]:
-        for item in map_in_threads(load, files, jobs or num_processors()):
+        for item in map_in_threads(load, files, jobs):
             bar.update()
             if isinstance(item, LoadedImage):
                 result.count(item)
@@ -239,8 +223,12 @@ def _run(
                 result.skipped.append(item)
 
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        paths = _write_shards(images(), content.classes, prefix, shards)
-    _print_report(result, content, paths)
+        paths = _write_shards(images(), content.classes, output)
+    if as_json:
+        facts = {"paths": paths, "formats": result.formats, "kept": result.kept}
+        print(json.dumps({**facts, "skipped": [error_text(error) for _, error in result.skipped]}))
+    else:
+        _print_report(result, content, paths)
     return 0 if paths else 1
 
 
@@ -281,24 +269,6 @@ def _print_report(result: _Conversion, content: ImageFolder, paths: Sequence[str
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
-def map_in_threads(
-    task: Callable[[_Item], _T], items: Sequence[_Item], num_threads: int
-) -> Iterator[_T]:
-    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
-    pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
-    waiting: deque[Future[_T]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(task, item))
-            # as many wait as are being worked on: the writer is faster than the decoders
-            if len(waiting) == 2 * num_threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
 # Images.
 
 
@@ -332,6 +302,30 @@ def find_images(folder: str) -> ImageFolder:
     return ImageFolder(tuple(classes), files, num_outside)
 
 
+def read_labels(folder: str, labels_csv: str) -> ImageFolder:
+    """List the images that a CSV names, with or without their endings, and their labels.
+
+    The classes are sorted: by their value if all are integers.
+
+    Raises:
+        OSError: The folder or the CSV cannot be read.
+        ValueError: The CSV names a file twice, or one that is not there, or without a label.
+    """
+    paths = {os.path.relpath(path, folder): path for path in _walk(folder)}
+    short = {os.path.splitext(name)[0]: path for name, path in paths.items()}
+    with Path(labels_csv).open(newline="", encoding="utf-8-sig") as file:
+        rows = [(*row, "", "")[:2] for row in csv.reader(file)]
+    if rows and rows[0][0] not in short | paths:
+        print(f"header of {escape(labels_csv)}: {escape(', '.join(rows.pop(0)))}")
+    labels = {(short | paths).get(name): label for name, label in rows}
+    if None in labels or "" in labels.values() or len(labels) < max(len(rows), 1):
+        raise ValueError(f"{labels_csv}: expected rows with another file of {folder} and its label")
+    is_integer = all(map(str.isdecimal, labels.values()))
+    classes = sorted({*labels.values()}, key=int if is_integer else os.fsencode)
+    files = tuple(ImageFile(str(path), classes.index(label)) for path, label in labels.items())
+    return ImageFolder(tuple(classes), files, len(paths) - len(files))
+
+
 def _walk(folder: str) -> Iterator[str]:
     """All files below a folder, in a fixed order; links are followed, except in loops."""
     seen: set[tuple[int, int]] = set()
@@ -352,15 +346,12 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def load_image(
-    file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: bool = False
-) -> LoadedImage:
+def load_image(file: ImageFile, encoding: Encoding | None = None) -> LoadedImage:
     """Read an image, decode it to check that it is complete, and re-encode it if wanted.
 
     Args:
         file: The file.
-        jpeg_quality: 1 to 100: re-encode other formats as JPEG. None keeps every file's bytes.
-        drop_alpha: Also re-encode images with alpha, without it.
+        encoding: How to re-encode it. None keeps every file's bytes.
 
     Raises:
         ImageDecodeError: The file is not an image, or is damaged.
@@ -378,51 +369,17 @@ def load_image(
         )
     encoded = source.read(source.file_size, 0)
     try:
-        pixels = decode_image(encoded, "unchanged")
-        height, width = image_size(encoded)
-        smaller, kept = encoded, ""
-        if jpeg_quality is not None and format != "jpeg":
-            smaller, kept = _as_jpeg(encoded, pixels, jpeg_quality, drop_alpha)
+        if encoding is None:
+            decode_image(encoded, "unchanged")
+        new, kept = (encoded, "") if encoding is None else encoding.encode(encoded)
+        height, width = image_size(new)
     except ImageDecodeError as error:
         raise error.locate(path=file.path) from error.__cause__
-    new_format = format if smaller is encoded else "jpeg"
-    return LoadedImage(file, smaller, new_format, height, width, format, len(encoded), kept)
-
-
-def _as_jpeg(
-    encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: bool
-) -> tuple[bytes, str]:
-    """The image as JPEG, or its own bytes and the reason."""
-    if pixels.dtype != torch.uint8:
-        # JPEG would silently drop half of the bits, for example of a depth map
-        return encoded, "16-bit"
-    has_alpha = len(pixels) in (2, 4)
-    # A file may declare one colour transparent without an alpha channel.
-    if not drop_alpha and (has_alpha or bool((decode_image(encoded, "RGBA")[3] < 255).any())):
-        return encoded, "alpha"
-    try:
-        return encode_image(pixels[:-1] if has_alpha else pixels, "jpeg", quality), ""
-    except ValueError:
-        return encoded, "too large"  # sides over 65,535 pixels
+    sizes = height, width, format, len(encoded)
+    return LoadedImage(file, new, image_format(new) or format, *sizes, new is not encoded, kept)
 
 
 # Shards.
-
-
-def _check_output(prefix: str, replaced: str | None) -> None:
-    """Refuse to write beside another set of shards, as two under one prefix look like a damaged
-    one, or over a set, but for names with the ending `replaced`.
-    """
-    if not os.path.basename(prefix):
-        raise ValueError(
-            f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
-        )
-    for path in sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
-        if not (is_companion(path) or (replaced and path.endswith(replaced))):
-            raise ValueError(
-                f"a set of shards exists: {path}; remove it, or choose another OUTPUT_PREFIX (--force with "
-                "--num-shards writes over a set of as many shards)"
-            )
 
 
 def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
@@ -442,17 +399,8 @@ def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
     )
 
 
-class _Writer(ShardedTFRecordWriter):
-    """Shards that appear together with the class names."""
-
-    labels: AtomicFile
-
-    def _beside(self) -> list[AtomicFile]:
-        return [self.labels]
-
-
 def _write_shards(
-    images: Iterator[LoadedImage], classes: Sequence[str], prefix: str, options: Mapping[str, Any]
+    images: Iterator[LoadedImage], classes: Sequence[str], output: Output
 ) -> list[str]:
     """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
 
@@ -466,30 +414,13 @@ def _write_shards(
     first = next(images, None)
     if first is None:
         return []
-    folder, name = os.path.split(prefix)
-    with _create_folders(folder), contextlib.ExitStack() as stack:
+    folder, name = os.path.split(output.prefix)
+    with create_folders(folder), contextlib.ExitStack() as stack:
         labels = AtomicFile(os.path.join(folder, labels_name(name)))
         stack.callback(labels.discard)  # does nothing once it is published
         labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
         labels.prepare()
-        with _Writer(prefix, write_index=True, **options) as writer:
-            writer.labels = labels
+        with output.writer([labels]) as writer:
             for image in itertools.chain([first], images):
                 writer.write(encode_image_example(image, classes[image.file.label]))
     return [labels.path, *writer.paths]
-
-
-@contextlib.contextmanager
-def _create_folders(folder: str) -> Iterator[None]:
-    """Create a folder and its parents; after a failure remove those that were created."""
-    target = Path(folder)
-    missing = [path for path in (target, *target.parents) if not path.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        # innermost first
-        for path in missing:
-            with contextlib.suppress(OSError):  # not empty: something else was put there
-                path.rmdir()
-        raise

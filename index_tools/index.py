@@ -46,6 +46,7 @@ from torch_tfrecord.shown import without_secrets
 
 __all__ = ["INDEX", "VERIFY"]
 
+_MOST_BAD = 10  # records of a file that are told without --json
 _SIDECAR, _TEXT = _FORMATS = ("safetensors", "tfrecord2idx")
 
 _INDEX = """\
@@ -77,12 +78,17 @@ is damaged, and how many good records are behind it; with --json, one line for e
 damaged part and its kind. A path that is not there gets a line, too, and the others are still checked (exit
 status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
 
+With --decode, each record whose checksums match is read by --features. Without them it must be an Example or
+SequenceExample, and all its values that begin like a picture or a WAV file must decode. One line for each bad
+record, at most 10 of a file, says the feature, and what was expected and found; with --json all are there.
+
 An index beside a file is checked, too. A stale or damaged index only gives a warning and does not
 change the exit status: it is never used and does not mean bad data (copying makes indexes stale). If
 an index passes for fresh but names other records than the file has, the file is bad.
 
-example:
-  tfrecord verify 'data/train-*.tfrecord' || echo damaged"""
+examples:
+  tfrecord verify 'data/train-*.tfrecord' || echo damaged
+  tfrecord verify data/ --decode --features features.py"""
 
 
 class _Read(NamedTuple):
@@ -96,6 +102,7 @@ class _Read(NamedTuple):
         damage: The first error, if any.
         report: Where it is damaged.
         index_problem: What is wrong with the index beside the file, which is then not used.
+        bad_records: With --decode, the error of each record that does not parse or decode.
     """
 
     num_records: int
@@ -105,6 +112,7 @@ class _Read(NamedTuple):
     damage: TFRecordError | None = None
     report: SalvageReport | None = None
     index_problem: IndexMismatchError | None = None
+    bad_records: Sequence[TFRecordError] = ()
 
 
 def _count(files: Sequence[_Read]) -> str:
@@ -288,9 +296,24 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add_jobs(parser, "parallel processes")
     add_executor(parser)
     add_json(parser)
+    parser.add_argument(
+        "--decode", action="store_true", help="also read each record by its features"
+    )
+    parser.add_argument(
+        "--features",
+        metavar="FILE.py",
+        help="decode by Python code that assigns `features`, such as `tfrecord show` prints; it is run",
+    )
 
 
-def _run_verify(paths: Sequence[str], jobs: int | None, executor: str, as_json: bool) -> int:
+def _run_verify(
+    paths: Sequence[str],
+    jobs: int | None,
+    executor: str,
+    as_json: bool,
+    decode: bool,
+    features: str | None,
+) -> int:
     """Print one line for each bad file and each warning, and a last line with the counts; or a line
     of JSON for each file. Write no file.
     """
@@ -302,22 +325,28 @@ def _run_verify(paths: Sequence[str], jobs: int | None, executor: str, as_json: 
         # the others are still checked
         except OSError as missing:
             outcomes.append(Outcome(path, error=missing))
+    task = functools.partial(_check_file, decode=decode or bool(features), features=features)
     with open_executor(executor) as workers:
         outcomes += work_on_files(
-            _verify_file, files, num_jobs=jobs, executor=workers, description="verifying"
+            task, files, num_jobs=jobs, executor=workers, description="verifying"
         )
     errors, done = [], [outcome.value for outcome in outcomes if outcome.value is not None]
     for outcome in outcomes:
         file = outcome.value
-        error = outcome.error or (file and file.damage)
-        errors.append(error)
+        bad = [*filter(None, (outcome.error, file and file.damage))]
+        bad += file.bad_records if file else ()
+        errors.append(bad[0] if bad else None)
         report = (file and file.report) or SalvageReport(file.num_records if file else 0)
         if as_json:
             facts = {"path": without_secrets(outcome.path), **asdict(report)}
-            print(json.dumps({**facts, "error": error_text(error) if error else ""}))
+            if decode:
+                facts["bad_records"] = [*map(error_text, file.bad_records if file else ())]
+            print(json.dumps({**facts, "error": error_text(bad[0]) if bad else ""}))
             continue
-        if error is not None:
-            print(f"bad: {error_text(error)}{extent(report)}")
+        for number, error in enumerate(bad[:_MOST_BAD]):
+            print(f"bad: {error_text(error)}{'' if number else extent(report)}")
+        if len(bad) > _MOST_BAD:
+            print(f"bad: {escape(outcome.path)}: {len(bad)} records in all")
         if file and file.index_problem:
             print(f"warning: {error_text(file.index_problem)}")
     if as_json:
@@ -325,6 +354,15 @@ def _run_verify(paths: Sequence[str], jobs: int | None, executor: str, as_json: 
     num_bad = len(errors) - errors.count(None)
     print(f"{pluralize(len(outcomes), 'file')}, {_count(done)}, {pluralize(num_bad, 'bad file')}")
     return exit_code(errors)
+
+
+def _check_file(file: FileSource, decode: bool, features: str | None) -> _Read:
+    found = _verify_file(file)
+    if not decode:
+        return found
+    from index_tools.record_check import check_records  # imports torch
+
+    return found._replace(bad_records=[*check_records(file, features)])
 
 
 def _verify_file(file: FileSource) -> _Read:

@@ -400,10 +400,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory", metavar="DIRECTORY", help="a directory with features.json and the episodes"
     )
     parser.add_argument("out", metavar="OUT", help="the folder of the LeRobot dataset")
+    add_lerobot_options(parser, is_needed=True)
+    add_jobs(parser, "parallel processes")
+
+
+def add_lerobot_options(parser: argparse.ArgumentParser, *, is_needed: bool = False) -> None:
+    """Add the options of the verb."""
     parser.add_argument(
         "--fps",
         type=integer(1),
-        required=True,
+        required=is_needed,
         metavar="N",
         help="frames per second, which RLDS does not store",
     )
@@ -413,7 +419,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--robot-type", metavar="NAME", help="name of the robot")
     parser.add_argument(
         "--feature",
-        dest="features",
+        dest="chosen",
         type=_parse_feature,
         action="append",
         default=[],
@@ -439,7 +445,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="Q",
         help="quality of videos, 0 is best (default: %(default)s)",
     )
-    add_jobs(parser, "parallel processes")
 
 
 def _parse_feature(text: str) -> tuple[str, list[str] | None]:
@@ -454,12 +459,12 @@ def _parse_feature(text: str) -> tuple[str, list[str] | None]:
 def _run(
     directory: str,
     out: str,
-    features: list[tuple[str, list[str] | None]],
+    chosen: list[tuple[str, list[str] | None]],
     jobs: int | None,
     **options: Any,
 ) -> int:
     """Export, and print what was written."""
-    result = rlds_to_lerobot(directory, out, features=dict(features), num_workers=jobs, **options)
+    result = rlds_to_lerobot(directory, out, features=dict(chosen), num_workers=jobs, **options)
     for name, paths in result.features.items():
         print(f"{escape(name)}: {escape(', '.join(paths))}")
     if result.left_out:

@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from index_tools._terminal import Verb, error_text, escape
+from index_tools.completion import complete
 from torch_tfrecord import __version__
 from torch_tfrecord.errors import TFRecordError
 
@@ -20,14 +21,24 @@ __all__ = ["entry_point", "main"]
 
 # verb: the module that has it, in capitals; and what it does
 _VERBS = {
+    "show": ("show", "show records as readable text, and the features to read them with"),
+    "stats": ("stats", "count and measure the features of TFRecord files"),
+    "gallery": ("gallery", "look at records in the browser, or as a sheet of pictures"),
     "index": ("index", "build the indexes of TFRecord files"),
     "verify": ("index", "check every record of TFRecord files"),
     "salvage": ("salvage", "copy the good records of a damaged file"),
-    "show": ("show", "show records as readable text, and the features to read them with"),
+    "reshard": ("reshard", "write the records as another number of shards, also shuffled"),
+    "split": ("reshard", "split the records into sets: training, validation, test"),
+    "merge": ("reshard", "write the records as one file"),
+    "head": ("reshard", "copy the first records"),
+    "sample": ("reshard", "copy some records, drawn at random"),
+    "convert": ("convert", "convert to TFRecord and back: images, Parquet, CSV, JSON lines, tar"),
     "from-images": ("from_images", "write an image folder as TFRecord shards"),
+    "reencode": ("reencode", "write the pictures of records in another encoding"),
     "rlds-to-lerobot": ("lerobot_export", "write RLDS episodes as a LeRobot dataset"),
     "cache": ("cache", "show or clear the disk cache of remote data"),
     "doctor": ("doctor", "report what runs compiled, what decodes images, and what is missing"),
+    "completion": ("completion", "print the code that completes this command in your shell"),
 }
 
 _EXIT_STATUS = """exit status:
@@ -40,10 +51,13 @@ _SIGNAL_STATUS = 128  # shells report this plus the signal's number for a proces
 
 _EXAMPLES = """\
 examples:
-  tfrecord from-images photos/ data/train --num-shards 16
+  tfrecord convert photos/ data/train --num-shards 16
+  tfrecord show data/train-00000-of-00016.tfrecord
+  tfrecord stats data/
+  tfrecord gallery data/
   tfrecord verify data/
   tfrecord salvage damaged.tfrecord good.tfrecord
-  tfrecord show data/train-00000-of-00016.tfrecord
+  tfrecord reshard 'data/train-*' shuffled/train --num-shards 64 --shuffle
   tfrecord index 'data/train-*' --jobs 8
   tfrecord rlds-to-lerobot bridge/0.1.0 bridge_lerobot --fps 5
   tfrecord cache
@@ -62,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = sys.argv[1:] if argv is None else list(argv)
-        options = vars(_parser(arguments).parse_args(arguments))
+        parser = _parser(arguments or os.environ.get("COMP_LINE", "").split())
+        complete(parser)
+        options = vars(parser.parse_args(arguments))
         run: Callable[..., int] = options.pop("run")
         return run(**options)
     except SystemExit as exit_request:  # of argparse: --help, --version, wrong arguments
@@ -118,7 +134,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser = _OneLineParser(
         prog="tfrecord",
-        description="Index, verify and show TFRecord files, make them from images, and check the installation.",
+        description="Look at TFRecord files, measure, check, split, shuffle and convert them.",
         **form(epilog=f"{_EXAMPLES}\n\n{_EXIT_STATUS}"),
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

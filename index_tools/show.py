@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ import torch
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
+    add_json,
     align,
     data_files,
     error_text,
@@ -23,19 +26,24 @@ from index_tools._terminal import (
     integer,
     pluralize,
 )
+from index_tools.recipes import RECIPES
+from torch_tfrecord.columns.example_lists import ListFeatures
 from torch_tfrecord.columns.inference import (
     Decoded,
     decode_record,
+    features_of,
     looks_like,
-    propose_features,
     read_text,
 )
 from torch_tfrecord.columns.lists import FixedLenFeature
+from torch_tfrecord.columns.parsers import Parser
+from torch_tfrecord.columns.record_parsers import make_parser
 from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.protobuf.example import Values
+from torch_tfrecord.protobuf.messages import Event, parse_message
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
@@ -43,13 +51,14 @@ from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["SHOW", "describe_bytes", "describe_record"]
+__all__ = ["SHOW", "describe_bytes", "describe_record", "describe_values"]
 
 _T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, str, str]
 """Indented name, kind, count and values."""
 
 _SIDES = "<<><"
+_FACTS = ("position", "path", "offset", "length", "kind", "features")
 
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
@@ -69,13 +78,21 @@ hex, shortened. For compressed files the offset is that in the decompressed stre
 the features as Python code, inferred from all records, or from 100 that are spread over all files if
 those have 64 MiB or more; and for images among which one does not decode, which one that is.
 
-A record with feature lists is shown as a SequenceExample. A record that is not an Example is not an
-error: TFRecord files may contain anything. What it looks like is said, and which spec reads it.
+A record with feature lists is shown as a SequenceExample, an event of TensorBoard (a tfevents file) with its
+step, tags and values. A record that is something else is not an error: TFRecord files may contain anything. What
+it looks like is said, and which spec reads it.
+
+With --as, the features are those of a well-known data set, and a record that they do not read, or whose pictures
+do not decode, is an error. Save them in a file, and other verbs take it as --features.
+
+With --json, each record is a line of JSON, with the name, kind, number and values of its features, shortened as in
+text; and so are the features as code.
 
 examples:
   tfrecord show train.tfrecord
   tfrecord show 'data/train-*' --position -1
-  tfrecord show train.tfrecord --position 500 -n 10 --no-features"""
+  tfrecord show train.tfrecord --position 500 -n 10 --no-features
+  tfrecord show training_tfexample.tfrecord-00000-of-01000 --as waymo-motion"""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,10 +110,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="first record, pluralize from 0 over all files; negative: from the end",
     )
-    parser.add_argument("--no-features", action="store_true", help="do not infer features")
+    parser.add_argument("--no-features", action="store_true", help="do not print features")
+    parser.add_argument(
+        "--as", dest="recipe", choices=RECIPES, help="read records by the features of this data set"
+    )
+    add_json(parser)
 
 
-def _run(path: str, num_records: int | None, position: int | None, no_features: bool) -> int:
+def _run(
+    path: str,
+    num_records: int | None,
+    position: int | None,
+    no_features: bool,
+    recipe: str | None,
+    as_json: bool,
+) -> int:
     """Read no further than needed, and write no file; damage is reported on stderr, after what
     could be read.
     """
@@ -104,16 +132,22 @@ def _run(path: str, num_records: int | None, position: int | None, no_features: 
     if num_records is None:
         num_records = _DEFAULT_RECORDS if position is None else 1
     wanted = _stream_records(files) if position is None else _records_from(files, position)
-    shown, damage = _until_damage(map(_show_record, itertools.islice(wanted, num_records)))
+    named: dict[str, Any] = {}
+    if recipe:
+        exec(RECIPES[recipe], named)
+    parser = make_parser(named["features"]) if recipe else None
+    show = functools.partial(_show_record, parser, as_json)
+    shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
     samples, later_damage = _until_damage(
-        () if no_features else spread_records(files, _INFER_RECORDS)
+        () if no_features or recipe else spread_records(files, _INFER_RECORDS)
     )
     for text in shown:
         print(text)
-    if not shown and damage is None and num_records > 0:
+    if not (shown or damage or as_json) and num_records > 0:
         print("no records\n")
     if not no_features:
-        print(_features(samples))
+        features = RECIPES[recipe] if recipe else _features(samples)
+        print(json.dumps({"features": features}) if as_json else features)
     damage = damage or later_damage
     if damage is None:
         return 0
@@ -135,11 +169,23 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
     return found, None
 
 
-def _show_record(record: SpreadRecord) -> str:
-    kind, lines = describe_record(record.payload)
-    length = pluralize(len(record.payload), "byte")
-    head = f"record {record.position}: {escape(without_secrets(record.path))}, offset {record.offset}, {length}, {kind}"
-    return "\n".join([head, *lines, ""])
+def _show_record(parser: Parser[Any, Any, Any] | None, as_json: bool, record: SpreadRecord) -> str:
+    path, position, offset, payload = record
+    try:
+        if parser is not None:
+            parser.single(payload)  # raises where the record does not fit
+        kind, rows = _describe(payload)
+    except TFRecordError as error:
+        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
+    path, length = without_secrets(path), len(payload)
+    if as_json:
+        features = [[cell.strip() for cell in row] for row in rows]
+        facts = (position, path, offset, length, kind, features)
+        return json.dumps(dict(zip(_FACTS, facts, strict=True)))
+    head = (
+        f"record {position}: {escape(path)}, offset {offset}, {pluralize(length, 'byte')}, {kind}"
+    )
+    return "\n".join([head, *align(rows, _SIDES), ""])
 
 
 # One record.
@@ -147,23 +193,47 @@ def _show_record(record: SpreadRecord) -> str:
 
 def describe_record(record: bytes) -> tuple[str, list[str]]:
     """What a record is, and its lines of text, one per feature."""
+    kind, rows = _describe(record)
+    return kind, align(rows, _SIDES)
+
+
+def _describe(record: bytes) -> tuple[str, list[_Row]]:
     try:
         context, feature_lists = decode_record(record)
     except ParseError:
         # TFRecord files may contain anything
-        return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
+        looks, _ = looks_like(record)
+        if "event" in looks:
+            with suppress(ParseError):
+                return _describe_event(parse_message(record, Event))
+        return f"looks like {looks}", [(f"  {describe_bytes(record)}", "", "", "")]
     if not feature_lists:
-        return f"Example, {pluralize(len(context), 'feature')}", align(
-            _feature_rows(context), _SIDES
-        )
-    lines = align([*_feature_rows(context, "context "), *_step_rows(feature_lists)], _SIDES)
+        return f"Example, {pluralize(len(context), 'feature')}", _feature_rows(context)
+    rows = [*_feature_rows(context, "context "), *_step_rows(feature_lists)]
     kind = f"SequenceExample, {pluralize(len(context), 'context feature')}"
-    return f"{kind}, {pluralize(len(feature_lists), 'feature list')}", lines
+    return f"{kind}, {pluralize(len(feature_lists), 'feature list')}", rows
 
 
-def describe_bytes(value: bytes) -> str:
+def _describe_event(event: Any) -> tuple[str, list[_Row]]:
+    """An event of TensorBoard: its tags and values; a tensor may be a number, pictures or text."""
+    found: dict[str, Values] = {}
+    for value in event.summary.value:
+        found[value.tag] = [value.image.encoded_image_string]  # empty for a histogram or sound
+        if value.HasField("simple_value"):
+            found[value.tag] = np.array([value.simple_value], np.float32)
+        elif value.HasField("tensor"):
+            tensor = parse_tensor(value.tensor.SerializeToString())
+            if isinstance(tensor, torch.Tensor):
+                found[value.tag] = tensor.flatten().float().numpy()
+            else:
+                found[value.tag] = [*np.array(tensor, object).flat]
+    what = escape(event.file_version) or pluralize(len(found), "value")
+    return f"event of step {event.step}, {what}", _feature_rows(found)
+
+
+def describe_bytes(value: bytes, most: int = _MAX_TEXT) -> str:
     """A bytes value: text as text, an image as format, width x height and size, a TensorProto as
-    dtype and shape.
+    dtype and shape; of a text, at most so many characters.
     """
     image = image_format(value)
     if image is not None:
@@ -175,10 +245,8 @@ def describe_bytes(value: bytes) -> str:
     with suppress(ParseError):
         # an image or a serialized tensor is rarely UTF-8, text nearly always is no tensor
         text = read_text(value)
-        shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
-        return (
-            f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
-        )
+        shown = escape(text[:most], escape_backslash=True).replace('"', '\\"')
+        return f'"{shown}"' if len(text) <= most else f'"{shown}..." ({format_size(len(value))})'
     tensor = _tensor_of(value)
     if tensor is not None:
         return f"TensorProto {tensor}, {format_size(len(value))}"
@@ -202,7 +270,7 @@ def _tensor_of(value: bytes) -> str | None:
 
 def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
     return [
-        (escape(f"  {what}{name}"), _kind(values), str(len(values)), _show(values))
+        (escape(f"  {what}{name}"), _kind(values), str(len(values)), describe_values(values))
         for name, values in features.items()
     ]
 
@@ -211,7 +279,7 @@ def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
     rows = []
     for name, steps in feature_lists.items():
         kinds = sorted({_kind(step) for step in steps if len(step)}) or ["-"]
-        shown = [f"[{_show(step)}]" for step in steps[:_MAX_STEPS]]
+        shown = [f"[{describe_values(step)}]" for step in steps[:_MAX_STEPS]]
         count = str(len(steps))
         rows.append((escape(f"  list {name}"), "/".join(kinds), count, _join(shown, len(steps))))
     return rows
@@ -223,7 +291,8 @@ def _kind(values: Values) -> str:
     return "bytes" if values else "-"  # an empty list may be of bytes or have no kind
 
 
-def _show(values: Values) -> str:
+def describe_values(values: Values) -> str:
+    """The first values of a feature."""
     if isinstance(values, np.ndarray):
         numbers = values[:_MAX_NUMBERS].tolist()
         shown = [f"{value:.7g}" if isinstance(value, float) else str(value) for value in numbers]
@@ -297,8 +366,7 @@ def _places(path: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
 def _features(samples: Sequence[SpreadRecord]) -> str:
     """The features as code, or a comment that says why there are none."""
     try:
-        decoded = [decode_record(sample.payload, *sample[:3]) for sample in samples]
-        features = propose_features(decoded)
+        features = features_of(samples)
     except ParseError as error:
         return f"# no features: {error_text(error)}"
     num_files = len({sample.path for sample in samples})
@@ -306,10 +374,15 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
     if not features:
         return f"# no features {source}"
     specs = features if isinstance(features, Mapping) else features.context_features
+    decoded = (
+        []
+        if isinstance(features, ListFeatures)
+        else [decode_record(sample.payload) for sample in samples]
+    )
     notes = [
         _not_image(name, decoded, samples)
         for name, spec in (specs or {}).items()
-        if spec == FixedLenFeature((), bytes)
+        if decoded and spec == FixedLenFeature((), bytes)
     ]
     return "\n".join([f"# inferred {source}", *filter(None, notes), str(features)])
 

@@ -1,18 +1,24 @@
-"""Run the TensorFlow pipelines and store their first batches, which tests/docs/test_ports.py
-compares with the ports.
+"""Run the TensorFlow pipelines and store their first batches, and what their writing halves write,
+which tests/docs/test_ports.py compares with the ports.
 
     python examples/ports/freeze.py tests/data/ports
 
 Run by hand, in an environment with TensorFlow; the rest of the project does not need it.
 """
 
+import json
 import sys
+from pathlib import Path
 
 import imagenet_tf
 import numpy as np
+import split_text_tf
 import tabular_tf
 import tensorflow as tf
 import text_tf
+import to_jpeg_tf
+import write_folder_tf
+import write_table_tf
 
 BATCH_SIZE = 4
 
@@ -36,6 +42,13 @@ def main(folder):
         name: value.astype(str) if value.dtype == object else value for name, value in plain.items()
     }
     np.savez_compressed(f"{folder}/first_batches.npz", **plain)
+    out = Path(folder, "written_by_tensorflow")
+    out.mkdir(exist_ok=True)
+    write_folder_tf.write(f"{folder}/pictures", f"{out}/pictures", 2)
+    write_table_tf.write(f"{folder}/table.csv", f"{out}/table", 2)
+    split_text_tf.split(f"{folder}/text-*", f"{out}/text")
+    prices = to_jpeg_tf.measure(f"{folder}/pictures")
+    (out / "jpeg_prices.json").write_text(json.dumps(prices) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ This script wrote the copy in tests/data/ports; the JPEG bytes depend on Pillow'
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -31,6 +32,16 @@ def draw(height, width, phase):
         (x // 6 + y // 4 + phase) % 2 * 200 + 20,
     ]
     return torch.stack(planes).to(torch.uint8)
+
+
+def paint(height, width, phase):
+    """Smooth waves with a little noise, like a photograph: uint8 [3, H, W]."""
+    y, x = torch.meshgrid(torch.arange(height) / 9, torch.arange(width) / 7, indexing="ij")
+    waves = torch.stack(
+        [torch.sin(x + phase + k / 3) + torch.cos(y * (1 + k / 8)) for k in range(3)]
+    )
+    noise = torch.randn(waves.shape, generator=torch.Generator().manual_seed(phase))
+    return (128 + 50 * waves + 4 * noise).clamp(0, 255).to(torch.uint8)
 
 
 def write_images(folder):
@@ -66,6 +77,19 @@ def write_table(folder):
             writer.write(row)
 
 
+def write_sources(folder):
+    """What the writing halves read: pictures of two classes, and a table with missing values."""
+    for number in range(4):
+        path = Path(folder, "pictures", ("cat", "dog")[number % 2], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(paint(44 + 4 * number, 64 - 2 * number, number), "png"))
+    rows = ["age,income,country,clicked"]
+    for number in range(9):
+        age = "" if number % 4 == 2 else 20 + number
+        rows.append(f"{age},{1000.5 * number},{('CH', 'DE', '')[number % 3]},{number % 2}")
+    Path(folder, "table.csv").write_text("\n".join(rows) + "\n")
+
+
 if __name__ == "__main__":
-    for write in (write_images, write_text, write_table):
+    for write in (write_images, write_text, write_table, write_sources):
         write(sys.argv[1])

@@ -180,7 +180,8 @@ def test_drop_alpha(photos):
 def test_drop_alpha_without_quality_is_wrong_use(photos, capsys):
     assert main(["from-images", "photos", "out/train", "--drop-alpha"]) == 2
     assert capsys.readouterr().err == (
-        "tfrecord: --drop-alpha needs --jpeg-quality: otherwise no image is re-encoded\n"
+        "tfrecord: --drop-alpha, --to-8bit, --recompress and --orientation need --image-format or --image-quality: "
+        "otherwise no image is re-encoded\n"
     )
 
 

@@ -128,7 +128,7 @@ def test_wrong_use_is_one_line_that_names_what_is_allowed(arguments, message, ca
 
 
 def test_an_unknown_verb_names_the_verbs(capsys):
-    assert main.main(["convert"]) == 2
+    assert main.main(["transmute"]) == 2
     error = capsys.readouterr().err
     assert all(verb in error for verb in VERBS)
 

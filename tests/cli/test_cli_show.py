@@ -111,13 +111,12 @@ def test_a_sequence_example(capsys):
 @pytest.mark.parametrize(
     ("record", "looks", "spec"),
     [
-        (TF_RANKING, "an ExampleListWithContext (ELWC)", "ListFeatures(...)"),
         (b"a line of text", "text", "Text()"),
         ("Zeile f\xfcr Zeile".encode(), "text", "Text()"),
         (b'{"a": [1, 2]}', "JSON text", "Json()"),
         (encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"), "a PNG image", "Image()"),
         (
-            b"\x09" + bytes(8) + b"\x10\x01",
+            b"\x09" + bytes(8) + b"\x10\x01\x2a\x01\xff",
             "a TensorFlow event, as in tfevents files",
             "Proto(...)",
         ),

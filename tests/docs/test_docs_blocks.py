@@ -52,7 +52,9 @@ RUN_BY = {
 NOT_RUN = {
     ("install", "bash"): "installs into the system",
     ("install", "text"): "what tfrecord doctor printed on one machine",
+    ("ports", "bash"): "test_ports runs them",
     ("rlds", "py"): "the TensorFlow code that the page ports, and LeRobot's own reader",
+    ("tools", "console"): "what the commands printed once",
     ("robots", "py"): "calls of the originals, and of one of their classes",
 }
 

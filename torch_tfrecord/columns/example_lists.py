@@ -20,7 +20,7 @@ from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
 from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
-from torch_tfrecord.columns.feature import Feature, copy_mappings
+from torch_tfrecord.columns.feature import Feature, copy_mappings, features_code
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
@@ -184,6 +184,10 @@ class ListFeatures:
         true_or_false("shuffle_examples", self.shuffle_examples)
         one_of("format", self.format, "elwc", "eie")
         self._check_names()
+
+    def __str__(self) -> str:
+        """Show the Python code that builds it, with its imports."""
+        return features_code(self)
 
     def _check_names(self) -> None:
         taken: set[str | None] = set(self.example_features)

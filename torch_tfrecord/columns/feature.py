@@ -29,9 +29,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -276,22 +276,24 @@ class SequenceFeatures:
         return features_code(self)
 
 
-def features_code(features: Mapping[str, Feature] | SequenceFeatures) -> str:
-    """A program that builds some features, with its imports."""
+def features_code(features: Any) -> str:
+    """A program that builds some features, a mapping or a class of mappings, with its imports."""
     kinds: set[type] = set()
     mappings: list[Mapping[str, Feature]] = []
-    if isinstance(features, SequenceFeatures):
-        kinds.add(SequenceFeatures)
-        mappings += [features.context_features or {}, features.sequence_features or {}]
-        indent = "    "
-        context, steps = (_mapping_code(mapping, indent) for mapping in mappings)
-        code = (
-            f"SequenceFeatures(\n{indent}context_features={context},\n"
-            f"{indent}sequence_features={steps},\n)"
-        )
-    else:
+    if isinstance(features, Mapping):
         mappings.append(features)
         code = _mapping_code(features, "")
+    else:
+        kinds.add(type(features))
+        indent, code = "    ", f"{type(features).__name__}(\n"
+        for each in fields(features):
+            value = getattr(features, each.name)
+            if isinstance(value, Mapping):
+                mappings.append(value)
+                code += f"{indent}{each.name}={_mapping_code(value, indent)},\n"
+            elif value != each.default:
+                code += f"{indent}{each.name}={value!r},\n"
+        code += ")"
     kinds.update(type(spec) for mapping in mappings for spec in mapping.values())
     lines = [f"features = {code}"]
     if kinds:

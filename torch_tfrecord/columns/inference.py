@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns.dtypes import decode_text
+from torch_tfrecord.columns.example_lists import ListFeatures
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures, features_code
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
@@ -28,16 +30,22 @@ from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.images.headers import guess_content
-from torch_tfrecord.protobuf.example import Values, decode_sequence_example
+from torch_tfrecord.protobuf.example import Values, decode_example, decode_sequence_example
 from torch_tfrecord.protobuf.json_text import parse_json
-from torch_tfrecord.protobuf.messages import guess_message, is_bare
+from torch_tfrecord.protobuf.messages import (
+    ExampleListWithContext,
+    guess_message,
+    is_bare,
+    parse_message,
+)
 from torch_tfrecord.records.paths import Paths, find_files
-from torch_tfrecord.records.spread import spread_records
+from torch_tfrecord.records.spread import SpreadRecord, spread_records
 
 __all__ = [
     "Decoded",
     "InferredFeatures",
     "decode_record",
+    "features_of",
     "infer_features",
     "infer_features_from_records",
     "looks_like",
@@ -84,7 +92,7 @@ class InferredFeatures(dict[str, Feature]):
 
 def infer_features(
     paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
-) -> dict[str, Feature] | SequenceFeatures:
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
     """Propose a feature spec for the records in some files, to paste into your code.
 
     Args:
@@ -97,8 +105,9 @@ def infer_features(
         storage_options: See `TFRecordDataset`.
 
     Returns:
-        Key -> spec, or SequenceFeatures if a record has feature lists; see
-        `infer_features_from_records`. Printed, it is Python code to paste, with its imports.
+        Key -> spec, SequenceFeatures if a record has feature lists (see
+        `infer_features_from_records`), or ListFeatures for lists of Examples. Printed, it is Python
+        code to paste, with its imports.
 
     Raises:
         ParseError: A record is not an Example; names the record, and says what it looks like and
@@ -113,12 +122,28 @@ def infer_features(
     at_least(1, "num_records", num_records)
     files = find_files(paths, storage_options=storage_options)
     records = spread_records(files, num_records, Access(storage_options))
-    samples = [decode_record(record.payload, *record[:3]) for record in records]
-    if not samples:
+    features = features_of([*records])
+    if features is None:
         raise ValueError(
             f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."
         )
-    return propose_features(samples)
+    return features
+
+
+def features_of(
+    samples: Sequence[SpreadRecord],
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
+    """`infer_features` of records that were read; None if there are none."""
+    if not samples:
+        return None
+    if "ELWC" in str(guess_message(samples[0].payload)):
+        what = ExampleListWithContext, "example list"
+        lists = [parse_message(sample.payload, *what) for sample in samples]
+        return ListFeatures(
+            _propose_mapping([decode_example(each.context) for each in lists]),
+            _propose_mapping([decode_example(one) for each in lists for one in each.examples]),
+        )
+    return propose_features([decode_record(sample.payload, *sample[:3]) for sample in samples])
 
 
 def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
@@ -303,7 +328,7 @@ def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
 def read_text(value: bytes) -> str:
     """Decode a text without control characters but tabs and line ends; ParseError if it is none."""
     text = decode_text(value)
-    if not all(character.isprintable() or character in "\t\n\r" for character in text):
+    if not re.sub("[\t\n\r]", "", text).isprintable():
         raise ParseError("expected printable text")
     return text
 

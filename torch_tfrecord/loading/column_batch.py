@@ -18,6 +18,7 @@ from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
 from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
 from torch_tfrecord.loading.collate import BATCHED_KINDS, make_batch, numbers, take_columns
+from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -128,6 +129,7 @@ class ColumnBatch(MutableSequence[Value]):
         return self._all() == (other._all() if isinstance(other, ColumnBatch) else other)
 
     __hash__ = None  # type: ignore[assignment]  # like a list
+    _repr_html_ = to_html
 
     def __add__(self, other: Samples) -> Values:
         return [*self, *other]

@@ -20,6 +20,7 @@ from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
@@ -379,6 +380,8 @@ class TFRecordDataset(TableDataset):
         self.__dict__.update(state)
         if self.files is None:
             self.files = self._record_files.paths
+
+    _repr_html_ = to_html
 
     def __repr__(self) -> str:
         features = shown_features(self.features)

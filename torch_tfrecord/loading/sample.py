@@ -15,6 +15,7 @@ import torch
 
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of
+from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.samples import Columns, Samples, Value
 from torch_tfrecord.torch_internals import jagged_parts
 
@@ -147,6 +148,7 @@ class Sample(dict[Any, Value]):
         return super().__ne__(other)
 
     __hash__ = None  # like a dict
+    _repr_html_ = to_html
 
     def clear(self) -> None:
         """Like the method of ``dict``."""

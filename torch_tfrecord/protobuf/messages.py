@@ -19,6 +19,7 @@ from torch_tfrecord.errors import ParseError
 
 __all__ = [
     "BytesList",
+    "Event",
     "Example",
     "ExampleListWithContext",
     "FeatureMessage",
@@ -75,6 +76,20 @@ _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
         (16, "uint32_val", "repeated", "uint32"),
         (17, "uint64_val", "repeated", "uint64"),
         (18, "float8_val", "", "bytes"),
+    ],
+    # event.proto and summary.proto: what is shown of an event
+    "SummaryImage": [(4, "encoded_image_string", "", "bytes")],
+    "SummaryValue": [
+        (1, "tag", "", "string"),
+        (2, "simple_value", "oneof value", "float"),
+        (4, "image", "oneof value", "SummaryImage"),
+        (8, "tensor", "oneof value", "TensorProto"),
+    ],
+    "Summary": [(1, "value", "repeated", "SummaryValue")],
+    "Event": [
+        (2, "step", "", "int64"),
+        (3, "file_version", "", "string"),
+        (5, "summary", "", "Summary"),
     ],
 }
 
@@ -133,6 +148,7 @@ def _message_class(name: str) -> Any:
 BytesList = _message_class("BytesList")
 FloatList = _message_class("FloatList")
 Int64List = _message_class("Int64List")
+Event = _message_class("Event")
 Example = _message_class("Example")
 ExampleListWithContext = _message_class("ExampleListWithContext")
 SequenceExample = _message_class("SequenceExample")

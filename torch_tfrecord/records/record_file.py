@@ -152,6 +152,10 @@ class RecordFile:
         points = self._seek_points(size)
         return RecordIndex(offsets, lengths, size, kind, mtime_ns, found, etag, points).to_bytes()
 
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Read back bytes of a prepared file; fewer only at its end."""
+        return self._file.read(num_bytes, offset)
+
     def discard(self) -> None:
         """Leave nothing behind."""
         self._file.discard()

@@ -367,14 +367,16 @@ class ShardedTFRecordWriter(_Writer):
     def _commit(self) -> None:
         for shard in self._open_shards():
             self._finish(shard)
-        total = len(self._shards)
-        paths = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
+        paths = self._names(len(self._shards))
         if self._files is None:
             remote = [shard for shard in self._shards if isinstance(shard, RemoteRecordFile)]
             upload_record_files(remote, paths, self._access)
         else:
             self._publish(self._files, paths)
         self.paths = paths
+
+    def _names(self, total: int) -> list[str]:
+        return [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
 
     def _publish(self, files: FileSet, paths: Sequence[str]) -> None:
         shards = [shard for shard in self._shards if isinstance(shard, LocalRecordFile)]

@@ -1,0 +1,56 @@
+"""The option ``--features``: the specs that a verb reads records with."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from collections.abc import Sequence
+from typing import Any
+
+from torch_tfrecord.columns.inference import infer_features
+from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
+from torch_tfrecord.shown import shown_value
+
+__all__ = ["add_features", "load_features"]
+
+
+def add_features(parser: argparse.ArgumentParser) -> None:
+    """Add the option --features."""
+    parser.add_argument(
+        "--features",
+        metavar="FILE.py",
+        help="Python code that assigns `features`, such as `tfrecord show` prints; it is run; or a Schema of "
+        "TensorFlow Metadata, a .pbtxt or .pb (default: inferred from some records)",
+    )
+
+
+def load_features(source: str | None, paths: Sequence[str], num_records: int = 100) -> Any:
+    """The features of an option, or those inferred from some records.
+
+    Args:
+        source: A file of Python code, a Schema of TensorFlow Metadata (``.pbtxt``, ``.pb``), or
+            None.
+        paths: The files whose records are looked at.
+        num_records: How many of large files.
+
+    Raises:
+        ParseError: The file is no Schema.
+        ValueError: The code fails, or does not assign features.
+    """
+    if source is None:
+        return infer_features(list(paths), num_records=num_records)
+    if source.endswith((".pb", ".pbtxt")):
+        from index_tools.metadata_protos import read_schema  # of the extra tools
+
+        return read_schema(source)
+    try:
+        found: RecordFeatures | None = runpy.run_path(source).get("features")
+    except OSError:
+        raise
+    except Exception as error:  # whatever the code does
+        raise ValueError(f"{source}: {type(error).__name__}: {error}") from error
+    if found is None or not is_record_features(found):
+        raise ValueError(
+            f"{source}: expected code that assigns `features`, a dict of specs, got {shown_value(found)}"
+        )
+    return found

@@ -1,0 +1,228 @@
+"""What the verbs that write share: the options of their output, and shards that appear together or
+not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from index_tools._terminal import byte_size, integer
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.storage import FileSource, LocalFile, is_remote
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.framing import masked_crc32c
+from torch_tfrecord.records.paths import is_companion, shard_name
+from torch_tfrecord.records.record_file import LocalRecordFile, RemoteRecordFile
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.writer import ShardedTFRecordWriter
+
+__all__ = [
+    "SUFFIXES",
+    "FileWriter",
+    "Output",
+    "ShardWriter",
+    "add_output",
+    "create_folders",
+]
+
+SUFFIXES = {"": ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
+"""What the name of a shard ends with, by its compression."""
+
+# Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
+# by file.
+_DEFAULT_SHARD_BYTES = 100_000_000
+_MOST_UNNAMED = 200
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a set of shards; `Output` takes them as keywords."""
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
+    size.add_argument(
+        "--max-shard-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="maximum size of a shard, such as 1GiB (default: 100MB)",
+    )
+    parser.add_argument(
+        "--compression",
+        dest="compression_type",
+        type=str.upper,
+        choices=("NONE", "GZIP", "ZLIB"),
+        help="of the shards (default: that of the input if it is TFRecord, else none)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write over a set of as many shards (with --num-shards)",
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A set of shards to write, as the options of a verb say it.
+
+    Attributes:
+        prefix: Path and first part of the names.
+        num_shards, max_shard_bytes: At most one of them is given; the default is 100 MB a shard.
+        compression_type: "NONE", "GZIP" or "ZLIB"; None for no compression.
+        force: Write over a set of as many shards.
+    """
+
+    prefix: str
+    num_shards: int | None = None
+    max_shard_bytes: int | None = None
+    compression_type: str | None = None
+    force: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The last part of the shards' names."""
+        return SUFFIXES[(self.compression_type or "").replace("NONE", "")]
+
+    def check(self) -> None:
+        """Refuse to write beside another set of shards, as two under one prefix look like a damaged
+        one, or over a set, but with `force` over one of as many shards.
+
+        Raises:
+            ValueError: There is one, or the prefix has no name.
+        """
+        prefix = self.prefix
+        if not os.path.basename(prefix):
+            raise ValueError(
+                f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
+            )
+        replaced = f"-of-{self.num_shards or 0:05d}{self.suffix}" if self.force else None
+        for path in [] if is_remote(prefix) else sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
+            if not (is_companion(path) or (replaced and path.endswith(replaced))):
+                raise ValueError(
+                    f"a set of shards exists: {path}; remove it, or choose another OUTPUT_PREFIX (--force with "
+                    "--num-shards writes over a set of as many shards)"
+                )
+
+    def shards(self, sizes: npt.NDArray[np.int64]) -> dict[str, int]:
+        """The names of the shards, and how many records each has, of records of these bytes in their
+        order.
+
+        Raises:
+            ValueError: See `check`.
+        """
+        ends, cuts = np.cumsum(sizes), [0]
+        count, most = len(sizes), self.max_shard_bytes or _DEFAULT_SHARD_BYTES
+        while cuts[-1] < count and not self.num_shards:
+            end = ends[cuts[-1]] - sizes[cuts[-1]] + most
+            cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, end, side="right"))))
+        total = self.num_shards or max(len(cuts) - 1, 1)
+        if len(cuts) <= total:
+            cuts = [count * number // total for number in range(total + 1)]
+        replace(self, num_shards=total, max_shard_bytes=None).check()
+        names = (shard_name(self.prefix, number, total, self.suffix) for number in range(total))
+        return dict(zip(names, np.diff(cuts).tolist(), strict=True))
+
+    def writer(self, beside: Sequence[AtomicFile] = (), **options: Any) -> ShardWriter:
+        """Open the shards, with their indexes.
+
+        Args:
+            beside: Prepared files of the same folder, which appear with the shards.
+            options: Further options of `ShardedTFRecordWriter`.
+        """
+        most = self.max_shard_bytes or (None if self.num_shards else _DEFAULT_SHARD_BYTES)
+        sizes = {"num_shards": self.num_shards, "max_shard_bytes": most}
+        options = {**sizes, "write_index": True, "suffix": self.suffix, **options}
+        writer = ShardWriter(self.prefix, **options)
+        writer.beside = beside
+        return writer
+
+
+class ShardWriter(ShardedTFRecordWriter):
+    """Shards that appear together with other files of their folder."""
+
+    beside: Sequence[AtomicFile] = ()
+
+    def _beside(self) -> Sequence[AtomicFile]:
+        return self.beside
+
+
+@contextlib.contextmanager
+def create_folders(folder: str) -> Iterator[None]:
+    """Create a folder and its parents; after a failure remove those that were created."""
+    target = Path(folder)
+    missing = [path for path in (target, *target.parents) if not path.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        # innermost first
+        for path in missing:
+            with contextlib.suppress(OSError):  # not empty: something else was put there
+                path.rmdir()
+        raise
+
+
+class FileWriter(ShardedTFRecordWriter):
+    """Writes files of one folder, with their indexes, that appear together; each is read back, and
+    held against what was written to it, before any has its name.
+
+    Args:
+        first: The name of one of them, which says how all are compressed.
+        count: How many there will be.
+    """
+
+    def __init__(self, first: str, count: int) -> None:
+        suffix = os.path.splitext(first)[1]
+        super().__init__(first, max_shard_bytes=1, suffix=suffix, write_index=True)
+        # Without a name they vanish even with a killed process, but need a descriptor each.
+        self._only_last_is_open = count > _MOST_UNNAMED
+
+    def fill(self, path: str, records: Iterable[bytes | memoryview]) -> tuple[int, int]:
+        """Write the next file; its records, and their bytes with the frames.
+
+        Raises:
+            CorruptRecordError: It does not hold them.
+        """
+        if self.paths and self._only_last_is_open:
+            self._finish(self._shards[-1])
+        if self.paths:
+            self._add_shard()
+        self.paths.append(path)
+        file, written = self._shards[-1], 0
+        for record in records:
+            file.write(record)
+            written += _digest(record)
+        file.prepare()
+        source = FileSource()  # of unknown size
+        source.path, source.size, source.chunk_bytes = path, None, LocalFile.chunk_bytes
+        source.read = file.read  # type: ignore[method-assign]
+        blocks = RecordScanner(open_stream(source, "auto")[0], reuse_buffer=True)
+        held = sum(_digest(record) for block in blocks for record in block.records or ())
+        if held != written:
+            text = (
+                f"expected the {written >> 128} records that were read, got {held >> 128} or others"
+            )
+            raise CorruptRecordError(text, path=path)
+        return held >> 128, file.num_bytes
+
+    def _finish(self, shard: LocalRecordFile | RemoteRecordFile) -> None:
+        if self._files is not None and isinstance(shard, LocalRecordFile):
+            shard.add_to(self._files)
+
+    def _names(self, total: int) -> list[str]:
+        return self.paths
+
+
+def _digest(record: bytes | memoryview) -> int:
+    """A number whose sum over records tells their number, their bytes, and the sum of their
+    checksums, in any order.
+    """
+    return 1 << 128 | len(record) << 64 | masked_crc32c(record)

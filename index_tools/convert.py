@@ -1,0 +1,228 @@
+"""``tfrecord convert``: from files of other kinds to TFRecord, and back.
+
+Each file is first written whole under a hidden name, which says what was asked for; when all are
+there, they get their own names. So the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from index_tools._features import add_features, load_features
+from index_tools._outputs import create_folders
+from index_tools._terminal import Verb, escape
+from index_tools._workers import Advance, work_in_processes
+from index_tools.from_images import FROM_IMAGES, add_folder_options
+from index_tools.lerobot_export import RLDS_TO_LEROBOT, add_lerobot_options
+from torch_tfrecord.columns.inference import InferredFeatures, infer_features
+from torch_tfrecord.columns.lists import FixedLenFeature
+from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.engines.parts import open_dataset, schema_of
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.files.atomic import hidden_name
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.loading.arrow import ArrowColumns, write_arrow
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.paths import find_files, shard_name
+
+__all__ = ["CONVERT"]
+
+_Read: TypeAlias = Callable[[], Iterator[Any]]
+"""Reads some rows, as record batches or tables of Arrow."""
+_Write: TypeAlias = Callable[[Iterator[Any], str], None]
+"""Writes them to a path."""
+
+_TFRECORD = "TFRecord"
+_KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json", ".tar": "tar"}
+_NAME = re.compile(
+    r"(.*?)((?:\.tfrec\w*(?:\.gz|\.zlib)?|\.parquet|\.csv|\.jsonl?|\.tar)?)", re.DOTALL
+)
+_LEROBOT = ("fps", "split", "robot_type", "chosen", "images", "codec", "crf")
+
+_DESCRIPTION = """\
+OUT ends in .tfrecord (also .tfrecord.gz, .zlib), .parquet, .csv, .jsonl or .tar (WebDataset); without a dot it is
+a prefix of TFRecord shards. IN has such a name, too, or is a folder: of files of one kind; that `save_to_disk` of
+Hugging Face datasets wrote (--split); of images (as for `tfrecord from-images`, whose options apply); or, with
+--fps, of RLDS episodes, which become a LeRobot dataset (as for `tfrecord rlds-to-lerobot`). One side is TFRecord.
+
+What is written is typed by --features, else by what is there; then the features are printed as code, to edit and
+to pass as --features. Values are checked: what a kind cannot hold is refused by the name of its feature; leave it
+out by --columns. TFRecord has no float64: rounded columns are named.
+
+Without --num-shards OUT is one file; a prefix has a shard for each file of IN. Files appear when all are whole, and
+never over others unless you pass --force. With --jobs they are written in parallel. After an interrupt the same
+command goes on with the files that are missing; what is whole is kept beside OUT, under hidden names.
+
+examples:
+  tfrecord convert data.parquet data/train --num-shards 16 --jobs 4
+  tfrecord convert 'data/train-*' train.csv --columns label,text
+  tfrecord convert labels.csv labels.tfrecord --features features.py
+  tfrecord convert photos/ data/train --labels-csv labels.csv
+  tfrecord convert bridge/0.1.0 bridge_lerobot --fps 5"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="a file, a glob (quoted), or a folder")
+    parser.add_argument("out", metavar="OUT", help="a file, or a prefix of TFRecord shards")
+    parser.add_argument("--columns", metavar="A,B", help="only these features (default: all)")
+    add_features(parser)
+    add_folder_options(parser)
+    add_lerobot_options(parser)
+    parser.set_defaults(usual=parser.get_default)
+
+
+def _run(source: str, out: str, columns: str | None, features: str | None, **options: Any) -> int:
+    """Find out which conversion it is, and do it."""
+    usual = options.pop("usual")
+    lerobot = {name: options.pop(name) for name in _LEROBOT}
+    if lerobot["fps"]:
+        return RLDS_TO_LEROBOT.run(source, out, jobs=options["jobs"], **lerobot)
+    kind, files = ("images", []) if options["labels_csv"] else _find_input(source)
+    if (kind == _TFRECORD) == (_kind(out) == _TFRECORD):
+        raise ValueError(
+            f"expected TFRecord on one side, got {kind} to {_kind(out)} (RLDS to LeRobot: --fps; TFRecord to "
+            "TFRecord: tfrecord reshard)"
+        )
+    if kind == "images":
+        return FROM_IMAGES.run(source, out, **options)
+    taken = [options.pop(name) for name in ("num_shards", "force", "jobs")]
+    for name, value in options.items():
+        if value != usual(name):
+            raise ValueError(f"--{name.replace('_', '-')} is not for {kind} to {_kind(out)}")
+    names = columns.split(",") if columns else None
+    try:
+        return _convert(kind, files, out, lerobot["split"], names, features, *taken)
+    except ModuleNotFoundError as error:
+        text = f"this conversion needs the package {error.name}: pip install {error.name}"
+        raise ImportError(text) from error
+    except (KeyError, TypeError) as error:  # no such split, or a column that no list holds
+        raise ValueError(f"{error} (see --split, --columns)") from error
+
+
+CONVERT = Verb(_DESCRIPTION, _add_arguments, _run)
+
+
+def _kind(path: str) -> str:
+    return _KINDS.get(os.path.splitext(path)[1].lower(), _TFRECORD)
+
+
+def _find_input(source: str) -> tuple[str, list[str]]:
+    """The kind of what is there, and the files."""
+    names = sorted(os.listdir(source)) if os.path.isdir(source) else []
+    if {"state.json", "dataset_dict.json"}.intersection(names):
+        return "dataset", [source]
+    files = [os.path.join(source, name) for name in names if _kind(name) != _TFRECORD]
+    if "features.json" in names:  # beside records of TFDS
+        files = []
+    try:
+        files += find_files(source)
+    except FileNotFoundError:
+        if not names:
+            raise
+    kinds = {*map(_kind, files)} or {"images"}
+    if len(kinds) > 1:
+        raise ValueError(f"{source}: expected files of one kind, got {' and '.join(sorted(kinds))}")
+    return kinds.pop(), files
+
+
+def _convert(
+    kind: str,
+    files: list[str],
+    out: str,
+    split: str,
+    names: list[str] | None,
+    features: str | None,
+    num_shards: int | None,
+    force: bool,
+    jobs: int | None,
+) -> int:
+    from index_tools.table_formats import read_tables, write_table
+
+    stem, ending = _NAME.fullmatch(out).groups()  # type: ignore[union-attr]  # it matches all
+    if "." in os.path.basename(stem) and not ending:
+        raise ValueError(
+            f"{out}: expected a name that ends in .tfrecord (.gz, .zlib), .parquet, .csv, .jsonl or .tar, or a prefix "
+            "without a dot"
+        )
+    count = num_shards or (1 if ending else len(files))
+    paths = [shard_name(stem, number, count, ending or ".tfrecord") for number in range(count)]
+    if ending and not num_shards:
+        paths = [out]
+    specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
+    if kind == _TFRECORD:
+        if isinstance(specs, InferredFeatures):
+            # the sizes of an array may be in other features
+            raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
+            specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
+        data = open_dataset(files, specs, names, {})
+        ends = [len(data) * number // count for number in range(count + 1)]
+        reads: list[_Read] = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
+        write: _Write = partial(write_table, _kind(out), schema_of(data))
+    else:
+        schema = specs and ArrowColumns(specs).schema
+        read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
+        reads = [partial(read, [path]) for path in files]
+        if count != len(files):  # dealt, some rows at a time
+            reads = [partial(read, files, first=first, step=count) for first in range(count)]
+        write = partial(_write_records, specs)
+    statuses = [os.stat(path) for path in files if not is_remote(path)]
+    ages = [(status.st_size, status.st_mtime_ns) for status in statuses]
+    request = repr([files, ages, specs, names, split])
+    folder = os.path.dirname(out)
+    staged = [os.path.join(folder, hidden_name(request + path, f"part{ending}")) for path in paths]
+    for path in filter(os.path.lexists, paths):
+        if not force:
+            raise FileExistsError(errno.EEXIST, "it exists; --force writes over it", path)
+    pairs = zip(reads, staged, strict=True)
+    missing = [pair for pair in pairs if not os.path.exists(pair[1])]
+    task = partial(_write_part, write)
+    with create_folders(folder), ProgressBar(desc="converting", unit="row") as bar:
+        try:
+            if jobs and len(missing) > 1:
+                advice = "the same command goes on, also with fewer --jobs"
+                work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
+            else:
+                for pair in missing:
+                    task(pair, bar.update)
+            if not any(map(os.path.getsize, staged)):
+                raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
+            specs = specs or infer_features(staged)
+            if names and (lacking := {*names}.difference(specs)):
+                raise ValueError(f"expected columns with values, got {sorted(lacking)} without")
+        except (TypeError, ValueError, TFRecordError):
+            for path in filter(os.path.exists, staged):
+                os.unlink(path)  # the next time would end the same
+            raise
+        for whole, path in zip(staged, paths, strict=True):
+            os.replace(whole, path)
+    if not features:
+        print(f"# from {escape(files[0])}\n{specs}\n")
+    print(f"# wrote {' to '.join(map(escape, dict.fromkeys([paths[0], paths[-1]])))}")
+    return 0
+
+
+def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        write_arrow(batches, path, features=specs)
+    for warning in told:  # of floats that were rounded
+        print(f"warning: {escape(str(warning.message))}", file=sys.stderr)
+
+
+def _write_part(write: _Write, pair: tuple[_Read, str], advance: Advance) -> None:
+    def told() -> Iterator[Any]:
+        for batch in read():
+            yield batch
+            advance(batch.num_rows)
+
+    read, path = pair
+    write(told(), path)

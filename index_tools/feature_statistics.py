@@ -1,0 +1,200 @@
+"""What is measured of the features of a data set, some records at a time, and put together in order.
+
+Memory does not grow with the data: of each feature moments are kept, a sample of its values, and how
+often each value is there as long as few differ.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from index_tools._workers import Advance
+from torch_tfrecord.columns.dtypes import DType
+from torch_tfrecord.columns.feature import Feature, SequenceFeatures
+from torch_tfrecord.columns.lists import VarLenFeature
+from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.images.headers import read_header
+from torch_tfrecord.loading.scan_tasks import ScanTask
+
+__all__ = ["MOST_DISTINCT", "ROWS", "Distribution", "Statistics", "measure_task", "stored_features"]
+
+MOST_DISTINCT = 2_000
+"""If more values differ, it is not known how often each is there."""
+
+ROWS = "", "rows"
+"""Where `Statistics` count the records that were read."""
+
+_SAMPLE = 1 << 12
+_MOST_BYTES = 256  # of values that are told apart
+_SLICE = 1 << 15  # values at once: they stay in the processor's cache
+_BATCHES = 8  # put together, as each column of each has a price
+
+_DTYPES: dict[str, DType] = {
+    "int64_list": torch.int64,
+    "float_list": torch.float32,
+    "bytes_list": bytes,
+}
+_KINDS = {
+    "Image": "image",
+    "RawTensor": "tensor",
+    "SerializedTensor": "tensor",
+    "Text": "text",
+    "str": "text",
+}
+
+
+@dataclass
+class Distribution:
+    """What is known of some values: numbers or bytes.
+
+    Attributes:
+        count: How many there are.
+        missing: NaN, and what is not there, beside these.
+        zeros: How many of the numbers.
+        low, high: The smallest and the largest number.
+        mean: Of the numbers.
+        squares: Sum of the squares of their distances from the mean.
+        sample: float64 [2, N]: random keys, and the numbers that drew the smallest ones: all, or
+            4,096 of them.
+        frequencies: How often each value is there, by its first 256 bytes; of more than
+            `MOST_DISTINCT` not of all.
+    """
+
+    count: int = 0
+    missing: int = 0
+    zeros: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    mean: float = 0.0
+    squares: float = 0.0
+    sample: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty((2, 0)))
+    frequencies: Counter[float | bytes] = field(default_factory=Counter)
+
+    def add(self, values: pa.Array, task: int) -> None:
+        """Add values; which are drawn depends on the number of the task, and on how many it had
+        before.
+        """
+        for start in range(0, len(values), _SLICE):
+            part = values.slice(start, _SLICE)
+            known = part.filter(pc.invert(pc.is_null(part, nan_is_null=True)))
+            count = len(known)
+            found = Distribution(count, len(part) - count)
+            if pa.types.is_binary(part.type):
+                known = pc.binary_slice(known, 0, _MOST_BYTES)
+            elif count:
+                numbers = known.to_numpy().astype(float)
+                keys = np.random.default_rng((task, self.count)).random(count)
+                found.zeros = count - int(np.count_nonzero(numbers))
+                found.low, found.high = pc.min_max(known).as_py().values()
+                found.mean = numbers.mean().item()
+                found.squares = np.square(numbers - found.mean).sum().item()
+                found.sample = np.stack([keys, numbers])
+            if len(self.frequencies) <= MOST_DISTINCT:
+                pairs = pc.value_counts(known)[: MOST_DISTINCT + 1].flatten()
+                found.frequencies.update(dict(zip(*map(pa.Array.to_pylist, pairs), strict=True)))
+            self.merge(found)
+
+    def merge(self, other: Distribution) -> None:
+        """Add what is known of other values."""
+        before, shift = self.count, other.mean - self.mean
+        self.count += other.count
+        self.missing += other.missing
+        self.zeros += other.zeros
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        share = other.count / max(self.count, 1)
+        self.mean += shift * share
+        self.squares += other.squares + shift**2 * before * share
+        self.sample = np.hstack([self.sample, other.sample])
+        if self.sample.shape[1] > _SAMPLE:
+            first = np.argpartition(self.sample[0], _SAMPLE)[:_SAMPLE]
+            self.sample = self.sample[:, first]
+        if len(self.frequencies) <= MOST_DISTINCT:
+            self.frequencies.update(other.frequencies)
+
+
+Statistics: TypeAlias = defaultdict[tuple[str, str], Distribution]
+"""By the name of a feature and what is measured of it: its "values"; their number in a record as
+"length", where records that lack it are missing; the length of bytes as "bytes"; and of pictures, in
+place of values, "format", "height" and "width".
+"""
+
+
+def _parts(column: pa.Array, kind: str) -> Iterator[tuple[str, pa.Array]]:
+    if pa.types.is_list(column.type):
+        yield "length", pc.list_value_length(column)
+    while pa.types.is_list(column.type):
+        column = column.flatten()
+    if kind == "image":
+        headers = map(pa.array, zip(*map(_header, column.to_pylist()), strict=True))
+        yield from zip(("format", "height", "width"), headers, strict=False)
+    else:
+        yield "values", column
+    if pa.types.is_binary(column.type):
+        yield "bytes", pc.binary_length(column)
+
+
+def _header(picture: bytes) -> tuple[bytes, int | None, int | None]:
+    try:
+        header = read_header(picture)
+    except ImageDecodeError:
+        return b"unreadable", None, None
+    return header.format.encode(), header.height, header.width
+
+
+def stored_features(
+    features: RecordFeatures | None,
+) -> tuple[RecordFeatures | None, dict[str, str]]:
+    """What reads all that features want from records, as it is stored and with any number of
+    values; and its kinds.
+    """
+    kinds: dict[str, str] = {}
+
+    def stored(specs: Mapping[str, Feature] | None, reader: str = "reader") -> dict[str, Feature]:
+        readers = [getattr(spec, reader)(name) for name, spec in (specs or {}).items()]
+        wants = [want for one in readers for want in one.wants]
+        kinds.update((want.key, _KINDS.get(want.what, want.kind.counted)) for want in wants)
+        return {want.key: VarLenFeature(_DTYPES[want.kind.field]) for want in wants}
+
+    if isinstance(features, SequenceFeatures):
+        steps = stored(features.sequence_features, "step_reader")
+        return SequenceFeatures(stored(features.context_features), steps), kinds
+    if isinstance(features, Mapping):
+        return stored(features), kinds
+    return None, {"record": _KINDS.get(type(features).__name__, "bytes")}
+
+
+def measure_task(
+    kinds: Mapping[str, str], item: tuple[int, ScanTask], advance: Advance
+) -> Statistics:
+    """Measure the records of a task.
+
+    Args:
+        kinds: Of the `stored_features`.
+        item: The number of the task, and the task, which reads these.
+        advance: Told the number of its records in the end.
+    """
+    number, task = item
+    found: Statistics = defaultdict(Distribution)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out, the data set reports
+        batches = task.read()
+        while held := [*islice(batches, _BATCHES)]:
+            table = pa.Table.from_batches(held).combine_chunks()
+            found[ROWS].count += table.num_rows
+            for name, kind in kinds.items():
+                for part, values in _parts(table.column(name).chunk(0), kind):
+                    found[name, part].add(values, number)
+    advance(task.num_rows)
+    return found

@@ -1,0 +1,160 @@
+"""Encode one picture anew: the options for it, what is kept as it is, and why; and many in
+threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import PIL.Image
+import torch
+from torchvision.transforms.functional import to_pil_image  # torchvision ships no types
+
+from index_tools._terminal import integer
+from torch_tfrecord.images.codec import decode_image, turn_upright
+from torch_tfrecord.images.headers import read_header
+from torch_tfrecord.processors import num_processors
+
+__all__ = ["Encoding", "add_image_options", "map_in_threads"]
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+_DEFAULT_QUALITY = 90
+_ORIENTATION = 0x0112  # of EXIF
+_quality = integer(1, 100)
+
+
+class Encoding(NamedTuple):
+    """How pictures are encoded anew: the options that `add_image_options` adds.
+
+    Attributes:
+        image_format: "jpeg", "png" (optimised) or "webp" (lossless).
+        image_quality: 1 to 100, for JPEG.
+        drop_alpha: Leave out alpha; else JPEG, which has none, is not made of pictures with alpha.
+        to_8bit: Drop the lower half of 16-bit values; else such pictures keep their bytes.
+        recompress: Also encode JPEG files as JPEG, so that they lose a second time.
+        orientation: "kept": EXIF's orientation is carried over; "applied": the pixels are turned.
+    """
+
+    image_format: Literal["jpeg", "png", "webp"] = "jpeg"
+    image_quality: int = _DEFAULT_QUALITY
+    drop_alpha: bool = False
+    to_8bit: bool = False
+    recompress: bool = False
+    orientation: Literal["kept", "applied"] = "kept"
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> Encoding | None:
+        """Take these options out of those of a verb; None where every picture keeps its bytes.
+
+        Raises:
+            ValueError: An option would have no effect.
+        """
+        format, quality, *others = map(options.pop, cls._fields)
+        if quality and format in ("png", "webp"):
+            raise ValueError(f"--image-quality is for JPEG: {format} is lossless here")
+        if format or quality:
+            return cls(format or "jpeg", quality or _DEFAULT_QUALITY, *others)
+        if others != [False, False, False, "kept"]:
+            raise ValueError(
+                "--drop-alpha, --to-8bit, --recompress and --orientation need --image-format or "
+                "--image-quality: otherwise no image is re-encoded"
+            )
+        return None
+
+    def encode(self, encoded: bytes) -> tuple[bytes, str]:
+        """The picture in this encoding, or its own bytes and why; without a reason where it is such
+        a picture already, and the other would not be smaller.
+
+        Raises:
+            ImageDecodeError: The bytes are no picture, or a damaged one.
+        """
+        pixels, header = decode_image(encoded, "unchanged"), read_header(encoded)
+        turn = header.orientation if self.orientation == "applied" else 1
+        is_same = header.format == self.image_format and turn == 1
+        if is_same and self.image_format == "jpeg" and not self.recompress:
+            return encoded, ""
+        if pixels.dtype != torch.uint8 and not self.to_8bit:
+            # half of the bits would be lost, for example of a depth map
+            return encoded, "16-bit"
+        # A file may declare one colour transparent without an alpha channel.
+        full = decode_image(encoded, "RGBA")
+        is_opaque = len(pixels) in (1, 3) and bool((full[3] == 255).all())
+        if is_opaque or self.drop_alpha:
+            full = full[:1] if len(pixels) < 3 else full[:3]
+        elif self.image_format == "jpeg":
+            return encoded, "alpha"
+        # Without `exact`, WebP changes the colours where all is transparent.
+        lossless = {"png": {"optimize": True}, "webp": {"lossless": True, "exact": True}}
+        options: Any = lossless.get(self.image_format, {"quality": self.image_quality})
+        if header.orientation != turn:
+            options["exif"] = exif = PIL.Image.Exif()
+            exif[_ORIENTATION] = header.orientation
+        buffer = io.BytesIO()
+        try:
+            # Of the second picture of a JPEG, a preview, nobody speaks.
+            picture: Any = PIL.Image.open(io.BytesIO(encoded))
+            if header.format != "jpeg" and getattr(picture, "n_frames", 1) > 1:
+                return encoded, "animation"
+            to_pil_image(turn_upright(full, turn)).save(buffer, self.image_format, **options)
+        except (OSError, ValueError):
+            return encoded, "too large"  # sides over 65,535 pixels, for WebP over 16,383
+        new = buffer.getvalue()
+        return (encoded if is_same and len(new) >= len(encoded) else new), ""
+
+
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `Encoding.take` takes."""
+    parser.add_argument(
+        "--image-format",
+        choices=("jpeg", "png", "webp"),
+        help="encode images so: jpeg loses, png (optimised) and webp do not (default: each keeps its bytes)",
+    )
+    parser.add_argument(
+        "--image-quality",
+        "--jpeg-quality",
+        type=lambda text: text if text == "table" else _quality(text),
+        metavar="Q|table",
+        help=f"of JPEG, 1 to 100 (default: {_DEFAULT_QUALITY}); `table` writes nothing, and prints what each choice "
+        "costs",
+    )
+    for name, text in (
+        ("--drop-alpha", "also re-encode images with alpha, without it"),
+        ("--to-8bit", "also re-encode 16-bit images, with the upper 8 bits"),
+        ("--recompress", "also re-encode JPEG files as JPEG, which lose a second time"),
+    ):
+        parser.add_argument(name, action="store_true", help=text)
+    parser.add_argument(
+        "--orientation",
+        choices=("kept", "applied"),
+        default="kept",
+        help="of re-encoded images: carry EXIF's over, or turn the pixels (default: %(default)s)",
+    )
+
+
+def map_in_threads(
+    task: Callable[[_Item], _T], items: Iterable[_Item], num_threads: int | None
+) -> Iterator[_T]:
+    """`map` with threads (decoding releases the GIL), in order, with few results waiting; None for
+    one thread per processor.
+    """
+    most = num_threads or num_processors()
+    # not daemons: Python cannot end while they are in torch
+    pool = ThreadPoolExecutor(most, "tfrecord-images")
+    waiting: deque[Future[_T]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(task, item))
+            # as many wait as are being worked on: the writer is faster than the decoders
+            if len(waiting) == 2 * most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,64 @@
+"""Whether the records of a file are what their features say: they parse, and their pictures and
+sounds decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from index_tools._features import load_features
+from torch_tfrecord.columns.inference import decode_record
+from torch_tfrecord.columns.media import Audio
+from torch_tfrecord.columns.record_parsers import make_parser
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.files.storage import FileSource
+from torch_tfrecord.images.codec import decode_image, image_format
+from torch_tfrecord.records.reader import read_blocks
+
+__all__ = ["check_records"]
+
+
+def check_records(file: FileSource, source: str | None) -> Iterator[TFRecordError]:
+    """Read each record whose checksums match, and decode its pictures and sounds.
+
+    Args:
+        file: The file.
+        source: A file of code that assigns `features`; None to read Examples and SequenceExamples
+            with whatever features they have, and decode all values that begin like a picture or a
+            WAV file.
+
+    Yields:
+        The error of each record that does not parse or decode.
+    """
+    check: Callable[[bytes], object] = _decode
+    if source is not None:
+        check = make_parser(load_features(source, [])).single
+    for block in read_blocks(
+        file.path,
+        "auto",
+        verify_crc=True,
+        on_error="skip",
+        open_source=lambda path: file,
+        report=lambda path, skipped: None,  # damage is found by others
+    ):
+        for number, payload in enumerate(block.payloads or ()):
+            try:
+                check(payload)
+            except TFRecordError as error:
+                position, offset = block.position + number, int(block.offsets[number])
+                yield error.locate(path=file.path, position=position, offset=offset)
+
+
+def _decode(record: bytes) -> None:
+    context, lists = decode_record(record)
+    steps = ((name, values) for name, each in lists.items() for values in each)
+    for name, values in chain(context.items(), steps):
+        for value in values:
+            try:
+                if isinstance(value, bytes) and image_format(value):
+                    decode_image(value)
+                elif isinstance(value, bytes) and value[8:12] == b"WAVE":
+                    Audio().decode(memoryview(value), 0)
+            except TFRecordError as error:
+                raise type(error)(f"feature {name!r}: {error.args[0]}") from error.__cause__

@@ -1,0 +1,446 @@
+"""``tfrecord reshard``, ``split``, ``merge``, ``head`` and ``sample``: the same records in other
+files, byte for byte.
+
+Which record goes where is a pure function of the seed and the number of records, so that each output
+file reads its own, some at a time: however many there are, some hundred MB are in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from index_tools._outputs import SUFFIXES, FileWriter, Output, add_output, create_folders
+from index_tools._terminal import (
+    PATHS_HELP,
+    Verb,
+    add_json,
+    data_files,
+    escape,
+    format_size,
+    integer,
+    pluralize,
+)
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.files.access import DEFAULT_ACCESS
+from torch_tfrecord.files.requests import each_at_once
+from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.store import StoreError
+from torch_tfrecord.files.stores import store_of
+from torch_tfrecord.files.transfers import infos_if_there
+from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.order.orders import Permutation
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.manifest import manifest_path
+from torch_tfrecord.records.manifest_shards import write_manifest
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.shown import without_secrets
+
+__all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_BATCH_BYTES = 1 << 27  # of records, of which two or three batches are in memory
+_STRETCH_BYTES = 1 << 26  # of a file, of which records are read together
+_HEAD_BYTES = 1 << 20  # of a remote file, in which its first records most likely are
+
+_SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
+_KINDS = {"integers": int, "floats": np.float32, "strings": str}
+
+
+# Which records.
+
+
+def _index(columns: Collection[str], path: str) -> RecordIndex:
+    """The index of a file, with these columns: one that is kept, or one in memory."""
+    file = open_file(path)
+    with contextlib.suppress(IndexMismatchError):
+        index = IndexKeeper("require").index(file)
+        if index.find_kept().keys() >= {*columns}:
+            return index
+    reader = None
+    if columns:
+        from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+
+        reader = ExampleColumns([*columns])
+    return index_source(file, verify_crc=bool(columns), trusts_members=True, reader=reader)
+
+
+def _select(
+    paths: Sequence[str], where: Sequence[str], column: str | None = None
+) -> tuple[RecordFiles, _Integers]:
+    """The files, with a column, and the positions of the wanted records."""
+    conditions = [condition.partition("=")[::2] for condition in where]
+    columns = {name for name in (*dict(conditions), column) if name}
+    found = data_files(paths)
+    indexes = each_at_once(partial(_index, columns), found, 2)
+    bar = ProgressBar(indexes, "finding records", total=len(found), unit="file", delay=1.0)
+    files = RecordFiles(found, bar, verify_crc=True)
+    files.has_warned = True  # neighbours are read together
+    mask = np.ones(len(files.table), bool)
+    for name, values in conditions:
+        kept = files.column(name)
+        mask &= kept.matches([*map(_KINDS[kept.kind], values.split(","))], name)
+    if where and not mask.any():
+        raise ValueError(f"no record has {' and '.join(where)}")
+    return files, np.flatnonzero(mask)
+
+
+def _shuffle(positions: _Integers, seed: int) -> _Integers:
+    order = Permutation(len(positions), seed, 0)
+    return positions[order.positions(np.arange(len(positions)))]
+
+
+def draw_sets(classes: npt.NDArray[Any], fractions: Sequence[float], *seeds: int) -> _Integers:
+    """The set of each record, at random: each set has its fraction of all records, up to one, and
+    that of each class, up to two.
+
+    Args:
+        classes: [N]: of each record, anything that sorts.
+        fractions: Of the sets; their sum is 1.
+        seeds: Integers of any size.
+
+    Returns:
+        int64 [N]: numbers of sets.
+
+    Example:
+        >>> draw_sets(np.array([7, 7, 7, 7, 9, 9, 9, 9]), [0.75, 0.25], 0)
+        array([0, 0, 0, 1, 1, 0, 0, 0])
+    """
+    numbers = np.arange(len(classes))
+    order = Permutation(len(classes), *seeds).positions(numbers)
+    sizes = np.diff(np.rint(np.cumsum([0.0, *fractions]) * len(classes)).astype(int))
+    # The sets take turns, each as often as it is large, through all classes one behind the other.
+    turns = np.concatenate([(numbers[:size] + 0.5) / size for size in sizes])
+    drawn = np.repeat(np.arange(len(sizes)), sizes)[np.argsort(turns, kind="stable")]
+    sets = np.empty_like(numbers)
+    sets[order[np.argsort(classes[order], kind="stable")]] = drawn
+    return sets
+
+
+def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -> _Integers:
+    """The set of each value, by nothing but the value, the fractions and the seed.
+
+    Args:
+        values: Integers, floats or bytes.
+        fractions: Of the sets; their sum is 1.
+        seed: An integer of any size.
+
+    Returns:
+        int64 [N]: numbers of sets.
+
+    Example:
+        >>> hash_sets([b"house 1", b"house 2", b"house 3"], [0.5, 0.5], 0)
+        array([0, 1, 1])
+    """
+    digests = [hashlib.blake2b(f"{seed} {value!r}".encode(), digest_size=8) for value in values]
+    shares = [int.from_bytes(digest.digest(), "little") / 2**64 for digest in digests]
+    return np.searchsorted(np.cumsum(fractions)[:-1], shares, side="right")
+
+
+# Reading and writing.
+
+
+def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
+    """Records in the order of their positions, read in that of the files."""
+    lengths, order = files.table.find(positions).lengths, np.argsort(positions)
+    starts = np.cumsum(lengths) - lengths
+    # One buffer, which goes back to the system as a whole: small pieces would stay with the thread.
+    packed = PackedRecords(np.empty(lengths.sum(), np.uint8), starts, lengths)
+    blocks = files.table.block_starts(positions[order], _STRETCH_BYTES)
+    for part in np.split(order, blocks[1:]):
+        try:
+            records = files.read_batch(positions[part])
+        except TFRecordError:
+            for position in positions[part].tolist():  # whose error names the record
+                files.read(position)
+            raise
+        for number, record in zip(part.tolist(), records, strict=True):
+            packed[number][:] = record
+    return packed
+
+
+def _write(
+    files: RecordFiles, sets: Mapping[str, _Integers], as_json: bool, force: bool, **shards: Any
+) -> int:
+    """Write records to shards of these prefixes; without options of shards, to files."""
+    inputs = [*map(files.path, range(files.extent[0]))]
+    kinds = {files.facts(number).compression_type for number in range(len(inputs))}
+    if shards and not shards["compression_type"]:
+        shards["compression_type"] = min(kinds & SUFFIXES.keys(), default="")
+    outputs: dict[str, int] = {}
+    for prefix, positions in sets.items():
+        sizes = files.table.find(positions).lengths + OVERHEAD_BYTES
+        if shards:
+            outputs |= Output(prefix, **shards, force=force).shards(sizes)
+        else:
+            outputs[prefix] = len(sizes)
+    order = np.concatenate([*sets.values()])
+    ends = np.cumsum(files.table.find(order).lengths + OVERHEAD_BYTES)
+    parts = np.split(order, np.flatnonzero(np.diff(ends // _BATCH_BYTES)) + 1)
+    batches = each_at_once(partial(_read, files), parts, 2)
+    return _fill(inputs, outputs, chain.from_iterable(batches), as_json, force)
+
+
+def _fill(
+    inputs: Sequence[str],
+    outputs: Mapping[str, int],
+    records: Iterable[bytes] | Iterable[memoryview],
+    as_json: bool,
+    force: bool,
+) -> int:
+    """Write files of so many records, and print what they hold."""
+    read = {*map(os.path.realpath, inputs)}
+    for path in outputs:
+        if os.path.realpath(path) in read:
+            raise ValueError(f"{path}: expected an output that is no input")
+        if is_remote(path):
+            is_free = force or infos_if_there([path], DEFAULT_ACCESS) == [None]
+        else:  # a device or a folder stays in any case
+            is_free = not os.path.lexists(path) or (force and os.path.isfile(path))
+        if not is_free:
+            raise ValueError(f"{path}: it is there; --force writes over a file")
+    folder = "" if is_remote(path) else os.path.dirname(path)
+    with (
+        create_folders(folder),
+        ProgressBar(records, "writing", sum(outputs.values()), unit="record") as bar,
+        FileWriter(path, len(outputs)) as writer,
+    ):
+        stream = iter(bar)
+        files = [
+            (path, *writer.fill(path, islice(stream, count))) for path, count in outputs.items()
+        ]
+    if inputs and os.path.exists(manifest_path(inputs)):
+        write_manifest([*outputs])
+    if as_json:
+        names = ("path", "records", "bytes")
+        print(json.dumps([dict(zip(names, file, strict=True)) for file in files]))
+        return 0
+    for path, num_records, size in files:
+        text = f"{pluralize(num_records, 'record')} of {format_size(size)}"
+        print(f"wrote {text}: {escape(without_secrets(path))}")
+    return 0
+
+
+# The verbs.
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "paths": {"nargs": "+", "metavar": "PATH", "help": PATHS_HELP},
+    "sets": {
+        "nargs": "*",
+        "metavar": "PATH... OUT_PREFIX NAME=FRACTION",
+        "help": "files, as for the other verbs; a folder, or the first part of the shards' paths; the sets, with "
+        "fractions that sum to 1",
+    },
+    "out": {
+        "metavar": "OUT",
+        "help": "path of the file, which is compressed if it ends so; of shards, the first part of their paths",
+    },
+    "--shuffle": {
+        "action": "store_true",
+        "help": "in the order of make_dataloader(shuffle=True, seed=S), random over all records",
+    },
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "metavar": "S",
+        "help": "of what is random (default: %(default)s)",
+    },
+    "--where": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE[,VALUE]",
+        "help": "only records with one of these values; fast where the index keeps the feature (`tfrecord index "
+        "--columns`); with several --where, those that fulfil all",
+    },
+    "--by": {
+        "metavar": "FEATURE",
+        "help": "records with the same value of it go to the same set, by a hash of the value and the seed: also next "
+        "year, when there are more",
+    },
+    "--stratify": {"metavar": "FEATURE", "help": "keep the shares of its values in all sets"},
+    "--fraction": {
+        "type": float,
+        "default": 0.0,
+        "metavar": "F",
+        "help": "of the records, in place of -n",
+    },
+    "-n": {"type": integer(1), "dest": "num_records", "metavar": "N", "help": "number of records"},
+    "--force": {"action": "store_true", "help": "write over the file"},
+}
+
+_COMMON = """
+Records are copied byte for byte; a damaged one ends the command (see `tfrecord salvage`). The inputs are
+only read. What is written is read back and compared, then all of it appears, with indexes, and with a
+manifest if the inputs have one; or nothing."""
+
+
+def _verb(run: Callable[..., int], names: str, text: str, example: str) -> Verb:
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        for name in names.split():
+            parser.add_argument(name, **_OPTIONS[name])
+        if "--shuffle" in names:
+            add_output(parser)
+        add_json(parser)
+
+    return Verb(f"{text}\n{_COMMON}\n\n{example}", add_arguments, run)
+
+
+def _run_copy(
+    paths: Sequence[str],
+    out: str,
+    where: Sequence[str],
+    shuffle: bool = False,
+    seed: int = 0,
+    num_records: int | None = None,
+    fraction: float | None = None,
+    **options: Any,
+) -> int:
+    """Write all, or, with `fraction`, some of the records."""
+    files, positions = _select(paths, where)
+    order = _shuffle(positions, seed) if shuffle or fraction is not None else positions
+    if fraction is not None:
+        count = num_records or round(fraction * len(order))
+        if not 0 < count <= len(order):
+            raise ValueError(
+                f"expected -n or --fraction for 1 to {len(order)} records, got {count}"
+            )
+        order = np.sort(order[:count])
+    return _write(files, {out: order}, **options)
+
+
+RESHARD = _verb(
+    _run_copy,
+    "paths out --shuffle --seed --where",
+    """\
+Writes OUT_PREFIX-00000-of-00004.tfrecord ... : each shard has neighbouring records, in the order of the
+inputs or, with --shuffle, in one that the seed and the number of records decide. Needs some hundred MB of
+memory, however large the data are.""",
+    """\
+examples:
+  tfrecord reshard 'data/train-*' shuffled/train --num-shards 64 --shuffle --seed 1
+  tfrecord reshard data/ some/train --max-shard-bytes 50MB --where label=3,4""",
+)
+
+
+def _run_split(
+    sets: Sequence[str],
+    by: str | None,
+    stratify: str | None,
+    where: Sequence[str],
+    shuffle: bool,
+    seed: int,
+    **options: Any,
+) -> int:
+    matches = [match for match in map(_SET.fullmatch, sets) if match]
+    fractions = {match[1]: float(match[2]) for match in matches}
+    *paths, prefix = sets[: -len(matches)] or [""]
+    if not paths or (by and stratify) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(
+            "expected PATH... OUT_PREFIX NAME=FRACTION..., with fractions that sum to 1, and not both --by and "
+            f"--stratify, got {' '.join(sets)}"
+        )
+    files, positions = _select(paths, where, by or stratify)
+    shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
+    if name := by or stratify:
+        column = files.column(name).take(positions)
+        classes = column.values
+        if column.missing is not None and column.missing.any():
+            raise ValueError(
+                f"expected {name} in each record, got {column.missing.sum()} without it"
+            )
+    if by:
+        known, places = np.unique(classes, return_inverse=True)
+        values = [column.strings[one] if column.strings else one for one in known.tolist()]
+        numbers = hash_sets(values, shares, seed)[places]
+    else:
+        numbers = draw_sets(classes, shares, seed, 1)
+    base = os.path.join(prefix, "") if os.path.isdir(prefix) else prefix
+    base += "" if base.endswith("/") else "-"
+    parts = {f"{base}{name}": positions[numbers == number] for number, name in enumerate(fractions)}
+    if shuffle:
+        parts = {name: _shuffle(part, seed) for name, part in parts.items()}
+    return _write(files, parts, **options)
+
+
+SPLIT = _verb(
+    _run_split,
+    "sets --by --stratify --shuffle --seed --where",
+    """\
+Writes OUT_PREFIX-train-00000-of-00004.tfrecord ... for a set train; if OUT_PREFIX is a folder or ends with
+a slash, OUT_PREFIX/train-00000-of-00004.tfrecord. The seed decides which record goes to which set. In a set
+they have the order of the inputs, unless --shuffle is given. --num-shards is the number of each set's.""",
+    """\
+examples:
+  tfrecord split data/ sets/ train=0.8 validation=0.1 test=0.1 --shuffle
+  tfrecord split data/ sets/ train=0.9 test=0.1 --by patient
+  tfrecord split data/ sets/ train=0.9 test=0.1 --stratify label""",
+)
+
+
+MERGE = _verb(
+    _run_copy,
+    "paths out --where --force",
+    "Writes all records to one file, in the order of the inputs.",
+    """\
+example:
+  tfrecord merge 'data/train-*' train.tfrecord""",
+)
+
+
+def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options: Any) -> int:
+    count, inputs = num_records or 10, list[str]()
+    records: Iterable[bytes] = _first_records(paths[0], count) if len(paths) == 1 else ()
+    if not records:
+        inputs = data_files(paths)
+        records = islice(chain.from_iterable(map(read_records, inputs)), count)
+    return _fill(inputs, {out: count}, records, **options)
+
+
+def _first_records(path: str, count: int) -> list[bytes]:
+    """The first records of a remote file, by one request; none if they are not all there."""
+    with contextlib.suppress(OSError, TFRecordError, StoreError):  # told in the usual way
+        if is_remote(path):
+            store, name = store_of(path, DEFAULT_ACCESS)
+            data = store.read_range(name, 0, _HEAD_BYTES)
+            records = [*islice(read_records(io.BytesIO(data)), count)]
+            return records if len(records) == count else []
+    return []
+
+
+HEAD = _verb(
+    _run_head,
+    "paths out -n --force",
+    """\
+Writes the first records, 10 without -n. Reads no more than these; those of a remote file come by one request
+if they lie in its first MiB.""",
+    """\
+example:
+  tfrecord head https://example.com/train.tfrecord first.tfrecord -n 100""",
+)
+
+
+SAMPLE = _verb(
+    _run_copy,
+    "paths out -n --fraction --seed --where --force",
+    "Writes records drawn at random, each at most once, in the order of the inputs.",
+    """\
+example:
+  tfrecord sample data/ some.tfrecord -n 1000 --seed 1""",
+)

@@ -1,0 +1,337 @@
+"""``tfrecord stats``: count and measure the features of records, as a table, JSON, a plot, and the
+protos of TensorFlow Metadata.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from index_tools._features import add_features, load_features
+from index_tools._terminal import (
+    Verb,
+    add_executor,
+    add_jobs,
+    add_json,
+    add_paths,
+    align,
+    data_files,
+    escape,
+)
+from index_tools._workers import open_executor, work_in_processes
+from torch_tfrecord import Image, Text, TFRecordDataset
+from torch_tfrecord.columns.inference import Decoded, decode_record, looks_like, propose_features
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.processors import num_processors
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
+
+try:
+    from index_tools import metadata_protos
+    from index_tools.feature_statistics import (
+        MOST_DISTINCT,
+        ROWS,
+        Distribution,
+        Statistics,
+        measure_task,
+        stored_features,
+    )
+except ImportError as error:
+    text = (
+        "tfrecord stats needs the packages of the extra tools: pip install 'torch-tfrecord[tools]'"
+    )
+    raise ImportError(text) from error
+
+__all__ = ["STATS"]
+
+_INFER_RECORDS = 1000
+_TASK_BYTES, _MOST_TASKS, _FEW_TASKS = 1 << 27, 32, 8  # the result of a task has some MB
+_NUMBERS = ["min", "25%", "median", "75%", "max", "mean", "std", "quartiles"]
+_COLUMNS = [
+    *["feature", "kind", "records", "missing", "values", "nan", "zeros"],
+    *_NUMBERS,
+    "distinct",
+]
+_TEXTS = ("feature", "kind", "quartiles", "most frequent")
+_TOP, _SHOWN, _LINES, _CHARACTERS = 20, 3, 10, 24
+_PANELS, _MOST_PANELS = 4, 40  # in a row, and in all
+
+_DESCRIPTION = f"""\
+Prints a line for each feature: how many records have it, how many values they have in it, the range of
+these, their mean, standard deviation and quartiles, and the most frequent ones. Of text and other bytes
+the numbers are those of their lengths; of pictures, too, and there are their formats and sizes, by the
+headers (nothing is decoded). All is exact, but quartiles of more than 4,096 numbers are those of a random
+sample, the same in each run, and the column says so; and values are not counted one by one where more
+than {MOST_DISTINCT:,} differ. Memory does not grow with the data.
+
+Features are inferred from up to {_INFER_RECORDS:,} records: what only other records have is not measured,
+unless --features names it. A record where a feature has another kind than in most others, and a damaged
+one, is named and left out (exit status 1); a missing feature or another number of values is no error.
+
+--schema and --statistics write the protos of TensorFlow Metadata, as text if the name ends in .pbtxt. Both
+can be read: --features schema.pbtxt, and tfrecord stats statistics.pb.
+
+examples:
+  tfrecord stats 'data/train-*'
+  tfrecord stats data/ --json --duplicates
+  tfrecord stats data/ --plot features.png --schema schema.pbtxt"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
+    add_features(parser)
+    add_json(parser)
+    add = parser.add_argument
+    add("--plot", metavar="OUT.png", help="draw what is measured, up to 40 panels")
+    add("--schema", metavar="OUT.pbtxt", help="write the features as a Schema")
+    add("--statistics", metavar="OUT.pb", help="write a DatasetFeatureStatisticsList")
+    add("--force", action="store_true", help="write over these files")
+    add("--duplicates", action="store_true", help="also name records whose bytes are the same")
+    add_jobs(parser, "parallel processes")
+    add_executor(parser)
+
+
+def _run(
+    paths: Sequence[str],
+    features: str | None,
+    as_json: bool,
+    plot: str | None,
+    schema: str | None,
+    statistics: str | None,
+    force: bool,
+    duplicates: bool,
+    jobs: int | None,
+    executor: str,
+) -> int:
+    """Write no file but those that are asked for, and indexes as a dataset does."""
+    for path in filter(None, (plot, schema, statistics)):
+        if os.path.exists(path) and not force:
+            raise ValueError(f"{path} exists: --force writes over it")
+    found: Statistics = defaultdict(Distribution)
+    if paths[0].endswith((".pb", ".pbtxt")):
+        facts = metadata_protos.read_statistics(paths[0])
+    else:
+        files = data_files(paths)
+        specs, looked = (
+            (load_features(features, files), None) if features else _usual_features(files)
+        )
+        stored, kinds = stored_features(specs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the report has what is left out
+            dataset = TFRecordDataset(files, stored, on_error="skip")
+        _measure(dataset, kinds, jobs, executor, found)
+        facts = {
+            "files": len(files),
+            "records": len(dataset),
+            "inferred_from": looked,
+            "features": [_describe(name, kind, found) for name, kind in kinds.items()],
+            "left_out": len(dataset) - found[ROWS].count,
+            "bad": dataset.report.errors,  # those of other machines are not known here
+            "duplicates": _duplicates(files) if duplicates else [],
+        }
+        # bytes as text; what is no number is null
+        text = json.dumps(facts, default=partial(bytes.decode, errors="backslashreplace"))
+        facts = json.loads(text, parse_constant=lambda _: None)
+    for output, encode in (
+        (plot, lambda *_: _draw(found)),
+        (schema, metadata_protos.encode_schema),
+        (statistics, metadata_protos.encode_statistics),
+    ):
+        if output:
+            write_atomically(output, encode(facts, output))
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _print(facts)
+    return int(bool(facts.get("bad") or facts.get("left_out")))
+
+
+STATS = Verb(_DESCRIPTION, _add_arguments, _run)
+
+
+def _usual_features(files: Sequence[str]) -> tuple[Any, int]:
+    """The features of most of some records, and the number of these; damage ends the search, and is told later."""
+    payloads: list[bytes] = []
+    samples: list[Decoded] = []
+    with suppress(TFRecordError):
+        payloads.extend(record.payload for record in spread_records(files, _INFER_RECORDS))
+    for payload in payloads[:: 1 + len(payloads) // (_INFER_RECORDS + 1)]:
+        with suppress(ParseError):
+            samples.append(decode_record(payload))
+    pairs = Counter(pair for sample in samples for pair in _kinds(sample))
+    usual = dict(pair for pair, _ in reversed(pairs.most_common()))
+    if usual:
+        fit = [sample for sample in samples if _kinds(sample) <= usual.items()]
+        return propose_features(fit), len(fit)
+    looks = looks_like(payloads[0])[1] if payloads else ""
+    return {"Image()": Image(), "Text()": Text()}.get(looks), len(payloads)
+
+
+def _kinds(sample: Decoded) -> set[tuple[str, object]]:
+    context, lists = sample
+    values = [*context.items(), *((key, step) for key, steps in lists.items() for step in steps)]
+    return {(key, getattr(one, "dtype", bytes)) for key, one in values if len(one)}
+
+
+def _measure(
+    dataset: TFRecordDataset,
+    kinds: Mapping[str, str],
+    jobs: int | None,
+    executor: str,
+    found: Statistics,
+) -> None:
+    size = _TASK_BYTES * (1 + len(dataset.scan_tasks(_TASK_BYTES)) // _MOST_TASKS)
+    items = [*enumerate(dataset.scan_tasks(size))]
+    num_jobs = min(jobs or (num_processors() if len(items) > _FEW_TASKS else 1), len(items))
+    work = partial(measure_task, kinds)
+    bar = ProgressBar(total=len(dataset), desc="measuring", unit="record", unit_scale=True)
+    with bar, open_executor(executor) as workers:
+        if workers is not None:
+            results = workers.map(work, items, [abs] * len(items))  # it tells nothing
+        elif num_jobs > 1:
+            options = {"module": measure_task.__module__, "advice": "try --jobs 1"}
+            results = iter(work_in_processes(work, items, num_jobs, bar, **options))
+        else:
+            results = map(work, items, repeat(bar.update))
+        for result in results:
+            for key, values in result.items():
+                found[key].merge(values)
+
+
+def _describe(name: str, kind: str, found: Statistics) -> dict[str, object]:
+    parts = {part: values for (key, part), values in found.items() if key == name}
+    values = parts.get("values") or parts.get("format") or Distribution()
+    lengths, numbers = parts.get("length", values), parts.get("bytes", values)
+    top = sorted(values.frequencies.items(), key=lambda item: (-item[1], item[0]))
+    is_known = len(top) <= MOST_DISTINCT
+    row = {
+        "feature": name,
+        "kind": kind,
+        "records": lengths.count,
+        "missing": lengths.missing,
+        "shortest": lengths.low,
+        "longest": lengths.high,
+        "values": values.count,
+        "nan": values.missing,
+        "zeros": values.zeros,
+        "distinct": len(top) if is_known else None,
+        "top": top[: _TOP * is_known],
+        **_numbers(numbers),
+    }
+    return row | {side: _numbers(parts[side]) for side in ("height", "width") if side in parts}
+
+
+def _numbers(values: Distribution) -> dict[str, object]:
+    sample = values.sample[1]
+    if not len(sample):
+        return {}
+    std = math.sqrt(values.squares / values.count)
+    with np.errstate(invalid="ignore"):  # between infinite ones
+        quartiles = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
+    numbers = values.low, *quartiles, values.high, values.mean, std
+    kind = "exact" if values.count == len(sample) else "sample"
+    return dict(zip(_NUMBERS, (*numbers, kind), strict=True))
+
+
+def _duplicates(files: Sequence[str]) -> list[list[str]]:
+    """The records whose bytes are the same, by their file and number."""
+    marks = np.fromiter((mark for mark, _ in _marked(files)), np.uint64)
+    marks, counts = np.unique(marks, return_counts=True)
+    several = {*marks[counts > 1].tolist()}
+    groups = defaultdict(list)
+    for mark, record in _marked(files) if several else ():
+        if mark in several:
+            groups[record.payload].append(f"{record.path}: record {record.position}")
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _marked(files: Sequence[str]) -> Iterator[tuple[int, SpreadRecord]]:
+    for path in ProgressBar(files, "looking for duplicates", unit="file"):
+        with suppress(TFRecordError):  # told before
+            for record in records_of(path):
+                yield crc32c(record.payload) << 32 | len(record.payload), record
+
+
+def _draw(found: Statistics) -> bytes:
+    """A panel for each of what differs, as PNG."""
+    from matplotlib.figure import Figure
+
+    shown = [
+        (*key, values)
+        for key, values in found.items()
+        if key[1] != "width" and (1 < len(values.frequencies) <= _TOP or values.low < values.high)
+    ][:_MOST_PANELS]
+    num_rows = -(-len(shown) // _PANELS) or 1
+    figure = Figure((4 * _PANELS, 3 * num_rows), layout="constrained")
+    for number, (name, part, values) in enumerate(shown, 1):
+        axes = figure.add_subplot(num_rows, _PANELS, number)
+        axes.set_title(_label(f"{name} {part}"))
+        if part == "height":
+            axes.set_xlabel("width")
+            axes.scatter(found[name, "width"].sample[1], values.sample[1], s=4)
+        elif len(values.frequencies) <= _TOP:
+            labels, counts = zip(*sorted(values.frequencies.items(), reverse=True), strict=True)
+            axes.barh(range(len(labels)), counts, tick_label=[*map(_label, labels)])
+        else:
+            axes.hist(values.sample[1][np.isfinite(values.sample[1])], 50)
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no font has all characters
+        figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+def _label(value: object) -> str:
+    # within $ it would be mathematics
+    return _cell(value)[:_CHARACTERS].replace("$", r"\$")
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+    rows = [[*_COLUMNS, "most frequent"]]
+    for row in facts["features"]:
+        cells = [row.get(column) for column in _COLUMNS]
+        top = [
+            f"{_cell(value)[:_CHARACTERS]} ({number:.10g})" for value, number in row["top"][:_SHOWN]
+        ]
+        if "distinct" in row and row["distinct"] is None:
+            top = [f"more than {MOST_DISTINCT:,} distinct values"]
+        top += [
+            f"{side} {row[side]['min']} to {row[side]['max']}"
+            for side in ("height", "width")
+            if side in row
+        ]
+        rows.append([*map(_cell, cells), ", ".join(top)])
+    shown = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", "0"}]
+    sides = "".join("<" if column[0] in _TEXTS else ">" for column in shown)
+    print(*align([*zip(*shown, strict=True)], sides), sep="\n")
+    same, bad = facts.get("duplicates", []), facts.get("bad", [])
+    lines = [f"bad: {text}" for text in bad[:_LINES]]
+    lines += [f"the same: {', '.join(group[:_LINES])}" for group in same[:_LINES]]
+    num_bad = max(facts.get("left_out", 0), len(bad))
+    lines.append(f"{facts['records']} records, {num_bad} bad, {len(same)} groups of the same")
+    if facts.get("inferred_from"):
+        lines.append(
+            f"features inferred from {facts['inferred_from']} records: --features names others"
+        )
+    print(*map(escape, lines), sep="\n")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "" if value is None else escape(text)

@@ -1,0 +1,529 @@
+"""`tfrecord convert`: what other libraries read of what it writes, and what comes back.
+
+Covers index_tools/convert.
+Covers index_tools/table_formats.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import webdataset
+
+from index_tools import convert
+from index_tools.main import main
+from torch_tfrecord import (
+    TFRecordDataset,
+    TFRecordWriter,
+    decode_example,
+    encode_image,
+    infer_features,
+)
+
+DATA = Path(__file__).parent.parent / "data"
+JPEG = encode_image(torch.zeros(3, 4, 5, dtype=torch.uint8), "jpeg")
+ROWS = [
+    {"label": 1, "score": 0.1, "name": 'a,"b"\nc', "tokens": [1, 2]},
+    {"label": -(2**62), "score": float("inf"), "name": "", "tokens": np.zeros(0, np.int64)},
+    {"label": 3, "score": -0.0, "name": "2020-01-01", "tokens": [5]},
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path, rows):
+    with TFRecordWriter(path) as writer:
+        for row in rows:
+            writer.write(row)
+
+
+def records(paths):
+    dataset = TFRecordDataset(paths, None)
+    return [bytes(dataset.raw(number)) for number in range(len(dataset))]
+
+
+def examples(paths):
+    return [decode_example(record) for record in records(paths)]
+
+
+def run(*arguments):
+    assert main(["convert", *arguments]) == 0
+
+
+def error(capsys, *arguments, status=2):
+    before = {*os.listdir()}
+    assert main(["convert", *arguments]) == status
+    assert {*os.listdir()} - before <= {".torch_index"}
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tfrecord: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("tfrecord: ").strip()
+
+
+def hidden():
+    return [
+        name for name in os.listdir() if name.endswith((".parquet", ".tfrecord")) and name[0] == "."
+    ]
+
+
+# Records that TensorFlow wrote.
+
+
+@pytest.mark.parametrize("name", ["imagenet", "table", "text"])
+@pytest.mark.parametrize("ending", ["parquet", "tar", "jsonl"])
+def test_records_of_tensorflow_come_back_byte_for_byte(name, ending, capsys):
+    for path in (DATA / "ports").glob(f"{name}-*.tfrecord"):
+        shutil.copy(path, ".")
+    if (name, ending) == ("imagenet", "jsonl"):
+        assert error(capsys, f"{name}-*", "out.jsonl") == (
+            "feature 'image/encoded': text holds finite numbers and UTF-8: leave it out by --columns, or write Parquet"
+        )
+        return
+    run(f"{name}-*", f"out.{ending}")
+    run(f"out.{ending}", "back.tfrecord")
+    assert records("back.tfrecord") == records(f"{name}-*")
+
+
+def test_parquet_is_what_pandas_reads():
+    write("a.tfrecord", ROWS)
+    run("a.tfrecord", "a.parquet")
+    frame = pd.read_parquet("a.parquet")
+    assert frame["label"].tolist() == [1, -(2**62), 3]
+    assert frame["name"].tolist() == ['a,"b"\nc', "", "2020-01-01"]
+    np.testing.assert_array_equal(frame["score"], np.float32([0.1, np.inf, -0.0]))
+    assert [row.tolist() for row in frame["tokens"]] == [[1, 2], [], [5]]
+    run("a.parquet", "b.tfrecord")
+    assert records("b.tfrecord") == records("a.tfrecord")
+
+
+def test_csv_is_what_csv_and_pandas_read(capsys):
+    write("a.tfrecord", [*ROWS, {"label": 4, "score": float("nan"), "name": "NA"}])
+    message = error(capsys, "a.tfrecord", "a.csv")
+    assert message == (
+        "feature 'tokens': CSV holds one value in each record: leave it out by --columns, or write Parquet"
+    )
+    run("a.tfrecord", "a.csv", "--columns", "label,name,score")
+    with open("a.csv", newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["label", "name", "score"]
+    assert [line[1] for line in lines] == ['a,"b"\nc', "", "2020-01-01", "NA"]
+    assert [np.float32(line[2]) for line in lines[:3]] == [np.float32(0.1), np.inf, 0]
+    frame = pd.read_csv("a.csv", keep_default_na=False)
+    assert frame["label"].tolist() == [1, -(2**62), 3, 4]
+    run("a.csv", "b.tfrecord")
+    expected = [{k: v for k, v in row.items() if k != "tokens"} for row in examples("a.tfrecord")]
+    assert repr(examples("b.tfrecord")) == repr(expected)
+
+
+def test_csv_tells_a_missing_value_from_empty_text():
+    write("a.tfrecord", [{"name": "x", "n": 1}, {"name": "", "n": 2}, {"n": 3}, {"name": "z"}])
+    run("a.tfrecord", "a.csv")
+    assert Path("a.csv").read_text() == '"n","name"\n1,"x"\n2,""\n3,\n,"z"\n'
+    run("a.csv", "b.tfrecord")
+    assert records("b.tfrecord") == records("a.tfrecord")
+    write("c.tfrecord", [{"n": 1}, {}, {"n": 3}])  # an empty line
+    run("c.tfrecord", "c.csv")
+    run("c.csv", "d.tfrecord")
+    assert records("d.tfrecord") == records("c.tfrecord")
+
+
+def test_text_of_digits_comes_back_by_the_features_that_were_printed(capsys):
+    write("a.tfrecord", [{"code": "007", "n": 1}, {"code": "12", "n": 2}])
+    run("a.tfrecord", "a.csv")
+    Path("features.py").write_text(capsys.readouterr().out)
+    run("a.csv", "plain.tfrecord")
+    assert examples("plain.tfrecord")[0]["code"].tolist() == [7]
+    run("a.csv", "b.tfrecord", "--features", "features.py")
+    assert records("b.tfrecord") == records("a.tfrecord")
+
+
+def test_json_lines_are_what_json_reads(capsys):
+    rows = [
+        {**ROWS[0], "rgb": [0.5, 1.5, 2.5]},
+        {"label": 7, "name": "é", "rgb": [1.0, 2.0, 3.0], "score": 2.0},
+    ]
+    write("a.tfrecord", rows)
+    run("a.tfrecord", "a.jsonl")
+    found = [*map(json.loads, Path("a.jsonl").read_text().splitlines())]
+    assert found == [
+        {
+            "label": 1,
+            "name": 'a,"b"\nc',
+            "rgb": [0.5, 1.5, 2.5],
+            "score": float(np.float32(0.1)),
+            "tokens": [1, 2],
+        },
+        {"label": 7, "name": "é", "rgb": [1.0, 2.0, 3.0], "score": 2.0},
+    ]
+    run("a.jsonl", "b.tfrecord")
+    assert records("b.tfrecord") == records("a.tfrecord")
+    write("nan.tfrecord", [{"x": float("nan")}])
+    capsys.readouterr()
+    assert error(capsys, "nan.tfrecord", "nan.jsonl").startswith(
+        "feature 'x': text holds finite numbers"
+    )
+
+
+# WebDataset.
+
+
+def test_a_tar_is_what_tarfile_and_webdataset_read():
+    write(
+        "a.tfrecord",
+        [{"image/encoded": JPEG, "label": 3, "text": "é", "x": [0.5, 1.5], "raw": b"\xff"}] * 2,
+    )
+    run("a.tfrecord", "a.tar")
+    with tarfile.open("a.tar") as tar:
+        members = tar.getmembers()
+        assert [member.name for member in members[:5]] == [
+            "000000000.image%2Fencoded.jpg",
+            "000000000.label.cls",
+            "000000000.raw.bin",
+            "000000000.text.txt",
+            "000000000.x.npy",
+        ]
+        assert {(member.mtime, member.uid, member.gid, member.uname) for member in members} == {
+            (0, 0, 0, "")
+        }
+        assert tar.extractfile(members[0]).read() == JPEG
+    with open("a.tar", "rb") as stream:  # WebDataset itself leaves the file open
+        items = [
+            {**item, "__url__": ""} for item in webdataset.tariterators.tar_file_iterator(stream)
+        ]
+    sample, _ = map(webdataset.autodecode.Decoder([]), webdataset.tariterators.group_by_keys(items))
+    assert sample["__key__"] == "000000000"
+    assert (sample["label.cls"], sample["text.txt"], sample["raw.bin"]) == (3, "é", b"\xff")
+    np.testing.assert_array_equal(sample["x.npy"], [0.5, 1.5])
+
+
+def test_a_tar_that_webdataset_wrote():
+    with webdataset.TarWriter("a.tar") as tar:
+        for number in range(3):
+            tar.write(
+                {
+                    "__key__": f"set/photo_{number}",
+                    "jpg": JPEG,
+                    "cls": number,
+                    "txt": "a cat",
+                    "json": {"width": number, "tags": ["x"]},
+                    "emb.npy": np.float32([number, 0.5]),
+                    "seg.png": b"\x89PNG",
+                }
+            )
+    run("a.tar", "b.tfrecord")
+    example = examples("b.tfrecord")[2]
+    assert {key: list(value) for key, value in example.items()} == {
+        "__key__": [b"set/photo_2"],
+        "cls": [2],
+        "emb": [2.0, 0.5],
+        "jpg": [JPEG],
+        "json.tags": [b"x"],
+        "json.width": [2],
+        "seg": [b"\x89PNG"],
+        "txt": [b"a cat"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("1.x.npy", b""),
+        ("1.x.npy", b"\x93NUMPY\x01\x00"),
+        ("1.x.cls", b"x"),
+        ("1.x.txt", b"\xff"),
+        ("1.x.json", b"{"),
+    ],
+)
+def test_a_damaged_member(name, data, capsys):
+    with tarfile.open("a.tar", "w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    assert error(capsys, "a.tar", "b.tfrecord", status=1).startswith("a.tar: ")
+
+
+def test_a_pickle_in_a_tar_is_bytes_or_refused(capsys):
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([print], object), allow_pickle=True)
+    with tarfile.open("a.tar", "w") as tar:
+        member = tarfile.TarInfo("1.x.npy")
+        member.size = len(buffer.getvalue())
+        tar.addfile(member, io.BytesIO(buffer.getvalue()))
+    assert "allow_pickle=False" in error(capsys, "a.tar", "b.tfrecord", status=1)
+
+
+def test_a_record_without_values_is_no_sample(capsys):
+    write("a.tfrecord", [{"n": 1}, {}])
+    assert error(capsys, "a.tfrecord", "a.tar") == (
+        "record 1: a tar has no sample without values: leave it out by --columns, or write Parquet"
+    )
+
+
+# Hugging Face.
+
+
+def test_hugging_face_datasets(capsys):
+    images = [{"bytes": JPEG, "path": None}] * 3
+    table = datasets.Dataset.from_dict(
+        {"image": images, "label": [0, 1, 0], "text": ["a", None, "c"]}
+    )
+    datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk("hf")
+    capsys.readouterr()
+    run("hf", "a.tfrecord")
+    assert [row["label"].tolist() for row in examples("a.tfrecord")] == [[0], [1], [0]]
+    assert examples("a.tfrecord")[0] == {"image.bytes": [JPEG], "label": [0], "text": [b"a"]}
+    assert "text" not in examples("a.tfrecord")[1]
+    run("hf", "b.tfrecord", "--split", "test", "--columns", "label")
+    assert examples("b.tfrecord") == [{"label": [1]}]
+    capsys.readouterr()
+    assert "no" in error(capsys, "hf", "c.tfrecord", "--split", "no")
+
+
+# Types.
+
+
+def test_dates_decimals_and_structs_are_refused_by_name(capsys):
+    for name, column in {
+        "when": pa.array([0], pa.timestamp("s")),
+        "price": pa.array([1]).cast(pa.decimal128(20)),
+        "deep": pa.array([[[1]]]),
+    }.items():
+        pq.write_table(pa.table({name: column, "n": [1]}), "a.parquet")
+        message = error(capsys, "a.parquet", "a.tfrecord")
+        assert message.startswith(f"column {name!r}: no list of an Example holds ")
+        assert "--columns" in message
+        run("a.parquet", "a.tfrecord", "--columns", "n", "--force")
+        os.unlink("a.tfrecord")
+        capsys.readouterr()
+
+
+def test_rounded_floats_are_named(capsys):
+    Path("a.csv").write_text("x,y\n0.1,0.5\n")
+    run("a.csv", "a.tfrecord")
+    assert (
+        "warning: float64 columns were rounded to float32, the floats of TFRecord files: x;"
+        in capsys.readouterr().err
+    )
+
+
+def test_features_widen_check_and_leave_out(capsys):
+    Path("features.py").write_text(
+        "import torch\nfrom torch_tfrecord import FixedLenFeature, VarLenFeature\n"
+        "features = {'x': FixedLenFeature((), torch.float32), 'n': VarLenFeature(torch.int64)}\n"
+    )
+    Path("a.jsonl").write_text('{"x": 1, "n": 2, "other": 1}\n{"x": 0.5}\n')
+    run("a.jsonl", "a.tfrecord", "--features", "features.py")
+    assert examples("a.tfrecord") == [{"n": [2], "x": [1.0]}, {"x": [0.5]}]
+    assert capsys.readouterr().out == "# wrote a.tfrecord\n"
+    Path("a.jsonl").write_text('{"n": 2}\n')
+    assert "feature 'x' (float32): expected a value, got None" in error(
+        capsys, "a.jsonl", "b.tfrecord", "--features", "features.py"
+    )
+
+
+def test_files_of_other_types_are_refused_before_they_appear(capsys):
+    Path("a-0.csv").write_text("x\n1\n")
+    Path("a-1.csv").write_text("x\n0.5\n")
+    message = error(capsys, "a-*.csv", "out", status=1)
+    assert message == "feature 'x': Data types don't match: float32 and int64 in different records"
+
+
+# Sets of files.
+
+
+def test_shards_parallel_equal_to_serial(capsys):
+    write("a.tfrecord", [{"n": number} for number in range(1000)])
+    run("a.tfrecord", "a.parquet", "--num-shards", "3")
+    names = [f"a-0000{number}-of-00003.parquet" for number in range(3)]
+    assert sorted(Path().glob("*.parquet")) == [*map(Path, names)]
+    assert pq.read_table(names[0])["n"].to_pylist() == list(range(333))
+    run("a-*.parquet", "b/x")
+    assert len(os.listdir("b")) == 3
+    assert records("b/x-*") == records("a.tfrecord")
+    run("a-*.parquet", "c.tfrecord")
+    assert records("c.tfrecord") == records("a.tfrecord")
+    run("c.tfrecord", "d.jsonl", "--num-shards", "2", "--jobs", "2")
+    assert sum(len(path.read_text().splitlines()) for path in Path().glob("d-*.jsonl")) == 1000
+    run("a-*.parquet", "e.tfrecord.gz", "--num-shards", "2")
+    assert sorted(records("e-*.tfrecord.gz")) == sorted(records("a.tfrecord"))
+
+
+def test_an_interrupted_conversion_goes_on(monkeypatch, capsys):
+    write("a.tfrecord", [{"n": number} for number in range(9)])
+    original, done = convert._write_part, []
+
+    def go_on(write, pair, advance):
+        original(write, pair, advance)
+        done.append(pair[1])
+
+    def interrupted(write, pair, advance):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        go_on(write, pair, advance)
+
+    arguments = ["a.tfrecord", "a.parquet", "--num-shards", "3"]
+    monkeypatch.setattr(convert, "_write_part", interrupted)
+    assert main(["convert", *arguments]) == 130
+    assert len(hidden()) == len(done) == 2
+    assert not list(Path().glob("a-*"))
+    monkeypatch.setattr(convert, "_write_part", go_on)
+    run(*arguments)
+    assert len({*done}) == len(done) == 3
+    assert hidden() == []
+    assert pq.read_table(sorted(Path().glob("a-*.parquet")))["n"].to_pylist() == list(range(9))
+    # other data is another request
+    write("a.tfrecord", [{"n": number} for number in range(8)])
+    run(*arguments, "--force")
+    assert len({*done}) == len(done) == 6
+
+
+def test_nothing_is_written_over(capsys):
+    write("a.tfrecord", ROWS)
+    Path("a.parquet").write_text("mine")
+    assert (
+        error(capsys, "a.tfrecord", "a.parquet") == "a.parquet: it exists; --force writes over it"
+    )
+    assert Path("a.parquet").read_text() == "mine"
+    run("a.tfrecord", "a.parquet", "--force")
+    assert pq.read_table("a.parquet").num_rows == 3
+
+
+# Wrong use.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.csv", "a.tfrecord"], "missing.csv: No such file or directory"),
+        (["a.csv", "a.parquet"], "expected TFRecord on one side, got csv to parquet"),
+        (["a.csv", "a.png"], "a.png: expected a name that ends in .tfrecord"),
+        (["a.csv", "out", "--image-format", "png"], "--image-format is not for csv to TFRecord"),
+        (["mixed", "out"], "mixed: expected files of one kind, got csv and json"),
+        (
+            ["a.csv", "a.tfrecord", "--columns", "no"],
+            "a.csv: expected rows with values in the columns, got none",
+        ),
+        (["empty.csv", "a.tfrecord"], "empty.csv: expected rows with values"),
+    ],
+)
+def test_wrong_use(arguments, message, capsys, folder):
+    Path("a.csv").write_text("x\n1\n")
+    Path("empty.csv").write_text("x\n")
+    Path("mixed").mkdir()
+    for name in ("a.csv", "b.jsonl"):
+        (folder / "mixed" / name).touch()
+    assert error(capsys, *arguments).startswith(message)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "tar", "parquet", "tfrecord"])
+def test_a_png_with_another_name(ending, capsys):
+    Path(f"a.{ending}").write_bytes(encode_image(torch.zeros(3, 4, 5, dtype=torch.uint8), "png"))
+    out = "b.csv" if ending == "tfrecord" else "b.tfrecord"
+    assert f"a.{ending}" in error(capsys, f"a.{ending}", out, status=1)
+
+
+def test_a_damaged_record_is_named(capsys):
+    write("a.tfrecord", ROWS)
+    data = bytearray(Path("a.tfrecord").read_bytes())
+    data[-10] ^= 1
+    Path("a.tfrecord").write_bytes(data)
+    assert "a.tfrecord: record 2 at byte " in error(capsys, "a.tfrecord", "a.parquet", status=1)
+
+
+def test_a_missing_package(monkeypatch, capsys):
+    def missing(*args):
+        raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+
+    write("a.tfrecord", ROWS)
+    monkeypatch.setattr(convert, "_convert", missing)
+    assert (
+        error(capsys, "a.tfrecord", "a.csv")
+        == "this conversion needs the package pyarrow: pip install pyarrow"
+    )
+
+
+# Images, RLDS.
+
+
+def test_class_folders():
+    Path("photos/cat").mkdir(parents=True)
+    Path("photos/cat/1.jpg").write_bytes(JPEG)
+    run("photos", "out")
+    assert examples("out-*")[0]["image/class/text"] == [b"cat"]
+
+
+@pytest.mark.parametrize("header", ["", "id,label\n"])
+def test_a_flat_folder_with_labels(header, capsys):
+    Path("photos").mkdir()
+    for name in ("a", "b", "c"):
+        Path(f"photos/{name}.jpg").write_bytes(JPEG)
+    Path("photos/other.txt").touch()
+    Path("labels.csv").write_text(f"{header}a,10\nb.jpg,9\nc,10\n")
+    run("photos", "out", "--labels-csv", "labels.csv", "--no-shuffle")
+    found = examples("out-*")
+    assert [row["image/filename"] for row in found] == [[b"a.jpg"], [b"b.jpg"], [b"c.jpg"]]
+    assert [row["image/class/text"] for row in found] == [[b"10"], [b"9"], [b"10"]]
+    assert [row["image/class/label"].tolist() for row in found] == [[1], [0], [1]]
+    assert Path("labels-out.txt").read_text() == "9\n10\n"
+    out, err = capsys.readouterr()
+    assert ("header of labels.csv: id, label\n" in out) == bool(header)
+    assert "skipped 1 file" in err
+
+
+@pytest.mark.parametrize("text", ["a,1\na,2\n", "a,1\nz,2\n", "a\n", ""])
+def test_wrong_labels(text, capsys):
+    Path("photos").mkdir()
+    Path("photos/a.jpg").write_bytes(JPEG)
+    Path("labels.csv").write_text(text)
+    assert error(capsys, "photos", "out", "--labels-csv", "labels.csv").startswith("labels.csv: ")
+
+
+def test_rlds_to_lerobot_gets_its_options(monkeypatch):
+    taken = []
+    verb = convert.RLDS_TO_LEROBOT._replace(run=lambda *a, **k: taken.append((a, k)) or 0)
+    monkeypatch.setattr(convert, "RLDS_TO_LEROBOT", verb)
+    run("bridge", "out", "--fps", "5", "--feature", "a=b,c", "--images", "image", "--jobs", "2")
+    assert taken == [
+        (
+            ("bridge", "out"),
+            {
+                "jobs": 2,
+                "fps": 5,
+                "split": "train",
+                "robot_type": None,
+                "chosen": [("a", ["b", "c"])],
+                "images": "image",
+                "codec": "libsvtav1",
+                "crf": 30,
+            },
+        )
+    ]
+
+
+def test_the_printed_features_are_code(capsys):
+    write("a.tfrecord", ROWS)
+    run("a.tfrecord", "a.parquet")
+    first = capsys.readouterr().out
+    run("a.parquet", "b.tfrecord")
+    second = capsys.readouterr().out
+    found = {}
+    exec(first, found)
+    assert found["features"] == infer_features("a.tfrecord")
+    exec(second, found)
+    assert found["features"] == infer_features("b.tfrecord")
