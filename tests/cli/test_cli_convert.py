@@ -12,7 +12,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import webdataset
+from jobs import run_job
 
 from index_tools import convert
 from index_tools.main import main
@@ -278,21 +278,30 @@ def test_a_record_without_values_is_no_sample(capsys):
 # Hugging Face.
 
 
-def test_hugging_face_datasets(capsys):
-    images = [{"bytes": JPEG, "path": None}] * 3
-    table = datasets.Dataset.from_dict(
-        {"image": images, "label": [0, 1, 0], "text": ["a", None, "c"]}
-    )
-    datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk("hf")
-    capsys.readouterr()
-    run("hf", "a.tfrecord")
+# In a process of its own: once imported, datasets has pyarrow read some types as its own.
+HUGGING_FACE = """
+import datasets
+from index_tools.main import main
+
+images = [{"bytes": %r, "path": None}] * 3
+table = datasets.Dataset.from_dict(
+    {"image": images, "label": [0, 1, 0], "text": ["a", None, "c"]}
+)
+datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk("hf")
+assert main(["convert", "hf", "a.tfrecord"]) == 0
+assert main(["convert", "hf", "b.tfrecord", "--split", "test", "--columns", "label"]) == 0
+assert main(["convert", "hf", "c.tfrecord", "--split", "no"]) == 2
+"""
+
+
+def test_hugging_face_datasets():
+    done = run_job("-c", HUGGING_FACE % JPEG)
+    assert done.returncode == 0, done.stderr
+    assert "no" in done.stderr
     assert [row["label"].tolist() for row in examples("a.tfrecord")] == [[0], [1], [0]]
     assert examples("a.tfrecord")[0] == {"image.bytes": [JPEG], "label": [0], "text": [b"a"]}
     assert "text" not in examples("a.tfrecord")[1]
-    run("hf", "b.tfrecord", "--split", "test", "--columns", "label")
     assert examples("b.tfrecord") == [{"label": [1]}]
-    capsys.readouterr()
-    assert "no" in error(capsys, "hf", "c.tfrecord", "--split", "no")
 
 
 # Types.

@@ -191,9 +191,7 @@ def test_rows_as_lerobots_writer(exported, expected):
     for row, other in zip(rows, wanted, strict=True):
         assert {name: row[name] for name in other} == other
     schema = pq.read_schema(out / "data/chunk-000/file-000.parquet")
-    # With the package datasets imported, pyarrow reads its own types of these.
-    stored = {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
-    kinds = {name: str(kind).replace("element: ", "item: ") for name, kind in stored.items()}
+    kinds = {field.name: str(field.type).replace("element: ", "item: ") for field in schema}
     assert kinds == {
         name: kind.replace("element: ", "item: ") for name, kind in expected[mode]["schema"].items()
     }
