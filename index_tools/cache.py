@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
-from index_tools._terminal import Verb, escape, format_size, pluralize
+from index_tools._terminal import Verb, add_json, escape, format_size, pluralize
 from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import cache_info, clear_cache
 
@@ -28,19 +29,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", metavar="DIR", help="the cache's folder (default: in the user's cache)"
     )
     parser.add_argument("--clear", action="store_true", help="remove all copies")
+    add_json(parser)
 
 
-def _run(folder: str | None, clear: bool) -> int:
+def _run(folder: str | None, clear: bool, as_json: bool) -> int:
     folder = folder or remote_folder()
     info, name = cache_info(folder), escape(folder)
+    # what it held is told from before: afterwards there is nothing to count
+    if clear and info:
+        clear_cache(folder)
+    if as_json:
+        print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))
+        return 0
     if info is None:
         print(f"{name}: no cache")
         return 0
     files = pluralize(info.num_files, "remote file")
     content = f"{format_size(info.disk_bytes)} on the disk, of {files}"
-    # what it held is told from before: afterwards there is nothing to count
     if clear:
-        clear_cache(folder)
         print(f"{name}: removed {content}")
         return 0
     print(f"{name}: {content}, at most {format_size(info.max_bytes)}")

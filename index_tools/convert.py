@@ -23,6 +23,7 @@ from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work_in_processes
 from index_tools.from_images import FROM_IMAGES, add_folder_options
 from index_tools.lerobot_export import RLDS_TO_LEROBOT, add_lerobot_options
+from torch_tfrecord.columns.feature import features_code
 from torch_tfrecord.columns.inference import InferredFeatures, infer_features
 from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
@@ -145,54 +146,23 @@ def _convert(
     force: bool,
     jobs: int | None,
 ) -> int:
-    from index_tools.table_formats import read_tables, write_table
-
-    stem, ending = _NAME.fullmatch(out).groups()  # type: ignore[union-attr]  # it matches all
-    if "." in os.path.basename(stem) and not ending:
-        raise ValueError(
-            f"{out}: expected a name that ends in .tfrecord (.gz, .zlib), .parquet, .csv, .jsonl or .tar, or a prefix "
-            "without a dot"
-        )
-    count = num_shards or (1 if ending else len(files))
-    paths = [shard_name(stem, number, count, ending or ".tfrecord") for number in range(count)]
-    if ending and not num_shards:
-        paths = [out]
+    paths = _output_paths(out, len(files), num_shards)
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
     if kind == _TFRECORD:
-        if isinstance(specs, InferredFeatures):
-            # the sizes of an array may be in other features
-            raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
-            specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
-        data = open_dataset(files, specs, names, {})
-        ends = [len(data) * number // count for number in range(count + 1)]
-        reads: list[_Read] = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-        write: _Write = partial(write_table, _kind(out), schema_of(data))
+        specs, reads, write = _exports(files, specs, names, _kind(out), len(paths))
     else:
-        schema = specs and ArrowColumns(specs).schema
-        read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
-        reads = [partial(read, [path]) for path in files]
-        if count != len(files):  # dealt, some rows at a time
-            reads = [partial(read, files, first=first, step=count) for first in range(count)]
-        write = partial(_write_records, specs)
+        reads, write = _imports(kind, files, specs, names, split, len(paths))
     statuses = [os.stat(path) for path in files if not is_remote(path)]
     ages = [(status.st_size, status.st_mtime_ns) for status in statuses]
     request = repr([files, ages, specs, names, split])
-    folder = os.path.dirname(out)
+    folder, ending = os.path.dirname(out), os.path.splitext(paths[0])[1]
     staged = [os.path.join(folder, hidden_name(request + path, f"part{ending}")) for path in paths]
     for path in filter(os.path.lexists, paths):
         if not force:
             raise FileExistsError(errno.EEXIST, "it exists; --force writes over it", path)
-    pairs = zip(reads, staged, strict=True)
-    missing = [pair for pair in pairs if not os.path.exists(pair[1])]
-    task = partial(_write_part, write)
-    with create_folders(folder), ProgressBar(desc="converting", unit="row") as bar:
+    with create_folders(folder):
         try:
-            if jobs and len(missing) > 1:
-                advice = "the same command goes on, also with fewer --jobs"
-                work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
-            else:
-                for pair in missing:
-                    task(pair, bar.update)
+            _write_parts(partial(_write_part, write), [*zip(reads, staged, strict=True)], jobs)
             if not any(map(os.path.getsize, staged)):
                 raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
             specs = specs or infer_features(staged)
@@ -205,9 +175,68 @@ def _convert(
         for whole, path in zip(staged, paths, strict=True):
             os.replace(whole, path)
     if not features:
-        print(f"# from {escape(files[0])}\n{specs}\n")
+        print(f"# from {escape(files[0])}\n{features_code(specs)}\n")
     print(f"# wrote {' to '.join(map(escape, dict.fromkeys([paths[0], paths[-1]])))}")
     return 0
+
+
+def _output_paths(out: str, num_files: int, num_shards: int | None) -> list[str]:
+    stem, ending = _NAME.fullmatch(out).groups()  # type: ignore[union-attr]  # it matches all
+    if "." in os.path.basename(stem) and not ending:
+        raise ValueError(
+            f"{out}: expected a name that ends in .tfrecord (.gz, .zlib), .parquet, .csv, .jsonl or .tar, or a prefix "
+            "without a dot"
+        )
+    if ending and not num_shards:
+        return [out]
+    count = num_shards or num_files
+    return [shard_name(stem, number, count, ending or ".tfrecord") for number in range(count)]
+
+
+def _exports(
+    files: list[str], specs: Any, names: list[str] | None, kind: str, count: int
+) -> tuple[Any, list[_Read], _Write]:
+    """The features that are written, what reads the rows of each file, and what writes one."""
+    from index_tools.table_formats import write_table
+
+    if isinstance(specs, InferredFeatures):
+        # the sizes of an array may be in other features
+        raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
+        specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
+    data = open_dataset(files, specs, names, {})
+    ends = [len(data) * number // count for number in range(count + 1)]
+    reads: list[_Read] = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
+    return data.features, reads, partial(write_table, kind, schema_of(data))
+
+
+def _imports(
+    kind: str, files: list[str], specs: Any, names: list[str] | None, split: str, count: int
+) -> tuple[list[_Read], _Write]:
+    """What reads the rows of each file, and what writes one."""
+    from index_tools.table_formats import read_tables
+
+    schema = specs and ArrowColumns(specs).schema
+    read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
+    reads: list[_Read] = [partial(read, [path]) for path in files]
+    if count != len(files):  # dealt, some rows at a time
+        reads = [partial(read, files, first=first, step=count) for first in range(count)]
+    return reads, partial(_write_records, specs)
+
+
+def _write_parts(
+    task: Callable[[tuple[_Read, str], Advance], None],
+    parts: list[tuple[_Read, str]],
+    jobs: int | None,
+) -> None:
+    """Write the files that are not there yet."""
+    missing = [part for part in parts if not os.path.exists(part[1])]
+    with ProgressBar(desc="converting", unit="row") as bar:
+        if jobs and len(missing) > 1:
+            advice = "the same command goes on, also with fewer --jobs"
+            work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
+            return
+        for part in missing:
+            task(part, bar.update)
 
 
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:

@@ -7,6 +7,7 @@ memory is available if a DataLoader worker gets some.
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from index_tools._terminal import Verb
+from index_tools._terminal import Verb, add_json
 from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
 from torch_tfrecord.images.backends import (
     NVIMGCODEC_PIP,
@@ -62,12 +63,17 @@ _WORKER_SECONDS = 60
 _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo"
 
 
-def _run() -> int:
-    print(installation_report())
+def _run(as_json: bool) -> int:
+    if not as_json:
+        print(installation_report())
+        return 0
+    sections = _sections()
+    rows = {title: {row.name: row.text for row in own} for title, own in sections.items()}
+    print(json.dumps({**rows, "Missing": _remedies(sections)}))
     return 0
 
 
-DOCTOR = Verb(_DESCRIPTION, lambda _: None, _run)
+DOCTOR = Verb(_DESCRIPTION, add_json, _run)
 
 
 class _Row(NamedTuple):
@@ -95,7 +101,11 @@ def installation_report() -> str:
           frames       compiled (records and checksums)
           ...
     """
-    sections = {
+    return _text(_sections())
+
+
+def _sections() -> dict[str, list[_Row]]:
+    return {
         "Compiled core": [_part(name) for name in _PARTS],
         "Images": list(_image_rows()),
         "Sounds and videos": [
@@ -105,17 +115,20 @@ def installation_report() -> str:
         "DataLoader workers": [_worker_row()],
         "Versions": [_Row(name, _version(name)) for name in _PACKAGES],
     }
+
+
+def _remedies(sections: dict[str, list[_Row]]) -> list[str]:
+    # one compiler is the remedy of several parts
+    return [*dict.fromkeys(row.remedy for own in sections.values() for row in own if row.remedy)]
+
+
+def _text(sections: dict[str, list[_Row]]) -> str:
     head = f"torch_tfrecord {_version('torch-tfrecord')}, Python {platform.python_version()}, "
     lines = [head + f"{platform.system()} {platform.machine()}"]
     for title, rows in sections.items():
         lines += ["", title, *(f"  {row.name:<11}  {row.text}" for row in rows)]
-    # one compiler is the remedy of several parts
-    remedies = dict.fromkeys(row.remedy for rows in sections.values() for row in rows if row.remedy)
-    lines += (
-        ["", "Missing", *(f"  {remedy}" for remedy in remedies)]
-        if remedies
-        else ["", "Nothing is missing."]
-    )
+    missing = [f"  {remedy}" for remedy in _remedies(sections)]
+    lines += ["", "Missing", *missing] if missing else ["", "Nothing is missing."]
     return "\n".join(lines)
 
 

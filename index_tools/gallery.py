@@ -6,7 +6,9 @@ import argparse
 import io
 import logging
 import socket
+import sys
 import threading
+import warnings
 import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from index_tools._features import load_features
-from index_tools._terminal import Verb, add_paths, data_files, integer
+from index_tools._terminal import Verb, add_paths, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.columns.inference import decode_record
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GALLERY", "Gallery", "make_app"]
 
+_LINES = 10  # of damage that are told
 _MOST_BYTES = 1 << 28  # of a record, and of its decoded values
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -95,9 +98,11 @@ class Gallery:
             self._tree, self.dataset = tfds.info(paths[0]).features, tfds.load(paths[0], "all")
         else:
             specs = load_features(features, paths) if features else None
-            self.dataset = TFRecordDataset(
-                data_files(paths), specs, max_batch_bytes=_MOST_BYTES, on_error="skip"
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the report has what is damaged
+                self.dataset = TFRecordDataset(
+                    data_files(paths), specs, max_batch_bytes=_MOST_BYTES, on_error="skip"
+                )
         # the names of the shards are those of their labels, too
         first = Path(self.dataset.files[0])
         found = [Path(labels)] if labels else first.parent.glob("labels-*.txt")
@@ -209,8 +214,12 @@ def _run(
         raise ValueError(f"{png} exists: choose another name, or pass --force")
     gallery = Gallery(paths, features, labels)
     found = gallery.positions(where)
+    errors = gallery.dataset.report.errors
+    for error in errors[:_LINES]:
+        print(f"bad: {escape(error)}", file=sys.stderr)
     if not found:
-        raise ValueError("there are no records to show")
+        print("there are no records to show", file=sys.stderr)
+        return 1 if errors else 2
     if png:
         cells = [
             parts[0]._replace(name=f"{position} {caption(parts)}")

@@ -154,6 +154,7 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest", action="store_true", help="also write one file for the indexes of all files"
     )
     parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
+    add_json(parser)
 
 
 def _run_index(
@@ -167,6 +168,7 @@ def _run_index(
     index_bytes_ratio: float,
     manifest: bool,
     force: bool,
+    as_json: bool,
 ) -> int:
     """Each index appears complete or not at all."""
     files = data_files(paths)
@@ -199,13 +201,15 @@ def _run_index(
         outcomes = work_on_files(
             task, files, num_jobs=jobs, executor=workers, description="indexing"
         )
-    _print_indexed(outcomes)
+    (_print_indexed_json if as_json else _print_indexed)(outcomes)
     status = exit_code([outcome.error for outcome in outcomes])
     # a manifest of some of the files would pass for that of all
     if manifest and not status:
         made = write_manifest(files, index_dir=output_dir, again=force)
         print(
-            f"manifest of {pluralize(made.num_files, 'file')}, {pluralize(made.num_records, 'record')}: "
+            json.dumps({"manifest": made.path, "num_files": made.num_files})
+            if as_json
+            else f"manifest of {pluralize(made.num_files, 'file')}, {pluralize(made.num_records, 'record')}: "
             f"{pluralize(made.num_bytes, 'byte')} -> {escape(made.path)}"
         )
     return status
@@ -227,6 +231,16 @@ def _print_indexed(outcomes: Sequence[Outcome[_Read]]) -> None:
         f"{pluralize(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
         f"{len(outcomes) - len(done)} failed; {_count(done)}"
     )
+
+
+def _print_indexed_json(outcomes: Sequence[Outcome[_Read]]) -> None:
+    """Print one line of JSON per file."""
+    for outcome in outcomes:
+        facts: dict[str, object] = {"path": without_secrets(outcome.path)}
+        if file := outcome.value:
+            facts |= {"num_records": file.num_records, "num_bytes": file.num_bytes}
+            facts |= {"index": file.index_path, "is_new": file.is_new}
+        print(json.dumps({**facts, "error": error_text(outcome.error) if outcome.error else ""}))
 
 
 def _index_path(path: str, format: str, output_dir: str | None) -> str:

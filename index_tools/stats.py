@@ -30,6 +30,7 @@ from index_tools._terminal import (
     align,
     data_files,
     escape,
+    pluralize,
 )
 from index_tools._workers import open_executor, work_in_processes
 from torch_tfrecord import Image, Text, TFRecordDataset
@@ -141,7 +142,7 @@ def _run(
             "features": [_describe(name, kind, found) for name, kind in kinds.items()],
             "left_out": len(dataset) - found[ROWS].count,
             "bad": dataset.report.errors,  # those of other machines are not known here
-            "duplicates": _duplicates(files) if duplicates else [],
+            "duplicates": _duplicates(files) if duplicates else None,
         }
         # bytes as text; what is no number is null
         text = json.dumps(facts, default=partial(bytes.decode, errors="backslashreplace"))
@@ -318,15 +319,16 @@ def _print(facts: Mapping[str, Any]) -> None:
     shown = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", "0"}]
     sides = "".join("<" if column[0] in _TEXTS else ">" for column in shown)
     print(*align([*zip(*shown, strict=True)], sides), sep="\n")
-    same, bad = facts.get("duplicates", []), facts.get("bad", [])
+    same, bad = facts.get("duplicates"), facts.get("bad", [])
     lines = [f"bad: {text}" for text in bad[:_LINES]]
-    lines += [f"the same: {', '.join(group[:_LINES])}" for group in same[:_LINES]]
+    if same is not None:
+        lines += [f"the same: {', '.join(group[:_LINES])}" for group in same[:_LINES]]
+        lines.append(f"{pluralize(len(same), 'group')} of records that are the same")
     num_bad = max(facts.get("left_out", 0), len(bad))
-    lines.append(f"{facts['records']} records, {num_bad} bad, {len(same)} groups of the same")
+    lines.append(f"{pluralize(facts['records'], 'record')}, {num_bad} bad")
     if facts.get("inferred_from"):
-        lines.append(
-            f"features inferred from {facts['inferred_from']} records: --features names others"
-        )
+        records = pluralize(facts["inferred_from"], "record")
+        lines.append(f"features inferred from {records}: --features names others")
     print(*map(escape, lines), sep="\n")
 
 

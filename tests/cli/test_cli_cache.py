@@ -1,5 +1,6 @@
 """`tfrecord cache`: what a cache holds, and that it is gone."""
 
+import json
 import os
 import re
 
@@ -35,6 +36,10 @@ def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
     size = re.escape(shown) + r": 9\d\d\.\d KB on the disk, of 1 remote file, at most 64\.0 MB"
     assert re.fullmatch(size, held)
     assert read == "read through it: 3.6 MB, 75 % of it from the cache"
+    assert main([*arguments, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["num_files"], facts["max_bytes"]) == (1, 64_000_000)
+    assert facts["hit_bytes"] == 3 * facts["fetched_bytes"]
     assert main([*arguments, "--clear"]) == 0
     assert capsys.readouterr().out.startswith(f"{shown}: removed 9")
     assert os.listdir(folder) == []

@@ -1,6 +1,7 @@
 """`tfrecord index` and `tfrecord verify`: many files, some of them damaged."""
 
 import gzip
+import json
 import os
 import random
 import time
@@ -53,6 +54,26 @@ def test_index_writes_what_the_dataset_uses(folder, capsys):
     assert RecordIndex.load(sidecar_path("a.tfrecord")) == build_index("a.tfrecord")
     assert [TFRecordDataset("a.tfrecord", index="require").raw(at) for at in range(3)] == RECORDS
     assert len(TFRecordDataset("b.tfrecord.gz", index="require")) == 3
+
+
+def test_index_tells_facts_as_json(folder, capsys):
+    for number in (2, 3):
+        with TFRecordWriter(f"{number}.tfrecord") as writer:
+            for value in range(number):
+                writer.write({"x": value})
+    Path("bad.tfrecord").write_bytes(b"no records here, but some bytes")
+    paths = ["2.tfrecord", "3.tfrecord", "bad.tfrecord"]
+    assert main(["index", *paths, "--json"]) == 1
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [fact["path"] for fact in facts] == paths
+    assert [fact.get("num_records") for fact in facts] == [2, 3, None]
+    assert [fact["num_bytes"] for fact in facts[:2]] == [*map(os.path.getsize, paths[:2])]
+    assert os.path.exists(facts[0]["index"])
+    assert "record 0 at byte 0" in facts[2]["error"]
+    assert main(["index", *paths[:2], "--json", "--manifest"]) == 0
+    *fresh, manifest = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [fact["is_new"] for fact in fresh] == [False, False]
+    assert manifest["num_files"] == 2
 
 
 def test_index_writes_a_manifest(folder, capsys):

@@ -1,6 +1,7 @@
 """What `tfrecord doctor` says, with and without the compiled core and the image libraries."""
 
 import importlib.metadata
+import json
 import os
 import random
 import subprocess
@@ -289,3 +290,13 @@ def test_the_verb(capsys, monkeypatch):
     monkeypatch.setattr("index_tools.doctor.installation_report", lambda: "all of it")
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out == "all of it\n"
+
+
+def test_the_report_as_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["Versions"]["numpy"] == np.__version__
+    assert found["Versions"]["torch"] == importlib.metadata.version("torch")
+    assert {*found["Compiled core"]} == {*PARTS}
+    text = doctor.installation_report()
+    assert all(remedy in text for remedy in found["Missing"])
