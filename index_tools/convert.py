@@ -168,10 +168,15 @@ def _convert(
             specs = specs or infer_features(staged)
             if names and (lacking := {*names}.difference(specs)):
                 raise ValueError(f"expected columns with values, got {sorted(lacking)} without")
-        except (TypeError, ValueError, TFRecordError):
+        except (TypeError, ValueError, TFRecordError) as error:
             for path in filter(os.path.exists, staged):
                 os.unlink(path)  # the next time would end the same
-            raise
+            if isinstance(error, TFRecordError):
+                raise
+            text = str(error)
+            for whole, path in zip(staged, paths, strict=True):
+                text = text.replace(whole, path)
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
         for whole, path in zip(staged, paths, strict=True):
             os.replace(whole, path)
     if not features:

@@ -119,7 +119,12 @@ class Gallery:
         if not where:
             return range(len(self.dataset))
         name, _, value = where.partition("=")
-        return [*self.dataset.find(name, self.dataset.column(name).dtype.type(value))]
+        dtype = self.dataset.column(name).dtype
+        try:
+            wanted = dtype.type(value)
+        except ValueError as error:
+            raise ValueError(f"column {name!r}: expected {dtype}, got {value!r}") from error
+        return [*self.dataset.find(name, wanted)]
 
     def parts(self, position: int) -> list[Part]:
         """What a record has; of one that cannot be read, why."""
