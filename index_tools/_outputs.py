@@ -9,17 +9,19 @@ import contextlib
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from index_tools._terminal import byte_size, integer
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import FileSource, LocalFile, is_remote
+from torch_tfrecord.files.transfers import infos_if_there
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import masked_crc32c
 from torch_tfrecord.records.paths import is_companion, shard_name
@@ -28,17 +30,15 @@ from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = [
-    "SUFFIXES",
     "FileWriter",
     "Output",
     "ShardWriter",
     "add_output",
+    "check_outputs",
     "create_folders",
 ]
 
-SUFFIXES = {"": ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
-"""What the name of a shard ends with, by its compression."""
-
+_SUFFIXES = {"GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
 # Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
 # by file.
 _DEFAULT_SHARD_BYTES = 100_000_000
@@ -52,6 +52,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--max-shard-bytes",
         type=byte_size,
+        default=_DEFAULT_SHARD_BYTES,
         metavar="SIZE",
         help="maximum size of a shard, such as 1GiB (default: 100MB)",
     )
@@ -75,21 +76,22 @@ class Output:
 
     Attributes:
         prefix: Path and first part of the names.
-        num_shards, max_shard_bytes: At most one of them is given; the default is 100 MB a shard.
+        num_shards: Of shards; None for as many as their size makes.
+        max_shard_bytes: Of a shard, without `num_shards`.
         compression_type: "NONE", "GZIP" or "ZLIB"; None for no compression.
         force: Write over a set of as many shards.
     """
 
     prefix: str
     num_shards: int | None = None
-    max_shard_bytes: int | None = None
+    max_shard_bytes: int = _DEFAULT_SHARD_BYTES
     compression_type: str | None = None
     force: bool = False
 
     @property
     def suffix(self) -> str:
         """The last part of the shards' names."""
-        return SUFFIXES[(self.compression_type or "").replace("NONE", "")]
+        return _SUFFIXES.get(self.compression_type or "", ".tfrecord")
 
     def check(self) -> None:
         """Refuse to write beside another set of shards, as two under one prefix look like a damaged
@@ -104,7 +106,7 @@ class Output:
                 f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
             )
         replaced = f"-of-{self.num_shards or 0:05d}{self.suffix}" if self.force else None
-        for path in [] if is_remote(prefix) else sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
+        for path in sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
             if not (is_companion(path) or (replaced and path.endswith(replaced))):
                 raise ValueError(
                     f"a set of shards exists: {path}; remove it, or choose another OUTPUT_PREFIX (--force with "
@@ -118,29 +120,32 @@ class Output:
         Raises:
             ValueError: See `check`.
         """
-        ends, cuts = np.cumsum(sizes), [0]
-        count, most = len(sizes), self.max_shard_bytes or _DEFAULT_SHARD_BYTES
-        while cuts[-1] < count and not self.num_shards:
-            end = ends[cuts[-1]] - sizes[cuts[-1]] + most
-            cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, end, side="right"))))
-        total = self.num_shards or max(len(cuts) - 1, 1)
-        if len(cuts) <= total:
-            cuts = [count * number // total for number in range(total + 1)]
-        replace(self, num_shards=total, max_shard_bytes=None).check()
-        names = (shard_name(self.prefix, number, total, self.suffix) for number in range(total))
-        return dict(zip(names, np.diff(cuts).tolist(), strict=True))
+        self.check()
+        count, ends, cuts = len(sizes), np.append(0, np.cumsum(sizes)), [0]
+        if self.num_shards:
+            cuts = [count * number // self.num_shards for number in range(self.num_shards + 1)]
+        while cuts[-1] < count or len(cuts) == 1:
+            most = ends[cuts[-1]] + self.max_shard_bytes
+            fitting = int(np.searchsorted(ends, most, side="right")) - 1
+            cuts.append(min(max(fitting, cuts[-1] + 1), count))
+        return {
+            shard_name(self.prefix, number, len(cuts) - 1, self.suffix): end - begin
+            for number, (begin, end) in enumerate(pairwise(cuts))
+        }
 
-    def writer(self, beside: Sequence[AtomicFile] = (), **options: Any) -> ShardWriter:
+    def writer(self, beside: Sequence[AtomicFile] = ()) -> ShardWriter:
         """Open the shards, with their indexes.
 
         Args:
             beside: Prepared files of the same folder, which appear with the shards.
-            options: Further options of `ShardedTFRecordWriter`.
         """
-        most = self.max_shard_bytes or (None if self.num_shards else _DEFAULT_SHARD_BYTES)
-        sizes = {"num_shards": self.num_shards, "max_shard_bytes": most}
-        options = {**sizes, "write_index": True, "suffix": self.suffix, **options}
-        writer = ShardWriter(self.prefix, **options)
+        writer = ShardWriter(
+            self.prefix,
+            num_shards=self.num_shards,
+            max_shard_bytes=None if self.num_shards else self.max_shard_bytes,
+            suffix=self.suffix,
+            write_index=True,
+        )
         writer.beside = beside
         return writer
 
@@ -152,6 +157,24 @@ class ShardWriter(ShardedTFRecordWriter):
 
     def _beside(self) -> Sequence[AtomicFile]:
         return self.beside
+
+
+def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ()) -> None:
+    """Refuse to write over an input, and over what is there, but with `force` over a file.
+
+    Raises:
+        ValueError: See above.
+    """
+    read = {*map(os.path.realpath, inputs)}
+    for path in paths:
+        if os.path.realpath(path) in read:
+            raise ValueError(f"{path}: expected an output that is no input")
+        if is_remote(path):
+            is_free = force or infos_if_there([path], DEFAULT_ACCESS) == [None]
+        else:  # a device or a folder stays in any case
+            is_free = not os.path.lexists(path) or (force and os.path.isfile(path))
+        if not is_free:
+            raise ValueError(f"{path}: it is there; --force writes over a file")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ there, they get their own names. So the same command goes on where it was interr
 from __future__ import annotations
 
 import argparse
-import errno
+import contextlib
 import os
 import re
 import sys
@@ -15,25 +15,31 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from index_tools._features import add_features, load_features
-from index_tools._outputs import create_folders
+from index_tools._outputs import check_outputs, create_folders
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work_in_processes
 from index_tools.from_images import FROM_IMAGES, add_folder_options
 from index_tools.lerobot_export import RLDS_TO_LEROBOT, add_lerobot_options
+from torch_tfrecord import (
+    FixedLenFeature,
+    RawTensor,
+    TFRecordError,
+    find_files,
+    infer_features,
+    write_arrow,
+)
 from torch_tfrecord.columns.feature import features_code
-from torch_tfrecord.columns.inference import InferredFeatures, infer_features
-from torch_tfrecord.columns.lists import FixedLenFeature
-from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.columns.inference import InferredFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
-from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.loading.arrow import ArrowColumns, write_arrow
+from torch_tfrecord.loading.arrow import ArrowColumns
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.paths import find_files, shard_name
+from torch_tfrecord.records.paths import shard_name
 
 __all__ = ["CONVERT"]
 
@@ -44,8 +50,10 @@ _Write: TypeAlias = Callable[[Iterator[Any], str], None]
 
 _TFRECORD = "TFRecord"
 _KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json", ".tar": "tar"}
+# A stem and an ending; or, without a dot, a prefix.
 _NAME = re.compile(
-    r"(.*?)((?:\.tfrec\w*(?:\.gz|\.zlib)?|\.parquet|\.csv|\.jsonl?|\.tar)?)", re.DOTALL
+    r"(.*(?=\.)|(?:.*/)?[^./]*)(\.tfrec\w*(?:\.gz|\.zlib)?|\.parquet|\.csv|\.jsonl?|\.tar)?",
+    re.DOTALL,
 )
 _LEROBOT = ("fps", "split", "robot_type", "chosen", "images", "codec", "crf")
 
@@ -88,9 +96,10 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
     if lerobot["fps"]:
         return RLDS_TO_LEROBOT.run(source, out, jobs=options["jobs"], **lerobot)
     kind, files = ("images", []) if options["labels_csv"] else _find_input(source)
-    if (kind == _TFRECORD) == (_kind(out) == _TFRECORD):
+    goal = _kind(out)
+    if (kind == _TFRECORD) == (goal == _TFRECORD):
         raise ValueError(
-            f"expected TFRecord on one side, got {kind} to {_kind(out)} (RLDS to LeRobot: --fps; TFRecord to "
+            f"expected TFRecord on one side, got {kind} to {goal} (RLDS to LeRobot: --fps; TFRecord to "
             "TFRecord: tfrecord reshard)"
         )
     if kind == "images":
@@ -98,7 +107,7 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
     taken = [options.pop(name) for name in ("num_shards", "force", "jobs")]
     for name, value in options.items():
         if value != usual(name):
-            raise ValueError(f"--{name.replace('_', '-')} is not for {kind} to {_kind(out)}")
+            raise ValueError(f"--{name.replace('_', '-')} is not for {kind} to {goal}")
     names = columns.split(",") if columns else None
     try:
         return _convert(kind, files, out, lerobot["split"], names, features, *taken)
@@ -146,102 +155,92 @@ def _convert(
     force: bool,
     jobs: int | None,
 ) -> int:
-    paths = _output_paths(out, len(files), num_shards)
+    paths = _output_paths(out, num_shards or len(files), bool(num_shards))
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
-    if kind == _TFRECORD:
-        specs, reads, write = _exports(files, specs, names, _kind(out), len(paths))
-    else:
-        reads, write = _imports(kind, files, specs, names, split, len(paths))
-    statuses = [os.stat(path) for path in files if not is_remote(path)]
-    ages = [(status.st_size, status.st_mtime_ns) for status in statuses]
-    request = repr([files, ages, specs, names, split])
-    folder, ending = os.path.dirname(out), os.path.splitext(paths[0])[1]
+    specs, reads, write = _plan(kind, files, _kind(out), specs, names, split, len(paths))
+    local = [path for path in files if not is_remote(path)]
+    ages = [(os.path.getsize(path), os.path.getmtime(path)) for path in local]
+    request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
+    folder = os.path.dirname(out)
     staged = [os.path.join(folder, hidden_name(request + path, f"part{ending}")) for path in paths]
-    for path in filter(os.path.lexists, paths):
-        if not force:
-            raise FileExistsError(errno.EEXIST, "it exists; --force writes over it", path)
-    with create_folders(folder):
-        try:
-            _write_parts(partial(_write_part, write), [*zip(reads, staged, strict=True)], jobs)
-            if not any(map(os.path.getsize, staged)):
-                raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
-            specs = specs or infer_features(staged)
-            if names and (lacking := {*names}.difference(specs)):
-                raise ValueError(f"expected columns with values, got {sorted(lacking)} without")
-        except (TypeError, ValueError, TFRecordError) as error:
-            for path in filter(os.path.exists, staged):
-                os.unlink(path)  # the next time would end the same
-            if isinstance(error, TFRecordError):
-                raise
-            text = str(error)
-            for whole, path in zip(staged, paths, strict=True):
-                text = text.replace(whole, path)
-            raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
-        for whole, path in zip(staged, paths, strict=True):
-            os.replace(whole, path)
+    check_outputs(paths, force)
+    with create_folders(folder), _staging(staged, paths):
+        missing = [part for part in zip(reads, staged, strict=True) if not os.path.exists(part[1])]
+        task = partial(_write_part, write)
+        with ProgressBar(desc="converting", unit="row") as bar:
+            if jobs:
+                advice = "the same command goes on, also with fewer --jobs"
+                work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
+            else:
+                for part in missing:
+                    task(part, bar.update)
+        if not any(map(os.path.getsize, staged)):
+            raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
+        specs = specs or infer_features(staged)
+        if names and (lacking := {*names}.difference(specs)):
+            raise ValueError(f"expected columns with values, got {sorted(lacking)} without")
     if not features:
         print(f"# from {escape(files[0])}\n{features_code(specs)}\n")
     print(f"# wrote {' to '.join(map(escape, dict.fromkeys([paths[0], paths[-1]])))}")
     return 0
 
 
-def _output_paths(out: str, num_files: int, num_shards: int | None) -> list[str]:
-    stem, ending = _NAME.fullmatch(out).groups()  # type: ignore[union-attr]  # it matches all
-    if "." in os.path.basename(stem) and not ending:
+@contextlib.contextmanager
+def _staging(staged: list[str], paths: list[str]) -> Iterator[None]:
+    """Give whole files their names; after an interrupt they stay, for the next time."""
+    pairs = [*zip(staged, paths, strict=True)]
+    try:
+        yield
+    except (TypeError, ValueError, TFRecordError) as error:
+        for whole, path in pairs:
+            error.args = tuple(str(text).replace(whole, path) for text in error.args)
+            Path(whole).unlink(missing_ok=True)  # the next time would end the same
+        raise
+    for whole, path in pairs:
+        os.replace(whole, path)
+
+
+def _output_paths(out: str, count: int, are_shards: bool) -> list[str]:
+    match = _NAME.fullmatch(out)
+    if not match:
         raise ValueError(
             f"{out}: expected a name that ends in .tfrecord (.gz, .zlib), .parquet, .csv, .jsonl or .tar, or a prefix "
             "without a dot"
         )
-    if ending and not num_shards:
+    stem, ending = match.groups()
+    if ending and not are_shards:
         return [out]
-    count = num_shards or num_files
     return [shard_name(stem, number, count, ending or ".tfrecord") for number in range(count)]
 
 
-def _exports(
-    files: list[str], specs: Any, names: list[str] | None, kind: str, count: int
+def _plan(
+    kind: str,
+    files: list[str],
+    goal: str,
+    specs: Any,
+    names: list[str] | None,
+    split: str,
+    count: int,
 ) -> tuple[Any, list[_Read], _Write]:
-    """The features that are written, what reads the rows of each file, and what writes one."""
-    from index_tools.table_formats import write_table
+    """The features, what reads the rows of each file, and what writes one."""
+    from index_tools.table_formats import read_tables, write_table
 
+    reads: list[_Read]
+    if kind != _TFRECORD:
+        schema = specs and ArrowColumns(specs).schema
+        read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
+        reads = [partial(read, [path]) for path in files]
+        if count != len(files):  # dealt, some rows at a time
+            reads = [partial(read, files, first=first, step=count) for first in range(count)]
+        return specs, reads, partial(_write_records, specs)
     if isinstance(specs, InferredFeatures):
         # the sizes of an array may be in other features
         raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
         specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
     data = open_dataset(files, specs, names, {})
     ends = [len(data) * number // count for number in range(count + 1)]
-    reads: list[_Read] = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-    return data.features, reads, partial(write_table, kind, schema_of(data))
-
-
-def _imports(
-    kind: str, files: list[str], specs: Any, names: list[str] | None, split: str, count: int
-) -> tuple[list[_Read], _Write]:
-    """What reads the rows of each file, and what writes one."""
-    from index_tools.table_formats import read_tables
-
-    schema = specs and ArrowColumns(specs).schema
-    read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
-    reads: list[_Read] = [partial(read, [path]) for path in files]
-    if count != len(files):  # dealt, some rows at a time
-        reads = [partial(read, files, first=first, step=count) for first in range(count)]
-    return reads, partial(_write_records, specs)
-
-
-def _write_parts(
-    task: Callable[[tuple[_Read, str], Advance], None],
-    parts: list[tuple[_Read, str]],
-    jobs: int | None,
-) -> None:
-    """Write the files that are not there yet."""
-    missing = [part for part in parts if not os.path.exists(part[1])]
-    with ProgressBar(desc="converting", unit="row") as bar:
-        if jobs and len(missing) > 1:
-            advice = "the same command goes on, also with fewer --jobs"
-            work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
-            return
-        for part in missing:
-            task(part, bar.update)
+    reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
+    return data.features, reads, partial(write_table, goal, schema_of(data))
 
 
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -64,24 +62,12 @@ _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew ins
 
 
 def _run(as_json: bool) -> int:
-    if not as_json:
-        print(installation_report())
-        return 0
-    sections = _sections()
-    rows = {title: {row.name: row.text for row in own} for title, own in sections.items()}
-    print(json.dumps({**rows, "Missing": _remedies(sections)}))
+    facts = {**_sections(), "Missing": _remedies()} if as_json else {}
+    print(json.dumps(facts) if as_json else installation_report())
     return 0
 
 
 DOCTOR = Verb(_DESCRIPTION, add_json, _run)
-
-
-class _Row(NamedTuple):
-    """A line of the report, and what to do if something is missing."""
-
-    name: str
-    text: str
-    remedy: str = ""
 
 
 def installation_report() -> str:
@@ -101,89 +87,88 @@ def installation_report() -> str:
           frames       compiled (records and checksums)
           ...
     """
-    return _text(_sections())
-
-
-def _sections() -> dict[str, list[_Row]]:
-    return {
-        "Compiled core": [_part(name) for name in _PARTS],
-        "Images": list(_image_rows()),
-        "Sounds and videos": [
-            _Row("WAV", "this package (PCM and float samples, not resampled)"),
-            _media_row(),
-        ],
-        "DataLoader workers": [_worker_row()],
-        "Versions": [_Row(name, _version(name)) for name in _PACKAGES],
-    }
-
-
-def _remedies(sections: dict[str, list[_Row]]) -> list[str]:
-    # one compiler is the remedy of several parts
-    return [*dict.fromkeys(row.remedy for own in sections.values() for row in own if row.remedy)]
-
-
-def _text(sections: dict[str, list[_Row]]) -> str:
     head = f"torch_tfrecord {_version('torch-tfrecord')}, Python {platform.python_version()}, "
     lines = [head + f"{platform.system()} {platform.machine()}"]
-    for title, rows in sections.items():
-        lines += ["", title, *(f"  {row.name:<11}  {row.text}" for row in rows)]
-    missing = [f"  {remedy}" for remedy in _remedies(sections)]
+    for title, rows in _sections().items():
+        lines += ["", title, *(f"  {name:<11}  {text}" for name, text in rows.items())]
+    missing = [f"  {remedy}" for remedy in _remedies()]
     lines += ["", "Missing", *missing] if missing else ["", "Nothing is missing."]
     return "\n".join(lines)
 
 
-def _part(name: str) -> _Row:
+def _sections() -> dict[str, dict[str, str]]:
+    return {
+        "Compiled core": {name: _part(name) for name in _PARTS},
+        "Images": _image_rows(),
+        "Sounds and videos": {
+            "WAV": "this package (PCM and float samples, not resampled)",
+            "others": _media(),
+        },
+        "DataLoader workers": {"batches": _worker()},
+        "Versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _remedies() -> list[str]:
+    remedies = [*map(_remedy, _PARTS)]
+    if torchcodec_decoders() is None:
+        remedies.append(f"torchcodec: {TORCHCODEC_PIP}")
+    # one compiler is the remedy of several parts
+    return [*filter(None, dict.fromkeys(remedies))]
+
+
+def _part(name: str) -> str:
+    reason, what = fallback_reason(name), _PARTS[name]
+    return f"Python fallback ({what}): {reason}" if reason else f"compiled ({what})"
+
+
+def _remedy(name: str) -> str:
+    """How to get a part compiled; "" where it is, or where it is not available."""
     reason = fallback_reason(name)
     if reason is None:
-        return _Row(name, f"compiled ({_PARTS[name]})")
+        return ""
     # somebody wants the fallback: no compiler is missing
     if reason.startswith(PURE_PYTHON):
-        remedy = f"Compiled core: unset {PURE_PYTHON}."
-    elif name == "jpeg":
-        remedy = f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
-    elif name == "shared" and platform.system() != "Linux":
-        remedy = ""  # not available there
-    else:
-        remedy = f"Compiled core: install a C compiler, then {how_to_install()}."
-    return _Row(name, f"Python fallback ({_PARTS[name]}): {reason}", remedy)
+        return f"Compiled core: unset {PURE_PYTHON}."
+    if name == "jpeg":
+        return f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
+    is_available = name != "shared" or platform.system() == "Linux"
+    return f"Compiled core: install a C compiler, then {how_to_install()}." if is_available else ""
 
 
-def _image_rows() -> Iterator[_Row]:
-    whole = "Pillow" if torchcodec_decoders() is None else "torchcodec"
+def _image_rows() -> dict[str, str]:
+    torchcodec, nvimage = torchcodec_decoders(), nvimgcodec()
+    whole = "torchcodec" if torchcodec else "Pillow"
     is_compiled = fallback_reason("jpeg") is None
-    text = f"libjpeg-turbo in batches of one size, else {whole}" if is_compiled else whole
-    yield _Row("JPEG", text)
     regions = {
         "libjpeg": "libjpeg-turbo",
         "nvimgcodec": "nvImageCodec",
         None: f"none: {whole} decodes the whole image",
     }
-    yield _Row("JPEG crops", regions[region_decoder()])
-    yield _Row("others", "Pillow (PNG, GIF, BMP, WebP)")
-    works, fails = 'decode_image(backend="{}") works', 'decode_image(backend="{}") is not available'
-    name = "torchcodec"
-    if torchcodec_decoders() is None:
-        yield _Row(name, fails.format(name), f"{name}: {TORCHCODEC_PIP}")
-    else:
-        yield _Row(name, works.format(name))
-    # nobody misses this one
-    name = "nvimgcodec"
-    optional = f"{fails.format(name)} (optional): {NVIMGCODEC_PIP}"
-    yield _Row(name, optional if nvimgcodec() is None else works.format(name))
+    optional = "" if nvimage else f" (optional): {NVIMGCODEC_PIP}"  # nobody misses it
+    return {
+        "JPEG": f"libjpeg-turbo in batches of one size, else {whole}" if is_compiled else whole,
+        "JPEG crops": regions[region_decoder()],
+        "others": "Pillow (PNG, GIF, BMP, WebP)",
+        "torchcodec": _backend("torchcodec", torchcodec),
+        "nvimgcodec": _backend("nvimgcodec", nvimage) + optional,
+    }
 
 
-def _media_row() -> _Row:
+def _backend(name: str, found: object) -> str:
+    return f'decode_image(backend="{name}") {"works" if found else "is not available"}'
+
+
+def _media() -> str:
     obstacle = decoders_obstacle()
     if obstacle is None:
-        return _Row(
-            "others", f"torchcodec and FFmpeg {ffmpeg_version()} (sounds, resampling, videos)"
-        )
+        return f"torchcodec and FFmpeg {ffmpeg_version()} (sounds, resampling, videos)"
     how = {
         "torchcodec is not installed": "pip install torchcodec",
         "torchcodec finds no FFmpeg": FFMPEG,
     }
     remedy = how.get(obstacle, f"install the torchcodec that fits your torch, and FFmpeg: {FFMPEG}")
-    return _Row("others", f"not available (optional): {obstacle}: {remedy}")
+    return f"not available (optional): {obstacle}: {remedy}"
 
 
 class _Question(Dataset[str]):
@@ -200,7 +185,7 @@ class _Question(Dataset[str]):
         return ""
 
 
-def _worker_row() -> _Row:
+def _worker() -> str:
     # With its own generator, since a loader would draw from torch's global one.
     generator = torch.Generator()
     try:
@@ -217,7 +202,7 @@ def _worker_row() -> _Row:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         obstacle = f"a worker could not be started ({reason})"
     how = f"by PyTorch itself, with a copy: {obstacle}"
-    return _Row("batches", f"sent {how if obstacle else 'through shared memory, without a copy'}")
+    return f"sent {how if obstacle else 'through shared memory, without a copy'}"
 
 
 def _version(package: str) -> str:

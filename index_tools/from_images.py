@@ -5,13 +5,12 @@ Examples like TensorFlow's ImageNet files.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import itertools
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.paths import labels_name
 
-__all__ = ["FROM_IMAGES", "add_image_options", "find_images", "load_image"]
+__all__ = ["FROM_IMAGES", "add_folder_options", "find_images", "load_image", "read_labels"]
 
 _HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
@@ -127,59 +126,47 @@ class ImageFolder(NamedTuple):
 
 
 class LoadedImage(NamedTuple):
-    """An image as it is written to the record.
+    """An image, and what is written of it.
 
     Attributes:
         file: The file that it is from.
-        encoded: The bytes of an image file.
-        format: Format of `encoded`: "jpeg", "png", "gif", "bmp" or "webp".
-        height, width: Of `encoded`, as stored, in pixels; EXIF orientation is not applied.
-        source_format: Format of the file.
-        source_bytes: Size of the file.
-        is_new: Whether `encoded` are other bytes than the file's.
+        source: The bytes of the file.
+        encoded: The bytes of the record; the same object where the image keeps its own.
         kept: Why an image that should be re-encoded was not; empty if it was, or need not be.
     """
 
     file: ImageFile
+    source: bytes
     encoded: bytes
-    format: str
-    height: int
-    width: int
-    source_format: str
-    source_bytes: int
-    is_new: bool
     kept: str
 
 
-class _Conversion:
+class _Report(NamedTuple):
     """What was written and what was skipped.
 
     Attributes:
-        formats: Source format -> the numbers of the report's columns.
+        paths: The file of the class names, and the shards.
+        formats: Source format -> the numbers of the table's columns.
         kept: Reason -> number of images that were to be re-encoded, and were not.
-        skipped: Path and error of each skipped file.
-        labels: Label -> number of records.
+        skipped: The error of each skipped file.
+        classes: Class -> number of records.
     """
 
-    def __init__(self) -> None:
-        self.formats: dict[str, Counter[str]] = {}
-        self.kept: Counter[str] = Counter()
-        self.skipped: list[tuple[str, Exception]] = []
-        self.labels: Counter[int] = Counter()
+    paths: list[str]
+    formats: dict[str, Counter[str]]
+    kept: Counter[str]
+    skipped: list[str]
+    classes: Counter[str]
 
-    def count(self, image: LoadedImage) -> None:
+    def add(self, image: LoadedImage, class_name: str) -> None:
         """Count an image that was written."""
-        numbers = (1, int(image.is_new), image.source_bytes, len(image.encoded))
-        counts = self.formats.setdefault(image.source_format, Counter())
-        counts.update(dict(zip(_COLUMNS, numbers, strict=True)))
+        counts = self.formats[image_format(image.source) or ""]
+        counts["images"] += 1
+        counts["re-encoded"] += image.encoded is not image.source
+        counts["bytes before"] += len(image.source)
+        counts["bytes after"] += len(image.encoded)
         self.kept.update([image.kept] if image.kept else [])
-        self.labels[image.file.label] += 1
-
-    def table(self) -> list[str]:
-        """The lines of a table: one per source format, and the total."""
-        formats = [*sorted(self.formats.items()), ("total", sum(self.formats.values(), Counter()))]
-        rows = [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats]
-        return align([("format", *_COLUMNS), *rows], "<" + ">" * len(_COLUMNS))
+        self.classes[class_name] += 1
 
 
 def _run(
@@ -198,66 +185,56 @@ def _run(
     if not is_table:
         output.check()
     content = read_labels(folder, labels_csv) if labels_csv else find_images(folder)
-    result = _Conversion()
+    report = _Report([], defaultdict(Counter), Counter(), [], Counter())
     files = shuffled(content.files, seed) if shuffle or is_table else content.files
 
-    def load(file: ImageFile) -> LoadedImage | tuple[str, Exception]:
+    def load(file: ImageFile) -> LoadedImage | None:
         try:
             return load_image(file, None if is_table else encoding)
         except (ImageDecodeError, OSError) as error:
-            return file.path, error
+            report.skipped.append(error_text(error))
+            return None
 
     if is_table and encoding:
-        loaded = (image for image in map(load, files) if isinstance(image, LoadedImage))
-        pictures = (image.encoded for image in loaded)
+        pictures = (image.source for image in map(load, files) if image)
         print_prices(pictures, encoding, jobs, as_json=as_json)
         return 0
-
-    def images() -> Iterator[LoadedImage]:
-        for item in map_in_threads(load, files, jobs):
-            bar.update()
-            if isinstance(item, LoadedImage):
-                result.count(item)
-                yield item
-            else:
-                result.skipped.append(item)
-
-    with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        paths = _write_shards(images(), content.classes, output)
+    loaded = map_in_threads(load, files, jobs)
+    bar = ProgressBar(loaded, total=len(files), desc="converting", unit="image")
+    _write_shards(filter(None, bar), content.classes, output, report)
+    report.skipped.sort()
     if as_json:
-        facts = {"paths": paths, "formats": result.formats, "kept": result.kept}
-        print(json.dumps({**facts, "skipped": [error_text(error) for _, error in result.skipped]}))
+        print(json.dumps(report._asdict()))
     else:
-        _print_report(result, content, paths)
-    return 0 if paths else 1
+        _print_report(report, content)
+    return 0 if report.paths else 1
 
 
 FROM_IMAGES = Verb(_DESCRIPTION, _add_arguments, _run)
 
 
-def _print_report(result: _Conversion, content: ImageFolder, paths: Sequence[str]) -> None:
+def _print_report(report: _Report, content: ImageFolder) -> None:
     """Print what was written, the bytes per format before and after, and what was skipped; warnings
     go to stderr.
     """
-    if paths:
-        labels, *shards = map(escape, paths)
-        num_records = pluralize(result.labels.total(), "record")
+    if report.paths:
+        labels, *shards = map(escape, report.paths)
+        total = sum(report.formats.values(), Counter[str]())
+        num_records = pluralize(report.classes.total(), "record")
         num_classes = pluralize(len(content.classes), "class", "classes")
-        more = "" if len(shards) == 1 else f" to {shards[-1]}"
-        print(
-            f"wrote {num_records} of {num_classes} in {pluralize(len(shards), 'shard')}: "
-            f"{shards[0]}{more}"
-        )
+        names = " to ".join(dict.fromkeys((shards[0], shards[-1])))
+        print(f"wrote {num_records} of {num_classes} in {pluralize(len(shards), 'shard')}: {names}")
         print(f"wrote {pluralize(len(content.classes), 'class name')}: {labels}\n")
-        print("\n".join(result.table()))
+        rows = [*sorted(report.formats.items()), ("total", total)]
+        cells = [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in rows]
+        print("\n".join(align([("format", *_COLUMNS), *cells], "<>>>>")))
     else:
         print("wrote nothing: no image could be read")
-    for reason, number in sorted(result.kept.items()):
+    for reason, number in sorted(report.kept.items()):
         print(f"kept {pluralize(number, 'image')} as they were: {reason}")
-    if result.skipped:
-        print(f"\nskipped {pluralize(len(result.skipped), 'file')}:")
-        for _, error in sorted(result.skipped, key=lambda skipped: os.fsencode(skipped[0])):
-            print(f"  {error_text(error)}")
+    if report.skipped:
+        print(f"\nskipped {pluralize(len(report.skipped), 'file')}:")
+        print("\n".join(f"  {error}" for error in report.skipped))
     sys.stdout.flush()
     if content.num_outside:
         outside = pluralize(content.num_outside, "file")
@@ -265,7 +242,7 @@ def _print_report(result: _Conversion, content: ImageFolder, paths: Sequence[str
             f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
         )
     for label, name in enumerate(content.classes):
-        if not result.labels[label]:
+        if name not in report.classes:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
@@ -284,10 +261,10 @@ def find_images(folder: str) -> ImageFolder:
     """
     visible = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
     classes = sorted((path.name for path in visible if path.is_dir()), key=os.fsencode)
-    # the file of class names has one on each line
-    broken = [name for name in classes if "\n" in name or "\r" in name]
-    if broken:
-        raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
+    for name in classes:
+        # the file of class names has one on each line
+        if "\n" in name or "\r" in name:
+            raise ValueError(f"{folder}: expected class names without line breaks, got {name!r}")
     files = tuple(
         ImageFile(path, label)
         for label, name in enumerate(classes)
@@ -312,12 +289,12 @@ def read_labels(folder: str, labels_csv: str) -> ImageFolder:
         ValueError: The CSV names a file twice, or one that is not there, or without a label.
     """
     paths = {os.path.relpath(path, folder): path for path in _walk(folder)}
-    short = {os.path.splitext(name)[0]: path for name, path in paths.items()}
+    known = {os.path.splitext(name)[0]: path for name, path in paths.items()} | paths
     with Path(labels_csv).open(newline="", encoding="utf-8-sig") as file:
         rows = [(*row, "", "")[:2] for row in csv.reader(file)]
-    if rows and rows[0][0] not in short | paths:
+    if rows and rows[0][0] not in known:
         print(f"header of {escape(labels_csv)}: {escape(', '.join(rows.pop(0)))}")
-    labels = {(short | paths).get(name): label for name, label in rows}
+    labels = {known.get(name): label for name, label in rows}
     if None in labels or "" in labels.values() or len(labels) < max(len(rows), 1):
         raise ValueError(f"{labels_csv}: expected rows with another file of {folder} and its label")
     is_integer = all(map(str.isdecimal, labels.values()))
@@ -328,10 +305,9 @@ def read_labels(folder: str, labels_csv: str) -> ImageFolder:
 
 def _walk(folder: str) -> Iterator[str]:
     """All files below a folder, in a fixed order; links are followed, except in loops."""
-    seen: set[tuple[int, int]] = set()
+    seen: set[str] = set()
     for path, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        status = os.stat(path)
-        place = status.st_dev, status.st_ino
+        place = os.path.realpath(path)
         for found in (folders, names):
             found[:] = sorted((name for name in found if name[0] != "."), key=os.fsencode)
         # a link to a folder that was there already, perhaps above
@@ -357,26 +333,22 @@ def load_image(file: ImageFile, encoding: Encoding | None = None) -> LoadedImage
         ImageDecodeError: The file is not an image, or is damaged.
         OSError: The file cannot be read, or is a pipe or device.
     """
-    source = open_file(file.path)
+    opened = open_file(file.path)
     # a film in the folder may have gigabytes
-    head = source.read(_HEAD_BYTES, 0)
-    format = image_format(head)
-    if format is None:
-        content = f"that look like {guess_content(head)}" if head else "(an empty file)"
-        raise ImageDecodeError(
-            f"expected a JPEG, PNG, GIF, BMP or WebP image, got {source.file_size} bytes {content}",
-            path=file.path,
-        )
-    encoded = source.read(source.file_size, 0)
+    head = opened.read(_HEAD_BYTES, 0)
     try:
-        if encoding is None:
-            decode_image(encoded, "unchanged")
-        new, kept = (encoded, "") if encoding is None else encoding.encode(encoded)
-        height, width = image_size(new)
+        if image_format(head) is None:
+            content = f"that look like {guess_content(head)}" if head else "(an empty file)"
+            raise ImageDecodeError(
+                f"expected a JPEG, PNG, GIF, BMP or WebP image, got {opened.file_size} bytes {content}"
+            )
+        source = opened.read(opened.file_size, 0)
+        if encoding:
+            return LoadedImage(file, source, *encoding.encode(source))
+        decode_image(source, "unchanged")
+        return LoadedImage(file, source, source, "")
     except ImageDecodeError as error:
         raise error.locate(path=file.path) from error.__cause__
-    sizes = height, width, format, len(encoded)
-    return LoadedImage(file, new, image_format(new) or format, *sizes, new is not encoded, kept)
 
 
 # Shards.
@@ -386,12 +358,13 @@ def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
     """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on
     disk.
     """
+    height, width = image_size(image.encoded)
     return encode_example(
         {
             "image/encoded": image.encoded,
-            "image/format": image.format.upper(),
-            "image/height": image.height,
-            "image/width": image.width,
+            "image/format": str(image_format(image.encoded)).upper(),
+            "image/height": height,
+            "image/width": width,
             "image/class/label": image.file.label,
             "image/class/text": os.fsencode(class_name),
             "image/filename": os.fsencode(os.path.basename(image.file.path)),
@@ -400,27 +373,29 @@ def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
 
 
 def _write_shards(
-    images: Iterator[LoadedImage], classes: Sequence[str], output: Output
-) -> list[str]:
-    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
-
-    Returns:
-        The paths of the labels and of the shards; [] if there is no image.
+    images: Iterator[LoadedImage], classes: Sequence[str], output: Output, report: _Report
+) -> None:
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders,
+    and says in the report what was written: nothing if there is no image.
 
     Raises:
         OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
     """
     # folders are made only if there is something to put there
     first = next(images, None)
-    if first is None:
-        return []
+    if not first:
+        return
     folder, name = os.path.split(output.prefix)
-    with create_folders(folder), contextlib.ExitStack() as stack:
+    with create_folders(folder):
         labels = AtomicFile(os.path.join(folder, labels_name(name)))
-        stack.callback(labels.discard)  # does nothing once it is published
-        labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
-        labels.prepare()
-        with output.writer([labels]) as writer:
-            for image in itertools.chain([first], images):
-                writer.write(encode_image_example(image, classes[image.file.label]))
-    return [labels.path, *writer.paths]
+        try:
+            labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
+            labels.prepare()
+            with output.writer([labels]) as writer:
+                for image in itertools.chain([first], images):
+                    class_name = classes[image.file.label]
+                    writer.write(encode_image_example(image, class_name))
+                    report.add(image, class_name)
+        finally:
+            labels.discard()  # does nothing once it is published
+    report.paths.extend([labels.path, *writer.paths])

@@ -49,7 +49,8 @@ def print_prices(
         text = "the table needs the package torchmetrics: pip install 'torch-tfrecord[tools]'"
         raise ImportError(text) from error
     jpeg = encoding._replace(image_format="jpeg", recompress=True)
-    ways = {
+    ways: dict[str, Encoding | None] = {
+        "as they are": None,
         "PNG optimised": encoding._replace(image_format="png"),
         "WebP lossless": encoding._replace(image_format="webp"),
         **{f"JPEG {each}": jpeg._replace(image_quality=each) for each in (100, 95, 90, 85, 75)},
@@ -58,9 +59,9 @@ def print_prices(
 
     def measure(encoded: bytes) -> list[tuple[float, ...]]:
         target = decode_image(encoded, apply_orientation=turns).float()
-        found: list[tuple[float, ...]] = [(len(encoded), math.inf, 1)]
+        found = []
         for way in ways.values():
-            new, _ = way.encode(encoded)
+            new = way.encode(encoded)[0] if way else encoded
             pixels = decode_image(new, apply_orientation=turns).float()
             qualities = [math.inf, 1]
             if not torch.equal(pixels, target):
@@ -81,7 +82,7 @@ def print_prices(
     sizes, middle, worst = found[..., 0].sum(0), np.median(found, 0).T, found.min(0).T
     table = sizes, sizes / sizes[0], middle[1], worst[1], middle[2], worst[2]
     rows = [_COLUMNS]
-    for name, *values in zip(("as they are", *ways), *table, strict=True):
+    for name, *values in zip(ways, *table, strict=True):
         rows.append((name, *map(format, values, _FORMS)))
         if as_json:
             finite = (None if value == math.inf else value for value in values[1:])

@@ -10,8 +10,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,31 +91,37 @@ examples:
   tfrecord verify data/ --decode --features features.py"""
 
 
-class _Read(NamedTuple):
-    """One file that could be read.
+@dataclass(frozen=True)
+class _Indexed:
+    """A file that has an index; `is_new`: there was no fresh one."""
+
+    num_records: int
+    num_bytes: int
+    index: str
+    is_new: bool
+
+
+class _Checked(NamedTuple):
+    """A file that could be read, or by default one that could not.
 
     Attributes:
-        num_records: Its records; if it is damaged, those that are not.
+        num_records: Its good records.
         num_bytes: Its size.
-        index_path: Where its index is.
-        is_new: Whether that was built now: there was no fresh one.
-        damage: The first error, if any.
         report: Where it is damaged.
+        damage: The first error, if any.
         index_problem: What is wrong with the index beside the file, which is then not used.
         bad_records: With --decode, the error of each record that does not parse or decode.
     """
 
-    num_records: int
-    num_bytes: int
-    index_path: str = ""
-    is_new: bool = False
+    num_records: int = 0
+    num_bytes: int = 0
+    report: SalvageReport = SalvageReport(0)
     damage: TFRecordError | None = None
-    report: SalvageReport | None = None
     index_problem: IndexMismatchError | None = None
     bad_records: Sequence[TFRecordError] = ()
 
 
-def _count(files: Sequence[_Read]) -> str:
+def _count(files: Sequence[_Indexed | _Checked]) -> str:
     records, size = sum(file.num_records for file in files), sum(file.num_bytes for file in files)
     return f"{pluralize(records, 'record')}, {pluralize(size, 'byte')}"
 
@@ -125,35 +131,33 @@ def _count(files: Sequence[_Read]) -> str:
 
 def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--format", choices=_FORMATS, default=_SIDECAR, help="index format (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)"
-    )
+    add = parser.add_argument
+    add("--format", choices=_FORMATS, default=_SIDECAR, help="index format (default: %(default)s)")
+    add("--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)")
     add_jobs(parser, "parallel processes")
     add_executor(parser)
-    parser.add_argument(
+    add(
         "--columns",
+        type=lambda text: text.split(","),
+        default=[],
         metavar="A,B,len(C)",
         help="features to keep beside the offsets, one value a record, or the number of values",
     )
-    parser.add_argument(
+    add(
         "--no-crc",
-        action="store_true",
+        dest="verify_crc",
+        action="store_false",
         help="do not check the payloads' checksums, only the headers'",
     )
-    parser.add_argument(
+    add(
         "--index-bytes-ratio",
         type=float,
         default=INDEX_BYTES_RATIO,
         metavar="SHARE",
         help="of a compressed file, that its seek points may take (default: %(default)s)",
     )
-    parser.add_argument(
-        "--manifest", action="store_true", help="also write one file for the indexes of all files"
-    )
-    parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
+    add("--manifest", action="store_true", help="also write one file for the indexes of all files")
+    add("--force", action="store_true", help="rebuild fresh indexes, too")
     add_json(parser)
 
 
@@ -163,12 +167,9 @@ def _run_index(
     output_dir: str | None,
     jobs: int | None,
     executor: str,
-    columns: str | None,
-    no_crc: bool,
-    index_bytes_ratio: float,
     manifest: bool,
-    force: bool,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Each index appears complete or not at all."""
     files = data_files(paths)
@@ -183,29 +184,19 @@ def _run_index(
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
         raise ValueError("indexes are written to local files; pass --output-dir for remote data")
-    if (manifest or columns) and format != _SIDECAR:
+    if (manifest or options["columns"]) and format != _SIDECAR:
         option = "--manifest" if manifest else "--columns"
         raise ValueError(f"{option} needs --format safetensors")
-    names = tuple(columns.split(",")) if columns else ()
-    build = functools.partial(
-        _built,
-        names,
-        verify_crc=not no_crc,
-        trusts_members=no_crc,
-        index_bytes_ratio=index_bytes_ratio,
-    )
-    task = functools.partial(
-        _index_file, format=format, output_dir=output_dir, build=build, force=force, columns=names
-    )
+    task = functools.partial(_index_file, format=format, output_dir=output_dir, **options)
     with open_executor(executor) as workers:
         outcomes = work_on_files(
             task, files, num_jobs=jobs, executor=workers, description="indexing"
         )
-    (_print_indexed_json if as_json else _print_indexed)(outcomes)
+    _print_indexed(outcomes, as_json)
     status = exit_code([outcome.error for outcome in outcomes])
     # a manifest of some of the files would pass for that of all
     if manifest and not status:
-        made = write_manifest(files, index_dir=output_dir, again=force)
+        made = write_manifest(files, index_dir=output_dir, again=options["force"])
         print(
             json.dumps({"manifest": made.path, "num_files": made.num_files})
             if as_json
@@ -215,32 +206,29 @@ def _run_index(
     return status
 
 
-def _print_indexed(outcomes: Sequence[Outcome[_Read]]) -> None:
-    """Print one line per file, errors on stderr, and a last line with the counts."""
+def _print_indexed(outcomes: Sequence[Outcome[_Indexed]], as_json: bool) -> None:
+    """Print one line per file, errors on stderr, and a last line with the counts; or a line of JSON
+    per file.
+    """
     for outcome in outcomes:
-        if (file := outcome.value) is not None:
+        path, file = without_secrets(outcome.path), outcome.value
+        error = error_text(outcome.error) if outcome.error else ""
+        if as_json:
+            facts = asdict(file) if file else {}
+            print(json.dumps({"path": path, **facts, "error": error}))
+        elif file:
             begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
-            name, index_path = escape(without_secrets(outcome.path)), escape(file.index_path)
-            print(f"{begin} {name}: {_count([file])}{end} {index_path}")
-    for outcome in outcomes:
-        if outcome.error is not None:
-            print(f"error: {error_text(outcome.error)}", file=sys.stderr)
-    done = [outcome.value for outcome in outcomes if outcome.value is not None]
+            print(f"{begin} {escape(path)}: {_count([file])}{end} {escape(file.index)}")
+        else:
+            print(f"error: {error}", file=sys.stderr)
+    if as_json:
+        return
+    done = [outcome.value for outcome in outcomes if outcome.value]
     num_new = sum(file.is_new for file in done)
     print(
         f"{pluralize(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
         f"{len(outcomes) - len(done)} failed; {_count(done)}"
     )
-
-
-def _print_indexed_json(outcomes: Sequence[Outcome[_Read]]) -> None:
-    """Print one line of JSON per file."""
-    for outcome in outcomes:
-        facts: dict[str, object] = {"path": without_secrets(outcome.path)}
-        if file := outcome.value:
-            facts |= {"num_records": file.num_records, "num_bytes": file.num_bytes}
-            facts |= {"index": file.index_path, "is_new": file.is_new}
-        print(json.dumps({**facts, "error": error_text(outcome.error) if outcome.error else ""}))
 
 
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
@@ -252,23 +240,16 @@ def _index_path(path: str, format: str, output_dir: str | None) -> str:
     return f"{path}.idx"
 
 
-def _built(columns: Sequence[str], file: FileSource, **options: Any) -> RecordIndex:
-    if not columns:
-        return index_source(file, **options)
-    from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
-
-    return index_source(file, **options, reader=ExampleColumns(columns))
-
-
 def _index_file(
     file: FileSource,
     *,
     format: str,
     output_dir: str | None,
-    build: Callable[[FileSource], RecordIndex],
-    force: bool,
     columns: Sequence[str],
-) -> _Read:
+    force: bool,
+    verify_crc: bool,
+    index_bytes_ratio: float,
+) -> _Indexed:
     place = _index_path(file.path, format, output_dir)
     _, compression_type = open_stream(file, "auto")
     if format == _TEXT and compression_type:
@@ -277,14 +258,25 @@ def _index_file(
             f"{compression_type}; --format safetensors has no such limit"
         )
     fresh = None if force else _fresh_index(file, place, format)
-    if fresh is not None and not fresh.kept.keys() >= {*columns}:
-        fresh = None
-    index = build(file) if fresh is None else fresh
-    if fresh is None and format == _SIDECAR:
+    if fresh is not None and fresh.kept.keys() >= {*columns}:
+        return _Indexed(len(fresh), file.file_size, place, is_new=False)
+    reader = None
+    if columns:
+        from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+
+        reader = ExampleColumns(columns)
+    index = index_source(
+        file,
+        verify_crc=verify_crc,
+        trusts_members=not verify_crc,
+        index_bytes_ratio=index_bytes_ratio,
+        reader=reader,
+    )
+    if format == _SIDECAR:
         write_sidecar(place, index.to_bytes())
-    elif fresh is None:
+    else:
         index.to_tfrecord2idx(place)
-    return _Read(len(index), file.file_size, place, is_new=fresh is None)
+    return _Indexed(len(index), file.file_size, place, is_new=True)
 
 
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:
@@ -331,7 +323,7 @@ def _run_verify(
     """Print one line for each bad file and each warning, and a last line with the counts; or a line
     of JSON for each file. Write no file.
     """
-    outcomes: list[Outcome[_Read]] = []
+    outcomes: list[Outcome[_Checked]] = []
     files: list[str] = []
     for path in data_paths(paths):
         try:
@@ -339,53 +331,54 @@ def _run_verify(
         # the others are still checked
         except OSError as missing:
             outcomes.append(Outcome(path, error=missing))
-    task = functools.partial(_check_file, decode=decode or bool(features), features=features)
+    is_decoded = decode or bool(features)
+    task = functools.partial(_decode_file, features) if is_decoded else _verify_file
     with open_executor(executor) as workers:
         outcomes += work_on_files(
             task, files, num_jobs=jobs, executor=workers, description="verifying"
         )
-    errors, done = [], [outcome.value for outcome in outcomes if outcome.value is not None]
-    for outcome in outcomes:
-        file = outcome.value
-        bad = [*filter(None, (outcome.error, file and file.damage))]
-        bad += file.bad_records if file else ()
-        errors.append(bad[0] if bad else None)
-        report = (file and file.report) or SalvageReport(file.num_records if file else 0)
-        if as_json:
-            facts = {"path": without_secrets(outcome.path), **asdict(report)}
-            if decode:
-                facts["bad_records"] = [*map(error_text, file.bad_records if file else ())]
-            print(json.dumps({**facts, "error": error_text(bad[0]) if bad else ""}))
-            continue
-        for number, error in enumerate(bad[:_MOST_BAD]):
-            print(f"bad: {error_text(error)}{'' if number else extent(report)}")
-        if len(bad) > _MOST_BAD:
-            print(f"bad: {escape(outcome.path)}: {len(bad)} records in all")
-        if file and file.index_problem:
-            print(f"warning: {error_text(file.index_problem)}")
-    if as_json:
-        return exit_code(errors)
-    num_bad = len(errors) - errors.count(None)
-    print(f"{pluralize(len(outcomes), 'file')}, {_count(done)}, {pluralize(num_bad, 'bad file')}")
+    errors = [_print_checked(outcome, as_json, is_decoded) for outcome in outcomes]
+    if not as_json:
+        count = _count([outcome.value for outcome in outcomes if outcome.value])
+        num_bad = pluralize(len(errors) - errors.count(None), "bad file")
+        print(f"{pluralize(len(outcomes), 'file')}, {count}, {num_bad}")
     return exit_code(errors)
 
 
-def _check_file(file: FileSource, decode: bool, features: str | None) -> _Read:
-    found = _verify_file(file)
-    if not decode:
-        return found
+def _print_checked(outcome: Outcome[_Checked], as_json: bool, is_decoded: bool) -> Exception | None:
+    """Print what is wrong with a file, or a line of JSON; its first error."""
+    file = outcome.value or _Checked()
+    bad = [*filter(None, (outcome.error, file.damage)), *file.bad_records]
+    first, texts = bad[0] if bad else None, [*map(error_text, bad)]
+    if as_json:
+        facts = {"path": without_secrets(outcome.path), **asdict(file.report)}
+        if is_decoded:
+            facts["bad_records"] = [*map(error_text, file.bad_records)]
+        print(json.dumps({**facts, "error": texts[0] if bad else ""}))
+        return first
+    for number, text in enumerate(texts[:_MOST_BAD]):
+        print(f"bad: {text}{'' if number else extent(file.report)}")
+    if len(bad) > _MOST_BAD:
+        print(f"bad: {escape(outcome.path)}: {len(bad)} records in all")
+    if file.index_problem:
+        print(f"warning: {error_text(file.index_problem)}")
+    return first
+
+
+def _decode_file(features: str | None, file: FileSource) -> _Checked:
     from index_tools.record_check import check_records  # imports torch
 
-    return found._replace(bad_records=[*check_records(file, features)])
+    return _verify_file(file)._replace(bad_records=[*check_records(file, features)])
 
 
-def _verify_file(file: FileSource) -> _Read:
+def _verify_file(file: FileSource) -> _Checked:
     skipped = SkippedBytes()
     index = index_source(file, skipped=skipped)
     num_records = len(index) - len(index.damaged or ())
-    found = _Read(num_records, file.file_size, damage=skipped.first)
+    report = SalvageReport.of(num_records, skipped)
+    found = _Checked(num_records, file.file_size, report, skipped.first)
     if skipped:
-        return found._replace(report=SalvageReport.of(num_records, skipped))
+        return found
     for place in (sidecar_path(file.path), visible_sidecar_path(file.path)):
         try:
             stored = load_fresh(place, file)
@@ -394,9 +387,7 @@ def _verify_file(file: FileSource) -> _Read:
         except IndexMismatchError as error:
             return found._replace(index_problem=about_data(error, file.path))
         # what says that it is fresh may be wrong: a file changed in place keeps its size
-        if np.array_equal(stored.offsets, index.offsets) and np.array_equal(
-            stored.lengths, index.lengths
-        ):
+        if np.array_equal((stored.offsets, stored.lengths), (index.offsets, index.lengths)):
             return found
         damage = IndexMismatchError(
             f"the index passes for fresh but names other records: expected "

@@ -8,7 +8,9 @@ import argparse
 import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import PIL.Image
@@ -124,12 +126,10 @@ def add_image_options(parser: argparse.ArgumentParser) -> None:
         help=f"of JPEG, 1 to 100 (default: {_DEFAULT_QUALITY}); `table` writes nothing, and prints what each choice "
         "costs",
     )
-    for name, text in (
-        ("--drop-alpha", "also re-encode images with alpha, without it"),
-        ("--to-8bit", "also re-encode 16-bit images, with the upper 8 bits"),
-        ("--recompress", "also re-encode JPEG files as JPEG, which lose a second time"),
-    ):
-        parser.add_argument(name, action="store_true", help=text)
+    flag = partial(parser.add_argument, action="store_true")
+    flag("--drop-alpha", help="also re-encode images with alpha, without it")
+    flag("--to-8bit", help="also re-encode 16-bit images, with the upper 8 bits")
+    flag("--recompress", help="also re-encode JPEG files as JPEG, which lose a second time")
     parser.add_argument(
         "--orientation",
         choices=("kept", "applied"),
@@ -146,15 +146,10 @@ def map_in_threads(
     """
     most = num_threads or num_processors()
     # not daemons: Python cannot end while they are in torch
-    pool = ThreadPoolExecutor(most, "tfrecord-images")
-    waiting: deque[Future[_T]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(task, item))
-            # as many wait as are being worked on: the writer is faster than the decoders
-            if len(waiting) == 2 * most:
-                yield waiting.popleft().result()
+    with ThreadPoolExecutor(most, "tfrecord-images") as pool:
+        begun = (pool.submit(task, item) for item in items)
+        # as many wait as are being worked on: the writer is faster than the decoders
+        waiting = deque(islice(begun, 2 * most))
         while waiting:
             yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            waiting.extend(islice(begun, 1))

@@ -54,11 +54,11 @@ def _decode(record: bytes) -> None:
     context, lists = decode_record(record)
     steps = ((name, values) for name, each in lists.items() for values in each)
     for name, values in chain(context.items(), steps):
-        for value in values:
+        for value in values if isinstance(values, list) else ():  # of numbers none is one
             try:
-                if isinstance(value, bytes) and image_format(value):
+                if image_format(value):
                     decode_image(value)
-                elif isinstance(value, bytes) and value[8:12] == b"WAVE":
+                elif value[8:12] == b"WAVE":
                     Audio().decode(memoryview(value), 0)
             except TFRecordError as error:
                 raise type(error)(f"feature {name!r}: {error.args[0]}") from error.__cause__

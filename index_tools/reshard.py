@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from index_tools._outputs import SUFFIXES, FileWriter, Output, add_output, create_folders
+from index_tools._outputs import FileWriter, Output, add_output, check_outputs, create_folders
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
@@ -33,14 +33,13 @@ from index_tools._terminal import (
     integer,
     pluralize,
 )
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord import IndexMismatchError, TFRecordError, read_records
 from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import StoreError
 from torch_tfrecord.files.stores import store_of
-from torch_tfrecord.files.transfers import infos_if_there
-from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
 from torch_tfrecord.order.orders import Permutation
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
@@ -49,7 +48,6 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest import manifest_path
 from torch_tfrecord.records.manifest_shards import write_manifest
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
@@ -74,12 +72,11 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
         index = IndexKeeper("require").index(file)
         if index.find_kept().keys() >= {*columns}:
             return index
-    reader = None
-    if columns:
-        from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+    if not columns:
+        return index_source(file, verify_crc=False, trusts_members=True)
+    from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
 
-        reader = ExampleColumns([*columns])
-    return index_source(file, verify_crc=bool(columns), trusts_members=True, reader=reader)
+    return index_source(file, reader=ExampleColumns([*columns]))
 
 
 def _select(
@@ -93,13 +90,14 @@ def _select(
     bar = ProgressBar(indexes, "finding records", total=len(found), unit="file", delay=1.0)
     files = RecordFiles(found, bar, verify_crc=True)
     files.has_warned = True  # neighbours are read together
-    mask = np.ones(len(files.table), bool)
+    positions = np.arange(len(files.table))
     for name, values in conditions:
-        kept = files.column(name)
-        mask &= kept.matches([*map(_KINDS[kept.kind], values.split(","))], name)
-    if where and not mask.any():
+        kept = files.column(name).take(positions)
+        wanted = [*map(_KINDS[kept.kind], values.split(","))]
+        positions = positions[kept.matches(wanted, name)]
+    if where and not len(positions):
         raise ValueError(f"no record has {' and '.join(where)}")
-    return files, np.flatnonzero(mask)
+    return files, positions
 
 
 def _shuffle(positions: _Integers, seed: int) -> _Integers:
@@ -166,11 +164,9 @@ def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
     blocks = files.table.block_starts(positions[order], _STRETCH_BYTES)
     for part in np.split(order, blocks[1:]):
         try:
-            records = files.read_batch(positions[part])
+            records: Sequence[bytes | memoryview] = files.read_batch(positions[part])
         except TFRecordError:
-            for position in positions[part].tolist():  # whose error names the record
-                files.read(position)
-            raise
+            records = SingleRecords(files, positions[part])  # whose error names the record
         for number, record in zip(part.tolist(), records, strict=True):
             packed[number][:] = record
     return packed
@@ -180,47 +176,37 @@ def _write(
     files: RecordFiles, sets: Mapping[str, _Integers], as_json: bool, force: bool, **shards: Any
 ) -> int:
     """Write records to shards of these prefixes; without options of shards, to files."""
-    inputs = [*map(files.path, range(files.extent[0]))]
-    kinds = {files.facts(number).compression_type for number in range(len(inputs))}
-    if shards and not shards["compression_type"]:
-        shards["compression_type"] = min(kinds & SUFFIXES.keys(), default="")
-    outputs: dict[str, int] = {}
-    for prefix, positions in sets.items():
-        sizes = files.table.find(positions).lengths + OVERHEAD_BYTES
-        if shards:
-            outputs |= Output(prefix, **shards, force=force).shards(sizes)
-        else:
-            outputs[prefix] = len(sizes)
+
+    def sizes(positions: _Integers) -> _Integers:
+        return files.table.find(positions).lengths + OVERHEAD_BYTES
+
+    outputs = {path: len(positions) for path, positions in sets.items()}
+    if shards:
+        shards["compression_type"] = shards["compression_type"] or files.facts(0).compression_type
+        named = [Output(path, **shards, force=force).shards(sizes(sets[path])) for path in sets]
+        outputs = dict(chain.from_iterable(map(dict.items, named)))
     order = np.concatenate([*sets.values()])
-    ends = np.cumsum(files.table.find(order).lengths + OVERHEAD_BYTES)
-    parts = np.split(order, np.flatnonzero(np.diff(ends // _BATCH_BYTES)) + 1)
-    batches = each_at_once(partial(_read, files), parts, 2)
-    return _fill(inputs, outputs, chain.from_iterable(batches), as_json, force)
+    batches = np.cumsum(sizes(order)) // _BATCH_BYTES
+    parts = np.split(order, np.flatnonzero(np.diff(batches)) + 1)
+    records = chain.from_iterable(each_at_once(partial(_read, files), parts, 2))
+    inputs = [*map(files.path, range(files.extent[0]))]
+    return _fill(inputs, outputs, records, as_json, force)
 
 
 def _fill(
     inputs: Sequence[str],
     outputs: Mapping[str, int],
-    records: Iterable[bytes] | Iterable[memoryview],
+    records: Iterable[bytes | memoryview],
     as_json: bool,
     force: bool,
 ) -> int:
     """Write files of so many records, and print what they hold."""
-    read = {*map(os.path.realpath, inputs)}
-    for path in outputs:
-        if os.path.realpath(path) in read:
-            raise ValueError(f"{path}: expected an output that is no input")
-        if is_remote(path):
-            is_free = force or infos_if_there([path], DEFAULT_ACCESS) == [None]
-        else:  # a device or a folder stays in any case
-            is_free = not os.path.lexists(path) or (force and os.path.isfile(path))
-        if not is_free:
-            raise ValueError(f"{path}: it is there; --force writes over a file")
-    folder = "" if is_remote(path) else os.path.dirname(path)
+    check_outputs(outputs, force, inputs)
+    first = next(iter(outputs))
     with (
-        create_folders(folder),
+        create_folders("" if is_remote(first) else os.path.dirname(first)),
         ProgressBar(records, "writing", sum(outputs.values()), unit="record") as bar,
-        FileWriter(path, len(outputs)) as writer,
+        FileWriter(first, len(outputs)) as writer,
     ):
         stream = iter(bar)
         files = [
@@ -291,7 +277,9 @@ only read. What is written is read back and compared, then all of it appears, wi
 manifest if the inputs have one; or nothing."""
 
 
-def _verb(run: Callable[..., int], names: str, text: str, example: str) -> Verb:
+def _verb(run: Callable[..., int], names: str, text: str) -> Verb:
+    """A verb with these arguments; `text` ends with its examples."""
+
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         for name in names.split():
             parser.add_argument(name, **_OPTIONS[name])
@@ -299,7 +287,7 @@ def _verb(run: Callable[..., int], names: str, text: str, example: str) -> Verb:
             add_output(parser)
         add_json(parser)
 
-    return Verb(f"{text}\n{_COMMON}\n\n{example}", add_arguments, run)
+    return Verb(text.replace("\n\n", f"\n{_COMMON}\n\n"), add_arguments, run)
 
 
 def _run_copy(
@@ -331,8 +319,8 @@ RESHARD = _verb(
     """\
 Writes OUT_PREFIX-00000-of-00004.tfrecord ... : each shard has neighbouring records, in the order of the
 inputs or, with --shuffle, in one that the seed and the number of records decide. Needs some hundred MB of
-memory, however large the data are.""",
-    """\
+memory, however large the data are.
+
 examples:
   tfrecord reshard 'data/train-*' shuffled/train --num-shards 64 --shuffle --seed 1
   tfrecord reshard data/ some/train --max-shard-bytes 50MB --where label=3,4""",
@@ -385,8 +373,8 @@ SPLIT = _verb(
     """\
 Writes OUT_PREFIX-train-00000-of-00004.tfrecord ... for a set train; if OUT_PREFIX is a folder or ends with
 a slash, OUT_PREFIX/train-00000-of-00004.tfrecord. The seed decides which record goes to which set. In a set
-they have the order of the inputs, unless --shuffle is given. --num-shards is the number of each set's.""",
-    """\
+they have the order of the inputs, unless --shuffle is given. --num-shards is the number of each set's.
+
 examples:
   tfrecord split data/ sets/ train=0.8 validation=0.1 test=0.1 --shuffle
   tfrecord split data/ sets/ train=0.9 test=0.1 --by patient
@@ -397,31 +385,27 @@ examples:
 MERGE = _verb(
     _run_copy,
     "paths out --where --force",
-    "Writes all records to one file, in the order of the inputs.",
     """\
+Writes all records to one file, in the order of the inputs.
+
 example:
   tfrecord merge 'data/train-*' train.tfrecord""",
 )
 
 
 def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options: Any) -> int:
-    count, inputs = num_records or 10, list[str]()
-    records: Iterable[bytes] = _first_records(paths[0], count) if len(paths) == 1 else ()
-    if not records:
-        inputs = data_files(paths)
-        records = islice(chain.from_iterable(map(read_records, inputs)), count)
+    count, first = num_records or 10, list[bytes]()
+    if len(paths) == 1 and is_remote(paths[0]):
+        # by one request; what is wrong is told below
+        with contextlib.suppress(OSError, TFRecordError, StoreError):
+            store, name = store_of(paths[0], DEFAULT_ACCESS)
+            begin = io.BytesIO(store.read_range(name, 0, _HEAD_BYTES))
+            first += islice(read_records(begin), count)
+    if len(first) == count:
+        return _fill([], {out: count}, first, **options)
+    inputs = data_files(paths)
+    records = islice(chain.from_iterable(map(read_records, inputs)), count)
     return _fill(inputs, {out: count}, records, **options)
-
-
-def _first_records(path: str, count: int) -> list[bytes]:
-    """The first records of a remote file, by one request; none if they are not all there."""
-    with contextlib.suppress(OSError, TFRecordError, StoreError):  # told in the usual way
-        if is_remote(path):
-            store, name = store_of(path, DEFAULT_ACCESS)
-            data = store.read_range(name, 0, _HEAD_BYTES)
-            records = [*islice(read_records(io.BytesIO(data)), count)]
-            return records if len(records) == count else []
-    return []
 
 
 HEAD = _verb(
@@ -429,8 +413,8 @@ HEAD = _verb(
     "paths out -n --force",
     """\
 Writes the first records, 10 without -n. Reads no more than these; those of a remote file come by one request
-if they lie in its first MiB.""",
-    """\
+if they lie in its first MiB.
+
 example:
   tfrecord head https://example.com/train.tfrecord first.tfrecord -n 100""",
 )
@@ -439,8 +423,9 @@ example:
 SAMPLE = _verb(
     _run_copy,
     "paths out -n --fraction --seed --where --force",
-    "Writes records drawn at random, each at most once, in the order of the inputs.",
     """\
+Writes records drawn at random, each at most once, in the order of the inputs.
+
 example:
   tfrecord sample data/ some.tfrecord -n 1000 --seed 1""",
 )

@@ -28,13 +28,8 @@ from index_tools._terminal import (
 )
 from index_tools.recipes import RECIPES
 from torch_tfrecord.columns.example_lists import ListFeatures
-from torch_tfrecord.columns.inference import (
-    Decoded,
-    decode_record,
-    features_of,
-    looks_like,
-    read_text,
-)
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.inference import decode_record, features_of, looks_like, read_text
 from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.columns.parsers import Parser
 from torch_tfrecord.columns.record_parsers import make_parser
@@ -45,9 +40,10 @@ from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.protobuf.example import Values
 from torch_tfrecord.protobuf.messages import Event, parse_message
 from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.scan import Block, RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.shown import without_secrets
 
@@ -57,8 +53,10 @@ _T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, str, str]
 """Indented name, kind, count and values."""
 
+_Values: TypeAlias = "Values | Sequence[Values]"
+"""Of a feature, or of the steps of a feature list."""
+
 _SIDES = "<<><"
-_FACTS = ("position", "path", "offset", "length", "kind", "features")
 
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
@@ -135,25 +133,24 @@ def _run(
     named: dict[str, Any] = {}
     if recipe:
         exec(RECIPES[recipe], named)
-    parser = make_parser(named["features"]) if recipe else None
-    show = functools.partial(_show_record, parser, as_json)
-    shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
-    samples, later_damage = _until_damage(
-        () if no_features or recipe else spread_records(files, _INFER_RECORDS)
+    show = functools.partial(
+        _show_record, make_parser(named["features"]) if recipe else None, as_json
     )
+    shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
     for text in shown:
         print(text)
     if not (shown or damage or as_json) and num_records > 0:
         print("no records\n")
     if not no_features:
+        looked_at = () if recipe else spread_records(files, _INFER_RECORDS)
+        samples, later_damage = _until_damage(looked_at)
+        damage = damage or later_damage
         features = RECIPES[recipe] if recipe else _features(samples)
         print(json.dumps({"features": features}) if as_json else features)
-    damage = damage or later_damage
-    if damage is None:
-        return 0
     sys.stdout.flush()  # keeps the order if both go to one terminal
-    print(f"tfrecord: {error_text(damage)}", file=sys.stderr)
-    return 1
+    if damage:
+        raise damage
+    return 0
 
 
 SHOW = Verb(_DESCRIPTION, _add_arguments, _run)
@@ -179,9 +176,9 @@ def _show_record(parser: Parser[Any, Any, Any] | None, as_json: bool, record: Sp
         raise error.locate(path=path, position=position, offset=offset) from error.__cause__
     path, length = without_secrets(path), len(payload)
     if as_json:
-        features = [[cell.strip() for cell in row] for row in rows]
-        facts = (position, path, offset, length, kind, features)
-        return json.dumps(dict(zip(_FACTS, facts, strict=True)))
+        features = [[*map(str.strip, row)] for row in rows]
+        place = {"position": position, "path": path, "offset": offset, "length": length}
+        return json.dumps({**place, "kind": kind, "features": features})
     head = (
         f"record {position}: {escape(path)}, offset {offset}, {pluralize(length, 'byte')}, {kind}"
     )
@@ -209,7 +206,7 @@ def _describe(record: bytes) -> tuple[str, list[_Row]]:
         return f"looks like {looks}", [(f"  {describe_bytes(record)}", "", "", "")]
     if not feature_lists:
         return f"Example, {pluralize(len(context), 'feature')}", _feature_rows(context)
-    rows = [*_feature_rows(context, "context "), *_step_rows(feature_lists)]
+    rows = [*_feature_rows(context, "context "), *_feature_rows(feature_lists, "list ")]
     kind = f"SequenceExample, {pluralize(len(context), 'context feature')}"
     return f"{kind}, {pluralize(len(feature_lists), 'feature list')}", rows
 
@@ -235,74 +232,58 @@ def describe_bytes(value: bytes, most: int = _MAX_TEXT) -> str:
     """A bytes value: text as text, an image as format, width x height and size, a TensorProto as
     dtype and shape; of a text, at most so many characters.
     """
-    image = image_format(value)
+    image, size = image_format(value), format_size(len(value))
     if image is not None:
-        size = "(damaged)"
+        sides = "(damaged)"
         with suppress(ImageDecodeError):
             height, width = image_size(value)
-            size = f"{width}x{height}"
-        return f"{image} {size}, {format_size(len(value))}"
+            sides = f"{width}x{height}"
+        return f"{image} {sides}, {size}"
     with suppress(ParseError):
         # an image or a serialized tensor is rarely UTF-8, text nearly always is no tensor
         text = read_text(value)
         shown = escape(text[:most], escape_backslash=True).replace('"', '\\"')
-        return f'"{shown}"' if len(text) <= most else f'"{shown}..." ({format_size(len(value))})'
-    tensor = _tensor_of(value)
-    if tensor is not None:
-        return f"TensorProto {tensor}, {format_size(len(value))}"
-    more = "..." if len(value) > _MAX_HEX_BYTES else ""
-    return f"0x{value[:_MAX_HEX_BYTES].hex()}{more} ({format_size(len(value))})"
-
-
-def _tensor_of(value: bytes) -> str | None:
-    try:
+        return f'"{shown}"' if len(text) <= most else f'"{shown}..." ({size})'
+    with suppress(TFRecordError):
         tensor = parse_tensor(value)
-    except TFRecordError:
-        return None
-    if isinstance(tensor, torch.Tensor):
-        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    shape = []
-    while isinstance(tensor, list):
-        shape.append(len(tensor))
-        tensor = tensor[0] if tensor else b""
-    return f"string {shape}"
+        if isinstance(tensor, torch.Tensor):
+            kind, shape = str(tensor.dtype).removeprefix("torch."), [*tensor.shape]
+        else:
+            kind, shape = "string", [*np.array(tensor, object).shape]
+        return f"TensorProto {kind} {shape}, {size}"
+    more = "..." if len(value) > _MAX_HEX_BYTES else ""
+    return f"0x{value[:_MAX_HEX_BYTES].hex()}{more} ({size})"
 
 
-def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
+def _feature_rows(features: Mapping[str, _Values], what: str = "") -> list[_Row]:
     return [
         (escape(f"  {what}{name}"), _kind(values), str(len(values)), describe_values(values))
         for name, values in features.items()
     ]
 
 
-def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
-    rows = []
-    for name, steps in feature_lists.items():
-        kinds = sorted({_kind(step) for step in steps if len(step)}) or ["-"]
-        shown = [f"[{describe_values(step)}]" for step in steps[:_MAX_STEPS]]
-        count = str(len(steps))
-        rows.append((escape(f"  list {name}"), "/".join(kinds), count, _join(shown, len(steps))))
-    return rows
-
-
-def _kind(values: Values) -> str:
+def _kind(values: _Values | bytes) -> str:
+    """Of a feature list all kinds of its steps; "-" where there is nothing, which has no kind."""
+    if isinstance(values, bytes):
+        return "bytes"
     if isinstance(values, np.ndarray):
         return str(values.dtype)
-    return "bytes" if values else "-"  # an empty list may be of bytes or have no kind
+    return "/".join(sorted({*map(_kind, values)} - {"-"})) or "-"
 
 
-def describe_values(values: Values) -> str:
-    """The first values of a feature."""
+def describe_values(values: _Values) -> str:
+    """The first values of a feature, or steps of a feature list."""
     if isinstance(values, np.ndarray):
         numbers = values[:_MAX_NUMBERS].tolist()
         shown = [f"{value:.7g}" if isinstance(value, float) else str(value) for value in numbers]
     else:
-        shown = [describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)]
-    return _join(shown, len(values))
-
-
-def _join(shown: Sequence[str], count: int) -> str:
-    return ", ".join([*shown, *(["..."] if count > len(shown) else [])])
+        steps = list, np.ndarray
+        most = _MAX_STEPS if isinstance(next(iter(values), None), steps) else _MAX_STRINGS
+        shown = [
+            f"[{describe_values(value)}]" if isinstance(value, steps) else describe_bytes(value)
+            for value in itertools.islice(values, most)
+        ]
+    return ", ".join([*shown, *(["..."] if len(values) > len(shown) else [])])
 
 
 # Records by their position over all files, from the first or from any record.
@@ -323,41 +304,39 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]
     """
     total, base, reader = 0, 0, RecordReader()
     if position < 0:
-        total = sum(len(offsets) for path in files for offsets, _ in _places(path))
+        total = sum(len(block.offsets) for path in files for block in _blocks(path))
     wanted = position + total
     # files before the position are passed over by their records' number alone
     for path in files if wanted >= 0 else ():
         stream = None
-        for offsets, lengths in _places(path):
-            for number in range(max(wanted - base, 0), len(offsets)):
+        for block in _blocks(path):
+            for number in range(max(wanted - base, 0), len(block.offsets)):
                 # opened once a record of it is wanted
                 stream = stream or open_stream(open_file(path), "auto")[0]
-                payload = reader.read(stream, offsets[number], lengths[number])
-                yield SpreadRecord(path, base + number, offsets[number], payload)
-            base += len(offsets)
-    if not 0 <= wanted < base:
-        total = max(total, base)
-        if not total:
-            raise ValueError(f"position {position} is out of range: there are no records")
+                offset, length = int(block.offsets[number]), int(block.lengths[number])
+                payload = reader.read(stream, offset, length)
+                yield SpreadRecord(path, base + number, offset, payload)
+            base += len(block.offsets)
+    total = max(total, base)
+    if not total:
+        raise ValueError(f"position {position} is out of range: there are no records")
+    if not -total <= position < total:
         raise ValueError(
             f"position must be from {-total} to {total - 1} ({total} records), got {position}"
         )
 
 
-def _places(path: str) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _blocks(path: str) -> Iterator[RecordIndex | Block]:
     """Offsets and lengths of neighbouring records: from a fresh index, else from headers.
 
     Does not build an index: looking at data should leave no file behind, and need not read to the
     file's end.
     """
     try:
-        (index,) = IndexKeeper("require").indexes([path])
+        yield from IndexKeeper("require").indexes([path])
     except IndexMismatchError:
         stream, _ = open_stream(open_file(path), "auto")
-        for block in RecordScanner(stream, verify_crc=False, keep_payloads=False):
-            yield block.offsets.tolist(), block.lengths.tolist()
-        return
-    yield index.offsets.tolist(), index.lengths.tolist()
+        yield from RecordScanner(stream, verify_crc=False, keep_payloads=False)
 
 
 # Features.
@@ -373,30 +352,26 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
     source = f"from {pluralize(len(samples), 'record')} of {pluralize(num_files, 'file')}"
     if not features:
         return f"# no features {source}"
-    specs = features if isinstance(features, Mapping) else features.context_features
-    decoded = (
-        []
-        if isinstance(features, ListFeatures)
-        else [decode_record(sample.payload) for sample in samples]
-    )
-    notes = [
-        _not_image(name, decoded, samples)
-        for name, spec in (specs or {}).items()
-        if decoded and spec == FixedLenFeature((), bytes)
-    ]
-    return "\n".join([f"# inferred {source}", *filter(None, notes), str(features)])
+    notes: Iterable[str] = ()
+    if not isinstance(features, ListFeatures):
+        specs = features if isinstance(features, Mapping) else features.context_features
+        notes = _notes_on_images(specs or {}, samples)
+    return "\n".join([f"# inferred {source}", *notes, str(features)])
 
 
-def _not_image(name: str, decoded: Sequence[Decoded], samples: Sequence[SpreadRecord]) -> str:
+def _notes_on_images(
+    specs: Mapping[str, Feature], samples: Sequence[SpreadRecord]
+) -> Iterator[str]:
     """Why a feature is read as bytes although it has images: the first value that is none."""
-    values = [context[name][0] for context, _ in decoded]
-    for value, sample in (
-        zip(values, samples, strict=True) if any(map(image_format, values)) else ()
-    ):
-        try:
-            image_size(value)
-        except ImageDecodeError as error:
-            return escape(
-                f"# {name} is not Image(): {sample.path}: record at byte {sample.offset}: {error}"
-            )
-    return ""
+    contexts = [decode_record(sample.payload)[0] for sample in samples]
+    for name, spec in specs.items():
+        if spec != FixedLenFeature((), bytes):
+            continue
+        for sample, context in zip(samples, contexts, strict=True):
+            try:
+                image_size(context[name][0])
+            except ImageDecodeError as error:
+                if any(image_format(context[name][0]) for context in contexts):
+                    text = f"{name} is not Image(): {sample.path}: record at byte {sample.offset}"
+                    yield escape(f"# {text}: {error}")
+                break

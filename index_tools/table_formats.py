@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
@@ -21,7 +22,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv, dataset, parquet, types
+from pyarrow import csv, dataset, parquet
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.atomic import AtomicFile
@@ -38,6 +39,16 @@ _WAY_OUT = "leave it out by --columns, or write Parquet"
 # Null is what is empty without quotes, and nothing else: NA may be Namibia, and nan is a number. An
 # empty line is a record that lacks its one feature.
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
+# The key of a sample, the name of a value, and how it is encoded.
+_MEMBER = re.compile(r"((?:.*/)?[^./]*)\.?(?:(.*)\.)?(.*)", re.DOTALL)
+_DAMAGE = (
+    pa.ArrowException,
+    tarfile.TarError,
+    ParseError,
+    ValueError,
+    EOFError,
+    ArithmeticError,
+)
 _CSV = dataset.CsvFileFormat(
     csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
     convert_options=csv.ConvertOptions(**_NULLS),
@@ -86,46 +97,39 @@ def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterato
         if kind == "parquet":
             found = parquet.ParquetFile(path).iter_batches(_ROWS)
         elif kind == "csv":
-            own = dataset.dataset(path, format=_CSV).schema
-            kinds = {field.name: field.type for field in [*own, *(schema or ())]}
-            own = pa.schema([(name, _cell_type(kinds[name])) for name in own.names])
-            data = dataset.dataset(path, own, _CSV)
+            types = {field.name: field.type for field in schema or ()}
+            inferred = dataset.dataset(path, format=_CSV).schema
+            cells = [(one.name, _cell_type(types.get(one.name, one.type))) for one in inferred]
+            data = dataset.dataset(path, pa.schema(cells), _CSV)
             found = data.to_batches(batch_size=_ROWS, batch_readahead=2)
         elif kind == "dataset":
             data = import_module("datasets").load_from_disk(path)
             data = data[split] if isinstance(data, dict) else data
             found = data.with_format("arrow").iter(_ROWS)
         else:
-            found = _columns(_json_rows(path) if kind == "json" else _tar_rows(path))
-        for rows in found:
-            yield pa.table(rows).flatten()
-    except (pa.ArrowException, tarfile.TarError, ValueError, EOFError, ArithmeticError) as error:
+            rows = _json_rows(path) if kind == "json" else _tar_rows(path)
+            chunks = iter(lambda: [*islice(rows, _ROWS)], [])
+            found = map(pa.Table.from_struct_array, map(pa.array, chunks))
+        for table in found:
+            yield pa.table(table).flatten()
+    except _DAMAGE as error:
         raise ParseError(str(error).partition("\n")[0], path=path) from error
-    except ParseError as error:
-        raise error.locate(path=path) from error.__cause__
 
 
 def _cell_type(kind: pa.DataType) -> pa.DataType:
     kind = getattr(kind, "value_type", kind)
     # no feature holds dates
-    return pa.string() if types.is_temporal(kind) else kind
-
-
-def _columns(rows: _Rows) -> Iterator[dict[str, list[object]]]:
-    while chunk := [*islice(rows, _ROWS)]:
-        names = dict.fromkeys(chain(*chunk))
-        yield {name: [row.get(name) for row in chunk] for name in names}
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
 def _json_rows(path: str) -> _Rows:
     with Path(path).open("rb") as file:
         for number, line in enumerate(file):
             try:
-                row = {**parse_json(line)}
+                yield {**parse_json(line)}
             except (ParseError, TypeError) as error:
                 text = f"expected a JSON object on each line: {error}"
                 raise ParseError(text, position=number) from error
-            yield row
 
 
 def _tar_rows(path: str) -> _Rows:
@@ -133,12 +137,12 @@ def _tar_rows(path: str) -> _Rows:
     name of a value, whose last part says how it is encoded.
     """
     with tarfile.open(path, "r:") as tar:
-        for sample, members in groupby(tar, lambda member: _key(member.name)):
+        for sample, members in groupby(tar, lambda member: _MEMBER.findall(member.name)[0][0]):
             row: _Row = {} if os.path.basename(sample).isdecimal() else {"__key__": sample}
             for member in members:
                 tar.members = []  # type: ignore[attr-defined]  # where it would keep all of them
-                stem, dot, ending = member.name[len(sample) + 1 :].rpartition(".")
-                name = unquote(stem if dot else ending)
+                _, stem, ending = _MEMBER.findall(member.name)[0]
+                name = unquote(stem or ending)
                 # What is sparse may pretend to be of any size.
                 if member.type == tarfile.REGTYPE:
                     file: Any = tar.extractfile(member)
@@ -146,11 +150,6 @@ def _tar_rows(path: str) -> _Rows:
                     # seg.png and seg.json are two
                     row[f"{name}.{ending}" if name in row else name] = value
             yield row
-
-
-def _key(name: str) -> str:
-    folder, slash, rest = name.rpartition("/")
-    return folder + slash + rest.partition(".")[0]
 
 
 _DECODERS: dict[str, Callable[[bytes], object]] = {

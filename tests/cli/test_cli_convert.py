@@ -405,9 +405,8 @@ def test_an_interrupted_conversion_goes_on(monkeypatch, capsys):
 def test_nothing_is_written_over(capsys):
     write("a.tfrecord", ROWS)
     Path("a.parquet").write_text("mine")
-    assert (
-        error(capsys, "a.tfrecord", "a.parquet") == "a.parquet: it exists; --force writes over it"
-    )
+    message = error(capsys, "a.tfrecord", "a.parquet")
+    assert message == "a.parquet: it is there; --force writes over a file"
     assert Path("a.parquet").read_text() == "mine"
     run("a.tfrecord", "a.parquet", "--force")
     assert pq.read_table("a.parquet").num_rows == 3

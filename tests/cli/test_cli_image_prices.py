@@ -291,6 +291,7 @@ class TestOptions:
         report = json.loads(capsys.readouterr().out)
         assert report["formats"]["jpeg"]["re-encoded"] == 1
         assert (report["kept"], report["skipped"]) == ({}, [])
+        assert report["classes"] == {"a": 2, "b": 1}
         assert report["paths"] == ["out/labels-t.txt", "out/t-00000-of-00001.tfrecord"]
         found = [*map(decode_example, records("out/t-*.tfrecord"))]
         assert [row["image/format"] for row in found] == [[b"WEBP"]] * 3

@@ -127,6 +127,9 @@ def test_features(capsys):
     assert "image" in lines[2]
     # the option alone says it, too
     assert main(["verify", "a.tfrecord", "--features", "features.py", "--jobs", "1"]) == 1
+    capsys.readouterr()
+    assert main(["verify", "a.tfrecord", "--features", "features.py", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["bad_records"]) == 3
 
 
 def test_json_has_all_and_a_terminal_ten(capsys):
