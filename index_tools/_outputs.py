@@ -224,10 +224,8 @@ class FileWriter(ShardedTFRecordWriter):
             file.write(record)
             written += _digest(record)
         file.prepare()
-        source = FileSource()  # of unknown size
-        source.path, source.size, source.chunk_bytes = path, None, LocalFile.chunk_bytes
-        source.read = file.read  # type: ignore[method-assign]
-        blocks = RecordScanner(open_stream(source, "auto")[0], reuse_buffer=True)
+        stream, _ = open_stream(_PreparedFile(file, path), "auto")
+        blocks = RecordScanner(stream, reuse_buffer=True)
         held = sum(_digest(record) for block in blocks for record in block.records or ())
         if held != written:
             text = (
@@ -242,6 +240,19 @@ class FileWriter(ShardedTFRecordWriter):
 
     def _names(self, total: int) -> list[str]:
         return self.paths
+
+
+class _PreparedFile(FileSource):
+    """A file that has no name yet, to read back; of unknown size."""
+
+    size: int | None = None
+    chunk_bytes = LocalFile.chunk_bytes
+
+    def __init__(self, file: LocalRecordFile | RemoteRecordFile, path: str) -> None:
+        self.path, self._file = path, file
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        return self._file.read(num_bytes, offset)
 
 
 def _digest(record: bytes | memoryview) -> int:

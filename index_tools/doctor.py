@@ -62,8 +62,10 @@ _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew ins
 
 
 def _run(as_json: bool) -> int:
-    facts = {**_sections(), "Missing": _remedies()} if as_json else {}
-    print(json.dumps(facts) if as_json else installation_report())
+    if as_json:
+        print(json.dumps({**_sections(), "Missing": _remedies()}))
+    else:
+        print(installation_report())
     return 0
 
 

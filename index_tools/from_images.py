@@ -198,6 +198,8 @@ def _run(
     if is_table and encoding:
         pictures = (image.source for image in map(load, files) if image)
         print_prices(pictures, encoding, jobs, as_json=as_json)
+        for error in report.skipped:
+            print(f"skipped: {error}", file=sys.stderr)
         return 0
     loaded = map_in_threads(load, files, jobs)
     bar = ProgressBar(loaded, total=len(files), desc="converting", unit="image")
@@ -293,13 +295,15 @@ def read_labels(folder: str, labels_csv: str) -> ImageFolder:
     with Path(labels_csv).open(newline="", encoding="utf-8-sig") as file:
         rows = [(*row, "", "")[:2] for row in csv.reader(file)]
     if rows and rows[0][0] not in known:
-        print(f"header of {escape(labels_csv)}: {escape(', '.join(rows.pop(0)))}")
+        header = escape(", ".join(rows.pop(0)))
+        print(f"header of {escape(labels_csv)}: {header}", file=sys.stderr)
     labels = {known.get(name): label for name, label in rows}
     if None in labels or "" in labels.values() or len(labels) < max(len(rows), 1):
         raise ValueError(f"{labels_csv}: expected rows with another file of {folder} and its label")
     is_integer = all(map(str.isdecimal, labels.values()))
     classes = sorted({*labels.values()}, key=int if is_integer else os.fsencode)
-    files = tuple(ImageFile(str(path), classes.index(label)) for path, label in labels.items())
+    numbers = {name: number for number, name in enumerate(classes)}
+    files = tuple(ImageFile(str(path), numbers[label]) for path, label in labels.items())
     return ImageFolder(tuple(classes), files, len(paths) - len(files))
 
 

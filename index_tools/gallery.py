@@ -119,12 +119,8 @@ class Gallery:
         if not where:
             return range(len(self.dataset))
         name, _, value = where.partition("=")
-        dtype = self.dataset.column(name).dtype
-        try:
-            wanted = dtype.type(value)
-        except ValueError as error:
-            raise ValueError(f"column {name!r}: expected {dtype}, got {value!r}") from error
-        return [*self.dataset.find(name, wanted)]
+        kept = self.dataset._record_files.column(name)
+        return [*self.dataset.find(name, kept.parse(value, name))]
 
     def parts(self, position: int) -> list[Part]:
         """What a record has; of one that cannot be read, why."""

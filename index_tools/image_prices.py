@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torchvision.transforms.functional import rgb_to_grayscale  # torchvision ships no types
 
-from index_tools._terminal import align
+from index_tools._terminal import align, pluralize
 from index_tools.pictures import Encoding, map_in_threads
 from torch_tfrecord.images.codec import decode_image
 from torch_tfrecord.progress import ProgressBar
@@ -90,4 +90,6 @@ def print_prices(
             print(json.dumps(dict(facts)))
     if not as_json:
         print("\n".join(align(rows, "<>>>>>>")))
-        print(f"\nmedian and worst of {len(found)} pictures: PSNR of RGB in dB, SSIM of luma")
+        print(
+            f"\nmedian and worst of {pluralize(len(found), 'picture')}: PSNR of RGB in dB, SSIM of luma"
+        )

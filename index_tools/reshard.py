@@ -59,7 +59,6 @@ _STRETCH_BYTES = 1 << 26  # of a file, of which records are read together
 _HEAD_BYTES = 1 << 20  # of a remote file, in which its first records most likely are
 
 _SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
-_KINDS = {"integers": int, "floats": np.float32, "strings": str}
 
 
 # Which records.
@@ -93,7 +92,7 @@ def _select(
     positions = np.arange(len(files.table))
     for name, values in conditions:
         kept = files.column(name).take(positions)
-        wanted = [*map(_KINDS[kept.kind], values.split(","))]
+        wanted = [kept.parse(text, name) for text in values.split(",")]
         positions = positions[kept.matches(wanted, name)]
     if where and not len(positions):
         raise ValueError(f"no record has {' and '.join(where)}")

@@ -106,7 +106,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--position",
         type=int,
         metavar="P",
-        help="first record, pluralize from 0 over all files; negative: from the end",
+        help="first record, counted from 0 over all files; negative: from the end",
     )
     parser.add_argument("--no-features", action="store_true", help="do not print features")
     parser.add_argument(

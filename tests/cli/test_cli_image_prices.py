@@ -93,6 +93,15 @@ def ssim(one, other):
     return (found / ((means[0] ** 2 + means[1] ** 2 + c1) * (sum(variances) + c2))).mean()
 
 
+def test_the_table_names_files_that_it_leaves_out(folder, capsys):
+    put(folder / "in" / "a" / "good.png", saved(drawing()))
+    put(folder / "in" / "a" / "note.txt", b"no picture")
+    assert main(["from-images", "in", "out/x", "--image-quality", "table"]) == 0
+    out, err = capsys.readouterr()
+    assert "of 1 picture:" in out
+    assert err.startswith("skipped: in/a/note.txt: expected a JPEG, PNG, GIF, BMP or WebP image")
+
+
 def test_the_table_has_the_values_of_the_formulas(folder, capsys):
     files = [saved(drawing(seed)) for seed in range(3)]
     for number, encoded in enumerate(files):
@@ -156,7 +165,7 @@ def test_the_table_of_a_terminal(folder, capsys):
         *["1.000", "inf", "inf", "1.0000", "1.0000"],
     ]
     assert [" ".join(line.split()[:2]) for line in lines[2:9]] == NAMES[1:]
-    assert lines[-1] == ("median and worst of 1 pictures: PSNR of RGB in dB, SSIM of luma")
+    assert lines[-1] == ("median and worst of 1 picture: PSNR of RGB in dB, SSIM of luma")
 
 
 def test_the_table_without_pictures_or_torchmetrics(folder, capsys, monkeypatch):

@@ -424,7 +424,7 @@ WRONG = {
     ),
     "no number": (
         ["merge", "table-*", "a.tfrecord", "--where", "label=cat"],
-        "invalid literal for int()",
+        "column 'label': expected integers, got 'cat'",
     ),
     "too many": (["sample", "table-*", "a.tfrecord", "-n", "301"], "for 1 to 300 records, got 301"),
     "none": (["sample", "table-*", "a.tfrecord"], "for 1 to 300 records, got 0"),

@@ -67,6 +67,19 @@ class KeptColumn:
             found = np.array([*strings, ""], dtype=object)[self.values]
         return found if self.missing is None else np.ma.MaskedArray(found, self.missing)
 
+    def parse(self, text: str, name: str) -> int | np.float32 | str:
+        """A value to look for in this column, of a command line.
+
+        Raises:
+            ValueError: The column has numbers, and the text is none.
+        """
+        try:
+            if self.strings is not None:
+                return text
+            return np.float32(text) if self.kind == "floats" else int(text)
+        except ValueError as error:
+            raise ValueError(f"column {name!r}: expected {self.kind}, got {text!r}") from error
+
     def take(self, numbers: slice | npt.NDArray[np.int64]) -> KeptColumn:
         """The column of some of the records."""
         missing = None if self.missing is None else self.missing[numbers]
