@@ -37,11 +37,12 @@ from .loading.display import show
 from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
+from .loading.packing import PackedCollate
 from .loading.padding import PaddedCollate
 from .loading.scan_tasks import ScanTask
 from .order.mixture import Mixture
 from .order.orders import balanced_weights
-from .order.samplers import RecordSampler
+from .order.samplers import LengthBatchSampler, RecordSampler
 from .protobuf.example import (
     decode_example,
     decode_sequence_example,
@@ -66,10 +67,12 @@ __all__ = [
     "ImageDecodeError",
     "IndexMismatchError",
     "Json",
+    "LengthBatchSampler",
     "LimitExceededError",
     "ListFeatures",
     "Mixture",
     "NestedExample",
+    "PackedCollate",
     "PaddedCollate",
     "ParseError",
     "Proto",

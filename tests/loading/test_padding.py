@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from torch_tfrecord import (
+    LimitExceededError,
     PaddedCollate,
     VarLenFeature,
     collate,
@@ -84,6 +85,53 @@ def test_samples_of_unequal_rank_or_dtype():
         match=r"\['x'\]: expected one dtype, got float32 in sample 0, float64 in sample 1",
     ):
         PaddedCollate()([{"x": torch.zeros(1)}, {"x": torch.zeros(2, dtype=torch.float64)}])
+
+
+@pytest.mark.parametrize(
+    ("shape", "multiple_of", "expected"),
+    [
+        (None, 1, [2, 3]),
+        (None, 2, [2, 4]),
+        (None, 8, [8, 8]),
+        ((None, 3), 8, [8, 3]),
+        ((-1, -1), 3, [3, 3]),
+        ((2, 5), 8, [2, 5]),
+    ],
+)
+def test_multiple_of(shape, multiple_of, expected):
+    pad = PaddedCollate({"x": shape}, {"x": -1}, multiple_of=multiple_of, return_lengths=True)
+    values = [torch.arange(2).reshape(2, 1), torch.arange(3).reshape(1, 3)]
+    batch, lengths = pad([{"x": value} for value in values])
+    full = torch.full((2, *expected), -1)
+    full[0, :2, :1], full[1, :1, :3] = values
+    assert batch["x"].tolist() == full.tolist()
+    assert lengths["x"].tolist() == [[2, 1], [1, 3]]
+
+
+def test_multiple_of_every_kind():
+    """Strings, nested features and equal lengths, too; what is empty in all samples stays empty."""
+    pad = PaddedCollate(multiple_of=4)
+    sample = {
+        "a": [b"x"] * 3,
+        "b": (torch.ones(4), torch.ones(0)),
+        "c": 1,
+        "d": {"e": torch.ones(5)},
+    }
+    assert pad([sample])["a"] == [[b"x"] * 3 + [b""]]
+    assert pad([sample])["b"][0].tolist() == [[1.0] * 4]
+    assert pad([sample])["b"][1].shape == (1, 0)
+    assert pad([sample])["c"].tolist() == [1]
+    assert pad([sample])["d"]["e"].tolist() == [[1.0] * 5 + [0.0] * 3]
+    rows = pad([torch.ones(2), torch.ones(5)])
+    assert rows.tolist() == [[1.0] * 2 + [0.0] * 6, [1.0] * 5 + [0.0] * 3]
+    with pytest.raises(LimitExceededError, match="needs 64"):  # the bytes after rounding
+        PaddedCollate(multiple_of=8, max_batch_bytes=63)([torch.ones(1, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_wrong_multiple_of(value, error):
+    with pytest.raises(error, match="multiple_of must be an integer of at least 1"):
+        PaddedCollate(multiple_of=value)
 
 
 DTYPES = [
@@ -435,7 +483,8 @@ def test_pickles_prints_and_compares():
     assert pickle.loads(pickle.dumps(pad)) == pad != PaddedCollate()
     assert (
         repr(pad)
-        == "PaddedCollate(padded_shapes={'x': [None, 4]}, padding_values={'x': -1}, return_lengths=True)"
+        == "PaddedCollate(padded_shapes={'x': [None, 4]}, padding_values={'x': -1}, return_lengths=True, "
+        "multiple_of=1)"
     )
 
 

@@ -273,6 +273,8 @@ def pad_rows(
 
 
 def _bytes(tensor: torch.Tensor) -> _Bits:
+    if not tensor.numel():  # NumPy's empty arrays have strides that torch does not view
+        return np.empty(0, np.uint8)
     array: _Bits = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -19,6 +20,7 @@ from torch_tfrecord.arguments import (
     at_least,
     check_callable,
     integer,
+    one_of,
     true_or_false,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
@@ -26,10 +28,14 @@ from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
+from torch_tfrecord.loading.described import describe
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
+from torch_tfrecord.loading.packing import PackedCollate
 from torch_tfrecord.loading.read_ahead import RecordLoader
+from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
 from torch_tfrecord.order.leaves import has_places, stores
+from torch_tfrecord.order.packs import PackOrder
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, RecordBatchSampler
@@ -53,7 +59,7 @@ class SizedDataset(Protocol):
 
 def make_dataloader(
     paths: Paths | SizedDataset,
-    batch_size: int,
+    batch_size: int | None = None,
     features: RecordFeatures | None = None,
     *,
     label_key: str | None = None,
@@ -62,6 +68,12 @@ def make_dataloader(
     seed: int = 0,
     num_epochs: int | None = 1,
     drop_last: bool = False,
+    lengths: str | npt.ArrayLike | None = None,
+    max_tokens: int | None = None,
+    batch_by: Literal["length"] | None = None,
+    boundaries: Sequence[int] | None = None,
+    multiple_of: int = 1,
+    too_long: TooLong = "error",
     num_workers: int = 0,
     num_threads: int | None = None,
     rank: int | None = None,
@@ -108,7 +120,8 @@ def make_dataloader(
             `tfds.RLDSDataset`, a `Mixture`, or torch's `Subset` (so `random_split`) or
             `ConcatDataset` of these, nested in any way; these are as fast as paths. Any other
             dataset with a length and `ds[i]` is read as DataLoader reads it, without threads.
-        batch_size: Samples in a batch, per rank.
+        batch_size: Samples in a batch, per rank; with `max_tokens` the most, or None; with
+            `PackedCollate` and `lengths` rows.
         features: What to read from each record, by name; None gives the record's bytes. Not with a
             dataset.
         label_key: Name of the label feature: samples are then (features, label), and the features
@@ -125,6 +138,12 @@ def make_dataloader(
             num_epochs. 0 gives no batch. None or -1: the iteration never ends, iteration k begins
             with epoch k, and ``len(loader)`` raises TypeError.
         drop_last: Drop an epoch's last batch if it is not full.
+        lengths, max_tokens, boundaries, multiple_of, too_long: Any of the first two makes batches of
+            records of like length, see `LengthBatchSampler`; so does ``batch_by="length"``, by the
+            records' bytes. With ``collate_fn=PackedCollate(L)`` and `lengths`, records that fill
+            rows of L tokens together make a batch, the same number on each rank. Then shuffle is
+            True or False. See ``loader.padding_report()``.
+        batch_by: "length", or None.
         num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead:
             the faster way, unless your transform is slow, since it then runs in the thread that
             iterates.
@@ -161,7 +180,14 @@ def make_dataloader(
         >>> for x, y in make_dataloader("train-*", 64, features, label_key="y", num_workers=4):  # doctest: +SKIP
         ...     ...
     """
-    _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
+    borders = None if boundaries is None else [*map(int, boundaries)]
+    options = LengthOptions(batch_size, max_tokens, borders, multiple_of, too_long)
+    by_length = lengths is not None or max_tokens is not None or batch_by is not None
+    one_of("batch_by", batch_by, "length", None)
+    if not by_length and options[2:] != LengthOptions()[2:]:
+        raise ValueError("boundaries, multiple_of and too_long need lengths or max_tokens")
+    size: Any = 1 if batch_size is None and max_tokens is not None else batch_size
+    _check_arguments(size, shuffle, num_epochs, dataloader_kwargs)
     if num_threads is not None:
         at_least(0, "num_threads", num_threads)
     check_callable("transform", transform)
@@ -198,17 +224,30 @@ def make_dataloader(
     is_alone = here.world_size == 1 and not num_workers
     for store in stores(dataset):
         store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
-    batches = RecordBatchSampler(
-        dataset,
-        batch_size,
-        shuffle=_shuffle_of(dataset, shuffle),
-        seed=seed,
-        num_epochs=None if num_epochs == -1 else num_epochs,
-        rank=rank,
-        world_size=world_size,
-        drop_last=drop_last,
-    )
-    dataloader_kwargs.setdefault("collate_fn", collate)
+    epochs = None if num_epochs == -1 else num_epochs
+    collate_fn = dataloader_kwargs.setdefault("collate_fn", collate)
+    if by_length:
+        order = _length_order(dataset, lengths, options, collate_fn, shuffle, seed, drop_last)
+        batches = RecordBatchSampler.of_order(dataset, order, epochs, rank, world_size, drop_last)
+    else:
+        batches = RecordBatchSampler(
+            dataset,
+            size,
+            shuffle=_shuffle_of(dataset, shuffle),
+            seed=seed,
+            num_epochs=epochs,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
+    run = {
+        "dataset": describe(dataset) if isinstance(lengths, (str, type(None))) else None,
+        "world_size": here.world_size,
+        "lengths": lengths if isinstance(lengths, str) else None,
+        "batch_by": "length" if by_length else None,
+        "max_length": getattr(collate_fn, "max_length", None) if by_length else None,
+        **options._asdict(),
+    }
     if dataloader_kwargs.get("generator") is None:
         # Without one, DataLoader draws the workers' seeds from the global random state.
         generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
@@ -220,8 +259,35 @@ def make_dataloader(
         batch_sampler=batches,
         num_workers=num_workers,
         num_threads=num_threads if loads_ahead(dataset) else 0,
+        run=run,
         **dataloader_kwargs,
     )
+
+
+def _length_order(
+    dataset: Any,
+    lengths: str | npt.ArrayLike | None,
+    options: LengthOptions,
+    collate_fn: object,
+    shuffle: Shuffle,
+    seed: int,
+    drop_last: bool,
+) -> Buckets | PackOrder:
+    """Steps of records of like length, or of those that fill rows together."""
+    if not isinstance(shuffle, bool):
+        raise ValueError(f"shuffle must be True or False for batches by length, got {shuffle!r}")
+    for store in stores(dataset) if shuffle else []:
+        store.warn()  # of a compressed file, which is read at random
+    found = checked_lengths(dataset, lengths)
+    if not isinstance(collate_fn, PackedCollate):
+        return Buckets(found, options, shuffle, seed, drop_last)
+    if lengths is None or options[1:4] != LengthOptions()[1:4]:
+        raise ValueError(
+            "with PackedCollate expected batch_size and lengths, without max_tokens, boundaries and multiple_of: its "
+            "max_length says how many tokens a row has"
+        )
+    size, too_long = at_least(1, "batch_size", options.batch_size), options.too_long
+    return PackOrder(found, collate_fn.max_length, too_long, size, shuffle, seed, drop_last)
 
 
 def _check_arguments(

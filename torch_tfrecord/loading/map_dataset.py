@@ -102,6 +102,9 @@ class TFRecordDataset(TableDataset):
         >>> loader = DataLoader(ds, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)  # doctest: +SKIP
     """
 
+    _paths: Paths | None = None  # as given
+    _index_dir: str | os.PathLike[str] | None = None
+
     def __init__(
         self,
         paths: Paths,
@@ -146,6 +149,7 @@ class TFRecordDataset(TableDataset):
         errors.tell()
         good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
         self._set_up(files, source, good, parser, transform, max_batch_bytes, errors)
+        self._paths, self._index_dir = paths, index_dir
 
     @classmethod
     def _from_source(
@@ -374,7 +378,8 @@ class TFRecordDataset(TableDataset):
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | ({} if self._record_files.paths is None else {"files": None})
+        own = {**self.__dict__, "_paths": None}  # perhaps a long list, which workers do not need
+        return own | ({} if self._record_files.paths is None else {"files": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -57,6 +57,7 @@ class Wish(NamedTuple):
     name: str
     padded_shapes: Nest
     padding_values: Nest
+    multiple_of: int = 1
 
 
 class Rows(NamedTuple):
@@ -320,7 +321,8 @@ def _padded_size(sizes: _Sizes, wish: Wish) -> _Shape:
         )
     largest: list[int] = sizes.max(axis=0).tolist()
     padded = tuple(
-        most if size is None else size for size, most in zip(wanted, largest, strict=True)
+        most + -most % wish.multiple_of if size is None else size
+        for size, most in zip(wanted, largest, strict=True)
     )
     if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
         number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threads
@@ -31,6 +33,8 @@ __all__ = ["TableDataset"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _D = TypeVar("_D", bound="TableDataset")
 
+_LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
+_MOST_BYTES = (1 << 31) - 1
 _BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records, at most, in a record batch by default
 
 
@@ -127,6 +131,19 @@ class TableDataset(StagedDataset):
         if isinstance(own, range):
             own = slice(own.start, None if own.stop < 0 else own.stop, own.step)
         return self._record_files.column(name).take(own)
+
+    def _lengths(self, name: str | None) -> npt.NDArray[Any]:
+        """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
+        if name is None:
+            table, own = self._record_files.table, self._positions
+            found = np.empty(len(own), np.int32)
+            for begin in range(0, len(own), _LENGTHS_AT_ONCE):
+                part = np.asarray(own[begin : begin + _LENGTHS_AT_ONCE])
+                found[begin : begin + len(part)] = np.minimum(table.find(part).lengths, _MOST_BYTES)
+            return found
+        with suppress(IndexMismatchError):
+            return self.column(name)
+        return self.column(f"len({name})")
 
     # As Arrow.
 

@@ -31,6 +31,7 @@ __all__ = [
     "leaves",
     "needs_salt",
     "read_leaf",
+    "record_lengths",
     "record_places",
     "salted",
     "stores",
@@ -267,6 +268,25 @@ def needs_salt(dataset: object) -> bool:
     if inside is None or _is_mixture(dataset):
         return bool(getattr(dataset, "_needs_salt", False))
     return any(map(needs_salt, inside))
+
+
+def record_lengths(dataset: Any, name: str | None) -> npt.NDArray[Any]:
+    """The length of each record of a dataset, in bytes or (a name) by a column of the index: [N].
+
+    Raises:
+        IndexMismatchError: The index has no such column.
+        TypeError: The dataset does not know them.
+    """
+    inside = _inside(dataset)
+    if inside is None and hasattr(dataset, "_lengths"):
+        return dataset._lengths(name)  # type: ignore[no-any-return]
+    if inside is None or _is_mixture(dataset):
+        raise TypeError(
+            "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of records, "
+            f"got {type(dataset).__name__}: pass lengths=, one integer for each"
+        )
+    found = np.ma.concatenate([record_lengths(each, name) for each in inside])
+    return found[np.asarray(dataset.indices)] if isinstance(dataset, Subset) else found  # type: ignore[no-any-return]
 
 
 def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:

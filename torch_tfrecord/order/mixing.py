@@ -4,9 +4,10 @@ weights.
 
 from __future__ import annotations
 
-import bisect
 import heapq
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from copy import copy
 from fractions import Fraction
 from itertools import count
 from math import gcd, lcm
@@ -209,63 +210,76 @@ class WeightedPlan:
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[int], seed: int, stop: str) -> None:
-        self._sizes = sizes
-        everyone = list(range(len(sizes)))
-        turns = WeightedTurns(weights, seed, 0)
-        self._phases = [_Phase(0, everyone, [0] * len(sizes), turns)]
-        self.length: int | None = None
         if stop in ("all_exhausted", "never"):
             _check_not_empty(sizes, stop)
-        if stop == "first_exhausted":
-            self.length = min(
-                turns.turns_until(component, sizes[component]) for component in everyone
-            )
-        elif stop == "all_exhausted":
-            self.length = max(
-                turns.turns_until(component, sizes[component]) for component in everyone
-            )
-        elif stop == "all_exhausted_without_replacement":
-            self.length = self._add_phases(weights, seed)
-        self._begins = [phase.begin for phase in self._phases]
+        self._sizes, self._seed, self._stop = sizes, seed, stop
+        self._phases: list[_Phase] = []
+        self.length = self._go_on(0, weights)
 
-    def _add_phases(self, weights: Sequence[int], seed: int) -> int:
-        """Begin a new phase each time an exhausted component has its turn; later phases leave it
-        out.
+    def changed(self, position: int, weights: Sequence[int]) -> WeightedPlan:
+        """The same plan up to a position, with other weights from there on.
+
+        Each component goes on after the samples that it gave, so what was exhausted stays so.
+
+        Args:
+            position: Before the end of this plan; 0 is as if it had these weights from the start.
+            weights: Whole numbers above 0, one for each component.
         """
-        while True:
-            begin, components, before, turns = self._phases[-1]
-            limits = [self._sizes[component] - before[component] for component in components]
-            length, ended = min(
-                (turns.turns_until(number, limit), number) for number, limit in enumerate(limits)
-            )
-            counts = turns.counts(length)
-            before = before.copy()
-            for component, taken in zip(components, counts, strict=True):
-                before[component] += taken
-            components = components[:ended] + components[ended + 1 :]
-            if not components:
-                return begin + length
+        plan = copy(self)
+        plan._phases = [phase for phase in self._phases if phase.begin < position]
+        plan.length = plan._go_on(position, weights)
+        return plan
+
+    def _go_on(self, begin: int, weights: Sequence[int]) -> int | None:
+        """Add the phases from a position on; returns the length.
+
+        Without replacement a new phase begins each time an exhausted component has its turn; later
+        phases leave it out.
+        """
+        components = self._phases[-1].components if self._phases else list(range(len(self._sizes)))
+        while components:
+            before = self.counts(begin)
+            # A phase's number is its seed, so no two phases of an epoch have the same turns.
             turns = WeightedTurns(
-                [weights[component] for component in components], seed, len(self._phases)
+                [weights[component] for component in components], self._seed, len(self._phases)
             )
-            self._phases.append(_Phase(begin + length, components, before, turns))
+            self._phases.append(_Phase(begin, components, before, turns))
+            if self._stop == "never":
+                return None
+            ends = {
+                begin
+                + turns.turns_until(number, self._sizes[component] - before[component]): component
+                for number, component in enumerate(components)
+            }
+            if self._stop == "all_exhausted":
+                return max(ends)
+            begin = min(ends)
+            if self._stop == "first_exhausted":
+                return begin
+            components = [component for component in components if component != ends[begin]]
+        return begin
 
     def turn(self, position: int) -> Turn:
         """Component at a position, and how many samples of it come before."""
-        phase = self._phases[bisect.bisect_right(self._begins, position) - 1]
+        phase = self._phase_at(position)
         number, before = phase.turns.turn(position - phase.begin)
         component = phase.components[number]
         return Turn(component, phase.turns_before[component] + before)
 
     def counts(self, num_samples: int) -> list[int]:
         """How many of the first samples each component has."""
-        phase = self._phases[bisect.bisect_right(self._begins, num_samples) - 1]
+        if not self._phases:
+            return [0] * len(self._sizes)
+        phase = self._phase_at(num_samples)
         counts = phase.turns_before.copy()
         for component, taken in zip(
             phase.components, phase.turns.counts(num_samples - phase.begin), strict=True
         ):
             counts[component] += taken
         return counts
+
+    def _phase_at(self, position: int) -> _Phase:
+        return self._phases[bisect_right(self._phases, position, key=lambda phase: phase.begin) - 1]
 
 
 class ChoicePlan:
@@ -289,7 +303,7 @@ class ChoicePlan:
         for component in range(len(sizes)):
             mine = chosen == component
             before[mine] = np.arange(np.count_nonzero(mine))
-        again = before >= np.asarray(sizes, np.int64)[chosen] if len(chosen) else np.zeros(0, bool)
+        again = before >= np.asarray(sizes, np.int64)[chosen]
         if stop in ("all_exhausted", "never"):
             used = set(chosen.tolist())
             _check_not_empty(

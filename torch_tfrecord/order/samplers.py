@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sized
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import chain, count
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
-from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
+from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
+from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_number, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
-from torch_tfrecord.order.ranks import RankSampler, check_rank, resolve_rank
-from torch_tfrecord.order.shares import Place, Plan
+from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank, resolve_rank
+from torch_tfrecord.order.shares import Job, Place, Plan, RecordOrder, Skip, StepOrder
 from torch_tfrecord.order.trainers import (
     Prepared,
     check_loaded_epoch,
@@ -25,8 +26,16 @@ from torch_tfrecord.order.trainers import (
     other_epoch,
     prepared_loader,
 )
+from torch_tfrecord.shown import shown_value
 
-__all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "Iteration", "RecordBatchSampler", "RecordSampler"]
+__all__ = [
+    "BLOCK_BYTES",
+    "WINDOW_BLOCKS",
+    "Iteration",
+    "LengthBatchSampler",
+    "RecordBatchSampler",
+    "RecordSampler",
+]
 
 BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it takes to read these
 WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
@@ -39,11 +48,9 @@ class _EpochSampler(Generic[_Unit_co]):
     iteration, and resume from a place.
 
     Args:
-        epochs: The order of each epoch.
-        batch_size: Positions in a unit.
+        order: The steps of each epoch.
         num_epochs: Epochs in an iteration; None if it never ends.
-        rank, world_size: As given by the user.
-        drop_last: Drop what the ranks cannot share evenly, and a short unit.
+        rank, world_size, drop_last: As given by the user.
         tells_epoch: The dataset draws at random: each position must know its epoch where a batch
             does not.
     """
@@ -51,13 +58,13 @@ class _EpochSampler(Generic[_Unit_co]):
     # What the next iteration begins with once one has begun: the epochs after it, or the same.
     _continues: ClassVar[bool]
     _unit: ClassVar[Literal["samples", "batches"]]
-    # The numbers of a `Place` that a state holds.
+    # The numbers of a `Place` that a state holds, and its lists.
     _numbers: ClassVar[tuple[str, ...]]
+    _lists: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
-        epochs: Epochs,
-        batch_size: int,
+        order: StepOrder,
         num_epochs: int | None,
         rank: int | None,
         world_size: int | None,
@@ -65,8 +72,7 @@ class _EpochSampler(Generic[_Unit_co]):
         tells_epoch: bool,
     ) -> None:
         check_rank(rank, world_size)
-        self._epochs, self._num_epochs = epochs, num_epochs
-        self.batch_size = batch_size
+        self._order, self._num_epochs = order, num_epochs
         self._rank, self._world_size = rank, world_size
         self.drop_last = true_or_false("drop_last", drop_last)
         self._tells_epoch = tells_epoch
@@ -156,33 +162,41 @@ class _EpochSampler(Generic[_Unit_co]):
             ValueError: The state has another version or order (number of records, seed, shuffle,
                 weights, ...); the message gives both values.
         """
-        place = self._loaded(state_dict)
+        self._go_to(self._loaded(state_dict))
+
+    def _go_to(self, place: Place) -> None:
         self._replace_waiting()
         self._next, self._running, self._loaded_epoch = place, None, place.first_epoch
 
     def _loaded(self, state: Mapping[str, object]) -> Place:
-        limits = Place(None, None, self._epochs.num_records)._asdict()  # type: ignore[arg-type]
-        check_state(state, self._identity(), {name: limits[name] for name in self._numbers})
+        limits = Place(None, None, self._order.num_records)._asdict()  # type: ignore[arg-type]
+        numbers = {name: limits[name] for name in self._numbers}
+        check_state(state, self._identity(), numbers, self._lists)
         epoch, consumed = (int(str(state[name])) for name in ("epoch", "consumed"))
         first = int(str(state.get("first_epoch", epoch)))
         if first > epoch:
             raise ValueError(f"first_epoch={first} is after epoch={epoch} in the state")
-        return Place(first, epoch, consumed)
+        jobs = [Job(*job) for job in _checked_list("jobs", state, 4)]
+        skips = [Skip(*skip) for skip in _checked_list("skips", state, 4)]
+        place = Place(first, epoch, consumed, tuple(jobs), tuple(skips))
+        self._order.check(place)
+        return place
 
     def _state(self, place: Place) -> dict[str, object]:
         # The last round may have repeated the beginning.
-        numbers = place._replace(consumed=min(place.consumed, self._epochs.num_records))._asdict()
+        numbers = place._replace(consumed=min(place.consumed, self._order.num_records))._asdict()
         found = {name: numbers[name] for name in self._numbers}
+        found |= {name: [*map(list, numbers[name])] for name in self._lists}
         return {"version": STATE_VERSION, **found, **self._identity()}
 
     def _identity(self) -> dict[str, object]:
-        return {**self._epochs.identity(), "drop_last": self.drop_last}
+        return {**self._order.identity(), "drop_last": self.drop_last}
 
     def _check_prepared(self, prepared: Prepared) -> None:
         """ValueError if Accelerate would lose records after a short batch between two epochs."""
         if prepared.num_processes == 1 or self._num_epochs == 1 or self.drop_last:
             return
-        if self._epochs.num_records % self.batch_size:
+        if self._order.is_sized and self._order.num_records % self._order.batch_size:
             raise ValueError(
                 f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full to be the last, and loses "
                 "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
@@ -205,8 +219,12 @@ class _EpochSampler(Generic[_Unit_co]):
         return Place(first, first, 0)
 
     def _plan(self, place: Place) -> Plan:
-        rank = resolve_rank(self._rank, self._world_size)
-        return Plan(place, self._epochs, rank, self.batch_size, self.drop_last)
+        rank, prepared = resolve_rank(self._rank, self._world_size), prepared_loader()
+        if prepared is None or self._order.is_sized:
+            return Plan(place, self._order, rank)
+        # Accelerate deals out the batches: those of a step must follow each other.
+        rank = Rank(0, prepared.num_processes * rank.world_size)
+        return Plan(place, self._order, rank, of_all_ranks=True)
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[_Unit_co]:
         """What an epoch of an iteration yields."""
@@ -300,6 +318,10 @@ class Iteration(Iterator[_Unit_co]):
 
     def state_dict(self, num_received: int | None = None) -> dict[str, object]:
         """The state of this iteration."""
+        return self._sampler._state(self.place_after(num_received))
+
+    def place_after(self, num_received: int | None) -> Place:
+        """The place after so many units, or (None) after those that were yielded."""
         received = (
             self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
         )
@@ -311,9 +333,7 @@ class Iteration(Iterator[_Unit_co]):
             raise ValueError(
                 f"num_received={received}, but the sampler has yielded only {self._num_yielded} {self._sampler._unit}"
             )
-        if self._plan is None:
-            return self._sampler._state(self.place)
-        return self._sampler._state(self._plan.place_after(received))
+        return self.place if self._plan is None else self._plan.place_after(received)
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Resume from another iteration's state; StatefulDataLoader calls this."""
@@ -323,6 +343,20 @@ class Iteration(Iterator[_Unit_co]):
         # and never used.
         sampler._loaded_epoch = self.place.first_epoch if sampler._continues else None
         sampler._next, sampler._running = sampler._place_after(self.place), self
+
+
+def _checked_list(name: str, state: Mapping[str, object], size: int) -> list[tuple[int, ...]]:
+    """The items of a list in a state, each of so many numbers."""
+    items = state.get(name, [])
+    if not isinstance(items, list) or not all(
+        isinstance(item, list) and len(item) == size for item in items
+    ):
+        raise ValueError(
+            f"{name} must hold lists of {size} numbers in the state, got {shown_value(items)}"
+        )
+    for number in chain.from_iterable(items):
+        check_number(name, number)
+    return [tuple(item) for item in items]
 
 
 class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
@@ -405,10 +439,11 @@ class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
+        order = RecordOrder(epochs, 1, drop_last)
         # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin
         # elsewhere in its datasets, but only those with crops.
         tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
-        super().__init__(epochs, 1, 1, rank, world_size, drop_last, tells_epoch)
+        super().__init__(order, 1, rank, world_size, drop_last, tells_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration; until you call it again, every iteration
@@ -424,10 +459,8 @@ class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
             self._begin_with(int(epoch))
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
-        for positions in plan.positions(epoch):
-            if self._tells_epoch:
-                positions = [EpochPosition(position, epoch) for position in positions]
-            yield from positions
+        for (position,) in plan.batches(epoch):
+            yield EpochPosition(position, epoch) if self._tells_epoch else position
 
 
 @keeps_its_order
@@ -473,6 +506,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
     """
 
     _continues, _unit, _numbers = True, "batches", ("first_epoch", "epoch", "consumed")
+    _lists = ("jobs", "skips")
 
     def __init__(
         self,
@@ -499,11 +533,41 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
+        order = RecordOrder(epochs, int(batch_size), drop_last)
+        self._begin(dataset, order, num_epochs, rank, world_size, drop_last)
+
+    @classmethod
+    def of_order(
+        cls,
+        dataset: Sized,
+        order: StepOrder,
+        num_epochs: int | None,
+        rank: int | None,
+        world_size: int | None,
+        drop_last: bool,
+    ) -> RecordBatchSampler:
+        """Make a batch sampler of other steps: of buckets, or of packs."""
+        batches = RecordBatchSampler.__new__(cls)
+        batches._begin(dataset, order, num_epochs, rank, world_size, drop_last)
+        return batches
+
+    def _begin(
+        self,
+        dataset: Sized,
+        order: StepOrder,
+        num_epochs: int | None,
+        rank: int | None,
+        world_size: int | None,
+        drop_last: bool,
+    ) -> None:
         num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
         tells_epoch = draws_at_random(dataset)
-        super().__init__(
-            epochs, int(batch_size), num_epochs, rank, world_size, drop_last, tells_epoch
-        )
+        _EpochSampler.__init__(self, order, num_epochs, rank, world_size, drop_last, tells_epoch)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Positions in a batch, per rank; None if they are as many as fit."""
+        return self._order.batch_size if self._order.is_sized else None
 
     def _restart(self) -> None:
         super()._restart()
@@ -536,8 +600,10 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
         `load_state_dict` is smaller, it is taken to mean the loaded iteration, and the trainer
         counts on from there.
         """
-        if is_automatic():
+        if self._continues and is_automatic():
             return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
+        if not self._continues and self._loaded_epoch not in (None, number):
+            check_loaded_epoch(self.epoch, number)
         epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
         loaded, self._loaded_epoch = self._loaded_epoch, None
         if loaded is not None and prepared_loader() is None:
@@ -560,20 +626,145 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
         other = copy.copy(self)
         other._restart()
         if in_order:
-            other._epochs = self._epochs.in_order()
+            other._order = self._order.in_order()
         else:
-            other.drop_last = bool(drop_last)
+            other._order, other.drop_last = copy.copy(self._order), bool(drop_last)
+            other._order.drop_last = other.drop_last
         return other
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[PositionBatch]:
-        size = self.batch_size
-        for positions in plan.positions(epoch):
-            for begin in range(0, len(positions), size):
-                batch = positions[begin : begin + size]
-                if prepared is not None and self._tells_epoch:
-                    # Accelerate fills up the last batches with single positions.
-                    batch = [EpochPosition(position, epoch) for position in batch]
-                yield PositionBatch(batch, epoch)
+        for batch in plan.batches(epoch):
+            if prepared is not None and self._tells_epoch:
+                # Accelerate fills up the last batches with single positions.
+                batch = [EpochPosition(position, epoch) for position in batch]
+            yield PositionBatch(batch, epoch)
+
+    # Steering.
+
+    def _latest(self, num_received: int | None) -> Place:
+        """The place after the batches that were received of the running iteration, or where the
+        next one begins.
+        """
+        running = self._running
+        if running is None or running.is_over:
+            return self._next
+        return running.place_after(num_received)
+
+    def records_of(self, step: int, epoch: int | None, num_received: int | None) -> PositionBatch:
+        """The positions of a step of an epoch, None for the running one, on all ranks."""
+        place = self._latest(num_received)
+        if epoch is not None and at_least(0, "epoch", epoch) != place.epoch:
+            place = Place(epoch, epoch, 0)
+        found = self._plan(place).records_of(at_least(0, "step", step))
+        return PositionBatch(found, place.epoch)
+
+    def skip_to(self, step: int, num_received: int | None) -> None:
+        """Begin the next iteration at a step of the running epoch."""
+        place = self._latest(num_received)
+        if at_least(0, "step", step) < place.step:
+            place = Place(place.first_epoch, place.epoch, 0)
+        self._go_to(self._plan(place).place_at(step))
+
+    def place_at(self, step: int | None, num_received: int | None) -> Place:
+        """The place of a coming step of the running epoch, None for the next one."""
+        place = self._latest(num_received)
+        step = place.step if step is None else at_least(place.step, "from_step", step)
+        return self._plan(place).place_at(step)
+
+    def begin_again(self, num_received: int | None) -> None:
+        """Begin the next iteration after the batches that were received."""
+        self._go_to(self._latest(num_received))
+
+    def skip(self, steps: range, num_received: int | None) -> None:
+        """Leave out steps of the running epoch, in the next iteration."""
+        place = self._latest(num_received)
+        if steps.step != 1 or not place.step <= steps.start < steps.stop:
+            raise ValueError(
+                f"expected a range of steps from {place.step} on, each after the other, got {steps}"
+            )
+        world_size = self._plan(place).world_size
+        skip = Skip(steps.start, steps.stop, world_size, self._order.batch_size)
+        self._go_to(place._replace(skips=(*place.skips, skip)))
+
+
+class LengthBatchSampler(RecordBatchSampler):
+    """Batches of records of like length, for padded batches with little padding.
+
+    The records are put into buckets by length; a batch has records of one bucket, and in each step
+    the batches of all ranks are of the same bucket, so that no rank waits for another's longer
+    batch. All ranks have the same number of batches. Which records share a batch, and the order of
+    the batches, is drawn anew over the whole epoch for each (seed, epoch). No record is read.
+
+    An epoch has each record once, on one rank. Where the last step of a bucket is not full it is
+    shared evenly over the ranks; a bucket with fewer records than ranks repeats some.
+
+    It resumes, and chooses epochs, as `RecordSampler` does, also with another world size: then the
+    rest of the epoch's records are shared anew. ``make_dataloader(lengths=..., max_tokens=...)``
+    makes a loader of these batches that counts what you received, and goes on from epoch to epoch.
+
+    Args:
+        dataset: The dataset: anything with a length. A `TFRecordDataset`, or a `Subset` or
+            `ConcatDataset` of these, knows the lengths of its records.
+        lengths: None for the records' bytes, which the index knows; the name of a column that the
+            index keeps, a number for each record or ``len(name)``, the length of a list; or the
+            lengths, integers [N] from 0.
+        batch_size: Samples in a batch, per rank; with `max_tokens` the most.
+        max_tokens: Most tokens in a batch, padding included: its samples times the longest of the
+            bucket, rounded up to `multiple_of`.
+        boundaries: Lengths where the second and each later bucket begins, ascending, as for
+            tf.data's ``bucket_by_sequence_length``. None chooses up to 64 for the least padding.
+        multiple_of: What you pad lengths to a multiple of: see `PaddedCollate`.
+        too_long: For a record of more than `max_tokens`: "error", "alone" (the only one of its
+            batch), or "drop" (`num_dropped` counts them).
+        shuffle: False for the order of the files: each batch comes where its last record is.
+        seed: An integer of any size. Its order never changes between releases or machines.
+        rank, world_size: As for `RecordSampler`.
+        drop_last: Drop each bucket's last step if it is not full.
+
+    Attributes:
+        boundaries: The boundaries, as given or chosen.
+        num_dropped: Records that are too long.
+
+    Raises:
+        IndexMismatchError: The index has no such column.
+        TypeError: The dataset does not know its lengths, or they are not integers.
+        ValueError: An argument is out of range, or a record is too long.
+
+    Example:
+        >>> sampler = LengthBatchSampler(range(6), lengths=[7, 2, 8, 1, 2, 9], max_tokens=18)
+        >>> list(sampler)
+        [[5, 0], [3, 1, 4], [2]]
+    """
+
+    _continues = False
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        lengths: str | npt.ArrayLike | None = None,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        boundaries: Sequence[int] | None = None,
+        multiple_of: int = 1,
+        too_long: TooLong = "error",
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        options = LengthOptions(batch_size, max_tokens, boundaries, multiple_of, too_long)
+        found = checked_lengths(dataset, lengths)
+        order = Buckets(
+            found,
+            options,
+            true_or_false("shuffle", shuffle),
+            integer("seed", seed),
+            true_or_false("drop_last", drop_last),
+        )
+        self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
+        self._begin(dataset, order, 1, rank, world_size, drop_last)
 
 
 class _BatchedPositions(RankSampler):
