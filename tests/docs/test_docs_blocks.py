@@ -16,6 +16,8 @@ from torch_tfrecord import (
     RandomResizedCrop,
     TFRecordDataset,
     TFRecordWriter,
+    VarLenFeature,
+    build_index,
     collate,
     encode_image,
     make_dataloader,
@@ -33,6 +35,7 @@ RUN_BY = {
     "features": "test_readme",
     "images": "test_docs_images",
     "index": "test_docs_site",
+    "lengths": "test_docs_site",
     "order": "test_docs_order",
     "ports": "test_ports",  # the halves in PyTorch; those in TensorFlow made the golden data
     "records": "test_docs_records",
@@ -224,3 +227,32 @@ class TestTrainers:
         )
         batch = next(iter(given["trainer"].get_train_dataloader()))
         assert batch["x"].shape == (8, 2)
+
+    def test_batches_by_length(self, names):
+        lightning = pytest.importorskip("lightning.pytorch")
+        pytest.importorskip("accelerate")
+        for path in Path("data").glob("train-*"):
+            path.unlink()
+        with TFRecordWriter("data/train-0") as writer:
+            for number in range(90):
+                writer.write({"id": number, "tokens": [number] * (1 + number % 20)})
+        build_index("data/train-0", columns=["len(tokens)"]).save("data/train-0.index.safetensors")
+
+        class Module(lightning.LightningModule):
+            def training_step(self, batch):
+                names["train"](batch)
+
+            def configure_optimizers(self):
+                return None
+
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False
+        )
+        names["features"] = {"id": names["features"]["id"], "tokens": VarLenFeature(torch.int64)}
+        given = names | {"model": Module(), "trainer": trainer}
+        for program, num_epochs in zip(blocks("trainers")[4:7], (0, 1, 2), strict=True):
+            exec(program, given)
+            seen = [number for batch in given["trained"] for number in batch]
+            assert sorted(seen) == sorted([*range(90)] * num_epochs)
+            given["trained"].clear()
+        assert given["packed"].padding_report()["tokens"] == sum(1 + n % 20 for n in range(90))

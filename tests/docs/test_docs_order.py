@@ -46,13 +46,13 @@ def test_the_code(folder):
     features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
     names = {"features": features, "train": lambda batch: trained.append(batch["id"].tolist())}
     blocks = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     seen = []
     for block in blocks:
         exec(compile(block, "docs/order.md", "exec"), names)
         seen.append(trained.copy())
         trained.clear()
-    first, _, made, plain, resumed, stream, other_workers, _ = seen
+    first, _, made, plain, resumed, stream, other_workers, _, _ = seen
     order = RecordSampler(TFRecordDataset("train-*"), seed=0)
     epochs = []
     for epoch in range(2):

@@ -43,6 +43,21 @@ def test_text(run):
 
 
 @pytest.mark.daily
+def test_lengths(run, capsys):
+    trained = []
+    names = run("lengths", train=trained.append)
+    printed = capsys.readouterr().out
+    fills = [int(percent) for percent in re.findall(r"(\d+)% of the", printed)]
+    assert fills[0] > 80
+    assert fills[1] >= 98
+    # What the page prints of packs stands below the code.
+    page = (DOCS / "lengths.md").read_text(encoding="utf-8")
+    for shown in re.findall(r"^```\n(tensor.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        assert shown in printed
+    assert len(names["loader"]) == 6400 // 32
+
+
+@pytest.mark.daily
 def test_tables(run):
     names = run("tables")
     assert len(names["losses"]) == 20 * 7

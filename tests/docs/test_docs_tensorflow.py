@@ -206,6 +206,7 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "SequenceFeatures",
         "SalvageReport",
         "salvage",
+        "PackedCollate",
         "ScanTask",
         "show",
         "write_arrow",

@@ -114,6 +114,32 @@ def test_distributed(monkeypatch):
 
 
 @pytest.mark.daily
+def test_text_lengths(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    lines = run("text_lengths.py").splitlines()
+    padded, stopped, skipped, resumed, trained, packed, blocks = lines
+    assert re.fullmatch(r"padded: 9\d\.\d% of the batches is text", padded)
+    steps = (
+        r"(\d) ranks, (\d+) steps each: rows of \d+ to 512 tokens, in a step at most (\d+) apart; "
+        r"batches of up to (\d+) tokens"
+    )
+    ranks = [[*map(int, re.fullmatch(steps, line).groups())] for line in (stopped, resumed, blocks)]
+    assert ranks[0][:2] == [2, 50]
+    assert [rank[0] for rank in ranks[1:]] == [3, 2]
+    assert all(most <= 1024 for *_, most in ranks)
+    assert all(apart <= 64 for _, _, apart, _ in ranks)
+    (left_out,) = re.fullmatch(
+        r"skipped (\d+) texts, the first at byte \d+ of train-0000\d-of-00003.tfrecord", skipped
+    ).groups()
+    found = re.fullmatch(r"(\d+) other texts were trained on, (\d+) of them twice", trained)
+    different, twice = map(int, found.groups())
+    assert different + int(left_out) == 3000
+    assert twice < 30
+    assert re.fullmatch(r"packed: (99\.\d|100\.0)% of the rows is text", packed)
+
+
+@pytest.mark.daily
 def test_behaviour_cloning():
     printed = run("behaviour_cloning.py")
     assert "steps in 300 episodes\n" in printed

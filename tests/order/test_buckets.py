@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -180,21 +181,31 @@ def waste(lengths, boundaries):
     )
 
 
-@pytest.mark.parametrize("num_buckets", [16, 50])
-def test_boundaries_have_less_padding_than_equal_shares(num_buckets):
-    rng = np.random.default_rng(num_buckets)
-    for lengths in (
-        rng.lognormal(4, 1, 3000).astype(int) + 1,
-        rng.integers(1, 300, 3000),
-        np.concatenate([rng.normal(50, 5, 2000), rng.normal(900, 50, 500)]).astype(int),
-    ):
-        found = best_boundaries(*np.unique(lengths, return_counts=True), num_buckets)
+def test_boundaries_have_the_least_padding():
+    """Of all that there are."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        lengths = rng.choice(rng.integers(0, 60, 7), 40)
+        values, counts = np.unique(lengths, return_counts=True)
+        num_buckets = int(rng.integers(1, 5))
+        found = best_boundaries(values, counts, num_buckets)
         assert len(found) < num_buckets
-        shares = np.quantile(lengths, np.arange(1, num_buckets) / num_buckets)
-        equal_width = np.linspace(lengths.min(), lengths.max() + 1, num_buckets + 1)[1:-1]
-        assert waste(lengths, found) < 1.1 * min(
-            waste(lengths, shares), waste(lengths, equal_width)
-        )
+        every = combinations(values[1:].tolist(), min(num_buckets, len(values)) - 1)
+        assert waste(lengths, found) == min(waste(lengths, [*each]) for each in every)
+
+
+def test_boundaries_of_many_lengths_are_those_of_fewer():
+    """More candidates than are tried: lengths in three modes, far apart."""
+    rng = np.random.default_rng(0)
+    modes = [
+        rng.integers(8, 500, 3000),
+        rng.integers(4000, 4900, 2000),
+        rng.integers(90_000, 90_060, 50),
+    ]
+    lengths = np.concatenate(modes)
+    assert len(np.unique(lengths)) > 1000
+    found = best_boundaries(*np.unique(lengths, return_counts=True), 16)
+    assert waste(lengths, found) < 0.06 * sum(lengths)
 
 
 def test_few_lengths_have_a_bucket_each():

@@ -33,6 +33,7 @@ TooLong: TypeAlias = Literal["error", "alone", "drop"]
 """What to do about a record that is longer than a batch may be."""
 
 _MOST_BUCKETS = 64
+_MOST_CANDIDATES = 512  # boundaries that are tried
 _STEPS_A_BUCKET = 4  # on average at least, since the last step of each bucket is short
 
 
@@ -350,10 +351,8 @@ def _checked(boundaries: Sequence[int]) -> list[int]:
 
 
 def best_boundaries(values: _Integers, counts: _Integers, num_buckets: int) -> list[int]:
-    """The boundaries of so many buckets for which padding is about the least.
-
-    A bucket that is d wide, where f records have each length, pads about f d^2 / 2 tokens: least in
-    all where each has an equal share of the sum of sqrt(f).
+    """The boundaries of at most so many buckets for which padding is least, where each record is as
+    long as the longest of its bucket: by dynamic programming over the lengths, or about 500 of them.
 
     Args:
         values: int64 [V]: lengths, ascending, from 0.
@@ -361,12 +360,27 @@ def best_boundaries(values: _Integers, counts: _Integers, num_buckets: int) -> l
 
     Example:
         >>> best_boundaries(np.array([1, 2, 9, 10]), np.array([5, 5, 5, 5]), 2)
-        [10]
+        [3]
     """
-    ends = values[:-1]
-    if len(values) > num_buckets:
-        sums = np.cumsum(np.sqrt(counts * np.diff(values, prepend=values[0] - 1)))
-        shares = sums[-1] * np.arange(1, num_buckets) / num_buckets
-        ends = np.unique(values[np.searchsorted(sums, shares)])
-    found: list[int] = (ends + 1).tolist()
+    sums, ends = np.cumsum(counts), np.arange(len(values))
+    if len(values) > _MOST_CANDIDATES:
+        # Half of them at equal shares of the records, half at equal shares of the tokens.
+        shares = np.arange(1, _MOST_CANDIDATES // 2 + 1) / (_MOST_CANDIDATES // 2)
+        totals = (sums, np.cumsum(counts * values))
+        ends = np.unique([np.searchsorted(each, shares * each[-1]) for each in totals])
+    uppers, sums = values[ends], np.append(0, sums[ends])
+    # Of a bucket's records with padding, from one candidate up to another.
+    cost = np.where(ends[:, None] <= ends, uppers * (sums[1:] - sums[:-1, None]), np.inf)
+    least, choices = sums[:0].astype(float), []
+    for number in range(min(num_buckets, len(ends))):
+        every = np.append(0, least[:-1])[:, None] + cost if number else cost[:1]
+        choices.append(every.argmin(axis=0))
+        least = every.min(axis=0)
+    found: list[int] = []
+    end = len(ends) - 1
+    for choice in choices[:0:-1]:
+        end = int(choice[end]) - 1
+        if end < 0:
+            break
+        found.insert(0, int(uppers[end]) + 1)
     return found

@@ -1,0 +1,389 @@
+"""Batches by length from `make_dataloader`, and steering: which records are in a step, skipping,
+weights that change.
+
+Covers loading/described.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    Mixture,
+    PackedCollate,
+    PaddedCollate,
+    ShardedTFRecordWriter,
+    TFRecordDataset,
+    VarLenFeature,
+    build_index,
+    find_files,
+    make_dataloader,
+    read_records,
+)
+from torch_tfrecord.protobuf.example import decode_example
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
+)
+FEATURES = {"id": FixedLenFeature((), torch.int64), "tokens": VarLenFeature(torch.int64)}
+N = 203
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write(folder, first=0, num=N):
+    sizes = np.random.default_rng(first).integers(1, 30, num)
+    with ShardedTFRecordWriter(folder / "train", max_shard_bytes=2000) as writer:
+        for number, size in enumerate(sizes.tolist(), first):
+            writer.write({"id": number, "tokens": [number] * size})
+    for path in find_files(f"{folder}/train-*"):
+        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    return f"{folder}/train-*"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("steering"))
+
+
+KINDS = {
+    "records": {"batch_size": 4},
+    "lengths": {
+        "lengths": "tokens",
+        "max_tokens": 96,
+        "multiple_of": 8,
+        "collate_fn": PaddedCollate(multiple_of=8),
+    },
+    "packs": {"batch_size": 2, "lengths": "tokens", "collate_fn": PackedCollate(64)},
+}
+
+
+def make(files, kind="records", **options):
+    return make_dataloader(files, features=FEATURES, **{"seed": 5, **KINDS[kind], **options})
+
+
+def ids(batches):
+    return [batch["id"].tolist() for batch in batches]
+
+
+def flat(batches):
+    return [*chain.from_iterable(batches)]
+
+
+def plain(state):
+    return json.loads(json.dumps(state))
+
+
+def id_at(path, offset):
+    """The id of a record, read by another way."""
+    (record,) = [
+        record for record, at in zip(read_records(path), offsets(path), strict=True) if at == offset
+    ]
+    return int(decode_example(record)["id"][0])
+
+
+def offsets(path):
+    ends = np.cumsum([16 + len(record) for record in read_records(path)])
+    return [0, *ends[:-1].tolist()]
+
+
+# Batches by length.
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["lengths", "packs"])
+def test_batches_by_length(files, kind, num_workers):
+    loader = make(files, kind, num_workers=num_workers)
+    epochs = []
+    for _ in range(2):
+        batches = list(loader)
+        assert sorted(flat(ids(batches))) == list(range(N))
+        if kind == "lengths":
+            for batch in batches:
+                rows, length = batch["tokens"].shape
+                assert rows * length <= 96
+                assert length % 8 == 0
+                assert (batch["tokens"].max(dim=1).values == batch["id"]).all()
+        else:
+            assert all(len(batch["tokens"]) <= 2 * 64 for batch in batches)
+        epochs.append(ids(batches))
+    assert epochs[0] != epochs[1]
+    assert epochs == [ids(make(files, kind)), ids(make_at(files, kind, 1))]
+
+
+def make_at(files, kind, epoch):
+    loader = make(files, kind)
+    loader.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_at_every_step_on_another_world_size(files, kind):
+    whole = ids(make(files, kind))
+    for num_steps in range(0, len(whole), 5):
+        loader = make(files, kind)
+        taken = ids(islice(loader, num_steps))
+        state = plain(loader.state_dict())
+        same = make(files, kind)
+        same.load_state_dict(state)
+        assert len(same) == len(whole) - num_steps
+        assert taken + ids(same) == whole
+        rest = []
+        ranks = [make(files, kind, rank=rank, world_size=3) for rank in range(3)]
+        for loader in ranks:
+            loader.load_state_dict(state)
+        lengths = {len(loader) for loader in ranks}
+        assert len(lengths) == 1
+        for loader in ranks:
+            rest += flat(ids(loader))
+        assert {*flat(taken), *rest} == {*range(N)}
+
+
+def test_padding_report(files):
+    loader = make(files, "lengths")
+    tokens = padded = 0
+    for batch in loader:
+        tokens += (
+            int((batch["tokens"] == batch["id"][:, None]).sum()) if 0 not in batch["id"] else 0
+        )
+        padded += batch["tokens"].numel()
+    report = make(files, "lengths").padding_report()
+    assert report["padded_tokens"] == padded
+    sizes = np.random.default_rng(0).integers(1, 30, N)
+    assert report["tokens"] == sizes.sum()
+    assert report["fill"] == report["tokens"] / padded
+    assert report["dropped"] == 0
+    short = make(files, "lengths", max_tokens=16, too_long="drop").padding_report()
+    assert (short["dropped"], short["tokens"]) == (sum(sizes > 16), sizes[sizes <= 16].sum())
+    packed = make(files, "packs").padding_report()
+    assert packed["tokens"] == sizes.sum()
+    assert packed["fill"] > 0.95
+    with pytest.raises(TypeError, match=r"made with lengths= or max_tokens=, got one without"):
+        make(files).padding_report()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"lengths": "tokens", "shuffle": "blocks"},
+            ValueError,
+            "True or False for batches by length",
+        ),
+        ({"batch_size": None}, TypeError, "batch_size must be an integer"),
+        ({"batch_by": "size"}, ValueError, "batch_by must be 'length' or None"),
+        ({"multiple_of": 8}, ValueError, "multiple_of and too_long need lengths or max_tokens"),
+        (
+            {"lengths": "tokens", "max_tokens": 9, "collate_fn": PackedCollate(64)},
+            ValueError,
+            "with PackedCollate expected batch_size and lengths",
+        ),
+        ({"max_tokens": 20, "lengths": "tokens"}, ValueError, "has length 29: expected at most 20"),
+    ],
+)
+def test_wrong_arguments(files, options, error, text):
+    with pytest.raises(error, match=text):
+        make(files, **options)
+
+
+# Which records.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_a_step(files, kind):
+    loader = make(files, kind)
+    batches = ids(loader)
+    epoch_1 = ids(loader)
+    fresh = make(files, kind)
+    for step in (0, 7, len(batches) - 1):
+        found = fresh.records_of(step)
+        assert [id_at(path, offset) for path, offset, _ in found] == batches[step]
+        assert [position for *_, position in found] == batches[step]  # ids are positions here
+    assert [position for *_, position in fresh.records_of(3, epoch=1)] == epoch_1[3]
+    with pytest.raises(
+        IndexError, match=rf"step 999 is out of range: epoch 0 has {len(batches)} steps"
+    ):
+        fresh.records_of(999)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_steps_before_and_after_a_resumption(files, kind):
+    """Three jobs with one, three and two ranks."""
+    seen, state, step = {}, None, 0
+    for world_size, num_steps in ((1, 5), (3, 2), (2, 4)):
+        ranks = [make(files, kind, rank=rank, world_size=world_size) for rank in range(world_size)]
+        for loader in ranks:
+            if state is not None:
+                loader.load_state_dict(state)
+        received = [ids(islice(loader, num_steps)) for loader in ranks]
+        for number in range(num_steps):
+            seen[step + number] = [i for batches in received for i in batches[number]]
+        step += num_steps
+        states = [plain(loader.state_dict()) for loader in ranks]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+        for number, wanted in seen.items():
+            for loader in (ranks[0], resumed(files, kind, state)):
+                found = [position for *_, position in loader.records_of(number)]
+                assert found == wanted, number
+
+
+def resumed(files, kind, state):
+    loader = make(files, kind, rank=0, world_size=2)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_a_batch_size_that_changed(files):
+    loader = make(files)
+    first = ids(islice(loader, 3))
+    other = make(files, batch_size=9)
+    other.load_state_dict(loader.state_dict())
+    later = ids(islice(other, 2))
+    for step, wanted in enumerate(first + later):
+        assert [position for *_, position in other.records_of(step)] == wanted
+
+
+# Skipping.
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip(files, kind, num_workers):
+    whole = ids(make(files, kind))
+    loader = make(files, kind, num_workers=num_workers)
+    taken = ids(islice(loader, 3))
+    loader.skip(range(5, 9))
+    loader.skip(range(12, 13))
+    assert len(loader) == len(whole) - 3 - 5
+    rest = ids(islice(loader, 4))
+    assert taken + rest == whole[:5] + whole[9:11]
+    # The state remembers the span that is to come, and where it is.
+    state = plain(loader.state_dict())
+    again = make(files, kind)
+    again.load_state_dict(state)
+    assert ids(again) == whole[11:12] + whole[13:]
+    assert ids(again) == ids(make_at(files, kind, 1))  # the next epoch is whole
+    assert [position for *_, position in loader.records_of(6)] == whole[6]
+    assert len(state["skips"]) == 1  # the other is behind it
+    other = make(files, kind, rank=0, world_size=2)
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"skipped as 1 ranks with batch_size=\d count them"):
+        next(iter(other))
+    with pytest.raises(ValueError, match="a range of steps from 11 on, each after the other, got"):
+        loader.skip(range(4, 20))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip_to(files, kind):
+    whole = ids(make(files, kind))
+    loader = make(files, kind)
+    loader.skip_to(6)
+    assert ids(islice(loader, 2)) == whole[6:8]
+    loader.skip_to(2)  # back
+    assert ids(loader) == whole[2:]
+    loader.skip_to(1)  # of the next epoch
+    assert ids(loader) == ids(make_at(files, kind, 1))[1:]
+    with pytest.raises(IndexError, match=f"step 9999 is out of range: expected 0 to {len(whole)}"):
+        make(files, kind).skip_to(9999)
+
+
+def test_both_ranks_skip_alike(files):
+    for kind in KINDS:
+        whole = [ids(make(files, kind, rank=rank, world_size=2)) for rank in range(2)]
+        for rank in range(2):
+            loader = make(files, kind, rank=rank, world_size=2)
+            loader.skip(range(2, 5))
+            assert ids(loader) == whole[rank][:2] + whole[rank][5:]
+
+
+# Weights that change.
+
+
+@pytest.fixture(scope="module")
+def two_sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    parts = []
+    for number, first in enumerate((0, 1000)):
+        (folder / str(number)).mkdir()
+        parts.append(write(folder / str(number), first, 120))
+    return parts
+
+
+def mixed(two_sets, weights=(3, 1), num_samples=160, **options):
+    parts = [TFRecordDataset(paths, FEATURES) for paths in two_sets]
+    mixture = Mixture(parts, weights, seed=2, stop="never", num_samples=num_samples)
+    return make_dataloader(mixture, 4, shuffle=False, **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_weights_change_at_a_step(two_sets, num_workers):
+    plain_run = ids(mixed(two_sets))
+    loader = mixed(two_sets, num_workers=num_workers)
+    taken = ids(islice(loader, 6))
+    loader.set_weights([1, 3], from_step=10)
+    rest = ids(loader)
+    assert taken + rest[:4] == plain_run[:10]
+    later = [number >= 1000 for batch in rest[4:] for number in batch]
+    assert abs(sum(later) - 0.75 * len(later)) <= 2
+    assert len(taken + rest) == 40
+    # The next epoch has the new weights from its beginning.
+    following = [number >= 1000 for batch in ids(loader) for number in batch]
+    assert abs(sum(following) - 120) <= 2
+
+
+def test_weights_are_in_the_state_and_the_same_on_all_ranks(two_sets):
+    ranks = [mixed(two_sets, rank=rank, world_size=2) for rank in range(2)]
+    states, rest = [], []
+    for loader in ranks:
+        ids(islice(loader, 3))
+        loader.set_weights([1, 5])
+        iterator = iter(loader)
+        ids(islice(iterator, 2))
+        states.append(plain(loader.state_dict()))
+        rest.append(ids(iterator))
+    assert states[0] == states[1]
+    assert states[0]["run"]["weights"] == [[0, 24, [1, 5]]]
+    both = [ids(resume(two_sets, states[0], rank)) for rank in range(2)]
+    assert both == rest
+    # Another world size: the same records in all.
+    alone = mixed(two_sets)
+    alone.load_state_dict(states[0])
+    assert sorted(flat(ids(alone))) == sorted(flat(both[0] + both[1]))
+
+
+def resume(two_sets, state, rank):
+    loader = mixed(two_sets, rank=rank, world_size=2)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_weights_that_cannot_change(files, two_sets):
+    with pytest.raises(TypeError, match="expected a loader of a Mixture, got RecordLoader"):
+        make(files).set_weights([1, 2])
+    parts = [TFRecordDataset(paths, FEATURES) for paths in two_sets]
+    shuffled = make_dataloader(Mixture(parts), 4)
+    with pytest.raises(ValueError, match="expected shuffle=False: the Mixture shuffles"):
+        shuffled.set_weights([1, 2])
+    ending = make_dataloader(Mixture(parts), 4, shuffle=False)
+    length = len(ending.dataset)
+    with pytest.raises(ValueError, match=r'expected 2\d\d as before: pass Mixture\(stop="never"'):
+        ending.set_weights([1, 2])
+    assert len(ending.dataset) == length
+    persistent = mixed(two_sets, num_workers=1, persistent_workers=True)
+    with pytest.raises(ValueError, match="persistent_workers=False: they have the old weights"):
+        persistent.set_weights([1, 2])
+    loader = mixed(two_sets)
+    ids(islice(loader, 3))
+    with pytest.raises(ValueError, match="from_step must be an integer of at least 3, got 2"):
+        loader.set_weights([1, 2], from_step=2)
