@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tfrecord.columns.inference import infer_features
-from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
+from torch_tfrecord.columns.record_parsers import is_record_features
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["add_features", "load_features"]
+__all__ = ["add_features", "load_code", "load_features"]
 
 
 def add_features(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,12 @@ def add_features(parser: argparse.ArgumentParser) -> None:
 
 
 def load_features(source: str | None, paths: Sequence[str], num_records: int = 100) -> Any:
-    """The features of an option, or those inferred from some records.
+    """The features of an option, or those inferred from some records: see `load_code`."""
+    return load_code(source, paths, num_records)["features"]
+
+
+def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) -> dict[str, Any]:
+    """What the code of an option assigns; the features alone where there is no code.
 
     Args:
         source: A file of Python code, a Schema of TensorFlow Metadata (``.pbtxt``, ``.pb``), or
@@ -38,19 +43,20 @@ def load_features(source: str | None, paths: Sequence[str], num_records: int = 1
         ValueError: The code fails, or does not assign features.
     """
     if source is None:
-        return infer_features(list(paths), num_records=num_records)
+        return {"features": infer_features(list(paths), num_records=num_records)}
     if source.endswith((".pb", ".pbtxt")):
         from index_tools.metadata_protos import read_schema  # of the extra tools
 
-        return read_schema(source)
+        return {"features": read_schema(source)}
     try:
-        found: RecordFeatures | None = runpy.run_path(source).get("features")
+        code = runpy.run_path(source)
     except OSError:
         raise
     except Exception as error:  # whatever the code does
         raise ValueError(f"{source}: {type(error).__name__}: {error}") from error
-    if found is None or not is_record_features(found):
+    found = code.get("features")
+    if not is_record_features(found):
         raise ValueError(
             f"{source}: expected code that assigns `features`, a dict of specs, got {shown_value(found)}"
         )
-    return found
+    return code

@@ -36,6 +36,8 @@ _VERBS = {
     "from-images": ("from_images", "write an image folder as TFRecord shards"),
     "reencode": ("reencode", "write the pictures of records in another encoding"),
     "rlds-to-lerobot": ("lerobot_export", "write RLDS episodes as a LeRobot dataset"),
+    "replay": ("replay", "show the records of a step of a training run"),
+    "bench": ("bench", "find what bounds a loader on this machine"),
     "cache": ("cache", "show or clear the disk cache of remote data"),
     "doctor": ("doctor", "report what runs compiled, what decodes images, and what is missing"),
     "completion": ("completion", "print the code that completes this command in your shell"),

@@ -47,7 +47,7 @@ from torch_tfrecord.records.scan import Block, RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["SHOW", "describe_bytes", "describe_record", "describe_values"]
+__all__ = ["SHOW", "describe_bytes", "describe_record", "describe_values", "show_record"]
 
 _T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, str, str]
@@ -134,7 +134,7 @@ def _run(
     if recipe:
         exec(RECIPES[recipe], named)
     show = functools.partial(
-        _show_record, make_parser(named["features"]) if recipe else None, as_json
+        show_record, make_parser(named["features"]) if recipe else None, as_json
     )
     shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
     for text in shown:
@@ -166,7 +166,8 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
     return found, None
 
 
-def _show_record(parser: Parser[Any, Any, Any] | None, as_json: bool, record: SpreadRecord) -> str:
+def show_record(parser: Parser[Any, Any, Any] | None, as_json: bool, record: SpreadRecord) -> str:
+    """A record as text or as JSON; with a parser, an error if that does not read it."""
     path, position, offset, payload = record
     try:
         if parser is not None:

@@ -7,7 +7,7 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import make_dataloader
-from torch_tfrecord.loading import read_ahead
+from torch_tfrecord.loading import record_loader
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_other_errors_stay(tmp_path, monkeypatch):
         raise ConnectionResetError("of the storage")
 
     monkeypatch.setattr(type(batches._iterator), "__next__", fail)
-    monkeypatch.setattr(read_ahead, "wait", None)
+    monkeypatch.setattr(record_loader, "wait", None)
     with pytest.raises(ConnectionResetError, match="of the storage"):
         next(batches)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord import FixedLenFeature, ShardedTFRecordWriter, TFRecordDataset, make_dataloader
-from torch_tfrecord.loading.read_ahead import RecordLoader
+from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.samplers import RecordBatchSampler
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks

@@ -238,7 +238,7 @@ def _go_on(self):
             {"._get_iterator", "._auto_collation"},
         ),
         (
-            "read_ahead",
+            "record_loader",
             "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'batch_size', self._order)",
             {"object.__setattr__('batch_size')"},
         ),

@@ -22,6 +22,7 @@ from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crops import Crop, Normalization, crop_images
 from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import check_image_shape, decode_stack
+from torch_tfrecord.phases import Phase
 
 __all__ = ["Image", "ImageReader"]
 
@@ -187,20 +188,21 @@ class ImageReader(OneValueReader):
         """The column of several encoded images; arguments as in `OneValueReader`, and the records'
         keys.
         """
-        if self._crop is None:
-            whole = self._stack(values, shapes)
-            return super().from_values(values, shapes) if whole is None else whole
-        cropped = crop_images(
-            self._crop,
-            values,
-            shapes,
-            [0] * len(values) if keys is None else keys,
-            mode=self._mode,
-            normalization=self._normalization,
-            apply_orientation=self._apply_orientation,
-            max_pixels=self._max_pixels,
-        )
-        return tv_tensors.Image(cropped)
+        with Phase("decode"):
+            if self._crop is None:
+                whole = self._stack(values, shapes)
+                return super().from_values(values, shapes) if whole is None else whole
+            cropped = crop_images(
+                self._crop,
+                values,
+                shapes,
+                [0] * len(values) if keys is None else keys,
+                mode=self._mode,
+                normalization=self._normalization,
+                apply_orientation=self._apply_orientation,
+                max_pixels=self._max_pixels,
+            )
+            return tv_tensors.Image(cropped)
 
     def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be

@@ -20,6 +20,7 @@ from torch_tfrecord.columns.reading import Column, StepReader, Want, labelled, r
 from torch_tfrecord.columns.stacking import mark_listed, stack
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.phases import Phase
 
 __all__ = ["Audio", "MediaReader", "MediaSpec", "Video", "window_start"]
 
@@ -100,7 +101,10 @@ class MediaReader:
         of such parts.
         """
         views = columns[0].views()
-        return labelled(self._want, self._column, views, [0] * len(views) if keys is None else keys)
+        with Phase("decode"):
+            return labelled(
+                self._want, self._column, views, [0] * len(views) if keys is None else keys
+            )
 
     def _column(self, values: Sequence[memoryview], keys: Sequence[int]) -> Value:
         rows = read_each(

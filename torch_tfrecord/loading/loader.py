@@ -32,7 +32,7 @@ from torch_tfrecord.loading.described import describe
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.packing import PackedCollate
-from torch_tfrecord.loading.read_ahead import RecordLoader
+from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
 from torch_tfrecord.order.leaves import has_places, stores
 from torch_tfrecord.order.packs import PackOrder

@@ -26,6 +26,7 @@ from torch_tfrecord.order.leaves import (
     stores,
 )
 from torch_tfrecord.order.position_batch import DrawEpoch
+from torch_tfrecord.phases import Phase
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import (
     Samples,
@@ -41,6 +42,7 @@ __all__ = [
     "StagedDataset",
     "check_left",
     "loads_ahead",
+    "makes_objects",
     "sample_bytes",
     "transform_samples",
     "usual_num_threads",
@@ -112,19 +114,20 @@ def transform_samples(
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
         return samples
-    # The transform may have been changed since the batch was loaded: then decode as usual.
-    if isinstance(samples, UncroppedBatch):
-        try:
-            return samples.transform(transform, errors)
-        except NotCroppedError:
-            samples = samples.whole
-    if (
-        isinstance(transform, ColumnTransform)
-        and isinstance(samples, ColumnBatch)
-        and samples.is_columns
-    ):
-        return samples.map(transform.columns)
-    return transform_each(transform, samples, errors)
+    with Phase("transform"):
+        # The transform may have been changed since the batch was loaded: then decode as usual.
+        if isinstance(samples, UncroppedBatch):
+            try:
+                return samples.transform(transform, errors)
+            except NotCroppedError:
+                samples = samples.whole
+        if (
+            isinstance(transform, ColumnTransform)
+            and isinstance(samples, ColumnBatch)
+            and samples.is_columns
+        ):
+            return samples.map(transform.columns)
+        return transform_each(transform, samples, errors)
 
 
 def check_left(samples: Samples, dataset: object) -> Samples:
@@ -285,11 +288,12 @@ def _holds_lock(leaf: Any) -> bool:
     if not 0 < sample_bytes(leaf) <= _SMALL_SAMPLE:
         return False
     specs = list(features.values()) if isinstance(features, Mapping) else [features]
-    objects = [spec for spec in specs if spec is None or _makes_objects(spec)]
+    objects = [spec for spec in specs if spec is None or makes_objects(spec)]
     return 2 * len(objects) > len(specs)
 
 
-def _makes_objects(spec: object) -> bool:
+def makes_objects(spec: object) -> bool:
+    """Whether a feature's values are Python objects: bytes, str, messages or JSON."""
     return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
+from torch_tfrecord.phases import Phase
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
@@ -158,7 +160,8 @@ class RecordFiles:
                 if name not in kept:
                     raise IndexMismatchError(
                         f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
-                        f"with `tfrecord index --columns {name} PATHS`, or build_index(path, columns=[{name!r}])",
+                        f"with `tfrecord index --columns {shlex.quote(name)} PATHS`, or "
+                        f"build_index(path, columns=[{name!r}])",
                         path=path,
                     )
                 parts.append(kept[name])
@@ -207,15 +210,16 @@ class RecordFiles:
         Raises:
             TFRecordError: One of them cannot be read; `read` finds out which.
         """
-        files, offsets, lengths = self.table.find(positions)
-        # Local files open in microseconds.
-        if self.is_remote:
-            self._open_together(files)
-            if self.first_compressed is not None:
-                self._fetch_parts(files, offsets, lengths + OVERHEAD_BYTES)
-        return self._reader.read_batch(
-            self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
-        )
+        with Phase("read"):
+            files, offsets, lengths = self.table.find(positions)
+            # Local files open in microseconds.
+            if self.is_remote:
+                self._open_together(files)
+                if self.first_compressed is not None:
+                    self._fetch_parts(files, offsets, lengths + OVERHEAD_BYTES)
+            return self._reader.read_batch(
+                self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
+            )
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
         """Fetch remote files by whole blocks from now on, since all of a block is read soon; None:
@@ -296,19 +300,22 @@ class ArrayRecordFiles(RecordFiles):
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
         """The payloads of several records, in file order; see `RecordFiles`."""
-        # Neighbours of a file share chunks, which are decompressed once.
-        order = np.argsort(positions, kind="stable")
-        wanted = positions[order]
-        files = np.searchsorted(self._begins, wanted, side="right") - 1
-        numbers = wanted - self._begins[files]
-        payloads: list[bytes] = []
-        for first, last in pairwise(np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist()):
-            reader = self._readers.find(int(files[first]), self._open_reader)
-            payloads += reader.read_many(numbers[first:last].tolist())
-        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        starts, lengths = np.empty((2, len(payloads)), np.int64)
-        starts[order], lengths[order] = np.cumsum(sizes) - sizes, sizes
-        return PackedRecords(b"".join(payloads), starts, lengths)
+        with Phase("read"):
+            # Neighbours of a file share chunks, which are decompressed once.
+            order = np.argsort(positions, kind="stable")
+            wanted = positions[order]
+            files = np.searchsorted(self._begins, wanted, side="right") - 1
+            numbers = wanted - self._begins[files]
+            payloads: list[bytes] = []
+            for first, last in pairwise(
+                np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist()
+            ):
+                reader = self._readers.find(int(files[first]), self._open_reader)
+                payloads += reader.read_many(numbers[first:last].tolist())
+            sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+            starts, lengths = np.empty((2, len(payloads)), np.int64)
+            starts[order], lengths[order] = np.cumsum(sizes) - sizes, sizes
+            return PackedRecords(b"".join(payloads), starts, lengths)
 
     def place(self, position: int) -> RecordPlace:
         """Where a record is; no byte offset is known."""

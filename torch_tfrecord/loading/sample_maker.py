@@ -30,6 +30,7 @@ from torch_tfrecord.loading.column_batch import (
     ColumnTransform,
 )
 from torch_tfrecord.loading.transport import register_in_worker
+from torch_tfrecord.phases import Phase, count
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
@@ -202,12 +203,14 @@ class SampleMaker:
         """The decoded samples of several batches, as columns if possible."""
         records = cast("PackedRecords", rows.records)
         found: Sequence[Samples]
-        if self.parser is None:
-            payloads = records.tolist()
-            found = [payloads[begin:end] for begin, end in pairwise(borders)]
-        else:
-            found = self.parser.batches(records, rows.keys, borders, rows.place)
-        return [*map(self._locate, found, rows.parts(borders))]
+        count("bytes", records.lengths.sum())
+        with Phase("parse"):
+            if self.parser is None:
+                payloads = records.tolist()
+                found = [payloads[begin:end] for begin, end in pairwise(borders)]
+            else:
+                found = self.parser.batches(records, rows.keys, borders, rows.place)
+            return [*map(self._locate, found, rows.parts(borders))]
 
     def _locate(self, samples: Samples, rows: RecordRows) -> Samples:
         if not isinstance(samples, ColumnBatch):
@@ -444,7 +447,8 @@ class UncroppedBatch(Sequence[Value]):
         state = torch.get_rng_state()
 
         def crop_all(columns: Columns) -> Columns:
-            return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
+            with Phase("decode"):
+                return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
 
         def crop_again(columns: Columns) -> Columns:
             with torch.random.fork_rng(devices=()):
@@ -461,7 +465,8 @@ class UncroppedBatch(Sequence[Value]):
 def _apply(crop: LeadingCrop, others: Sequence[Transform], name: str, sample: Value) -> Value:
     """Crop and transform one sample."""
     try:
-        image = crop.image(sample[name])
+        with Phase("decode"):  # of one picture, which takes a hundred times as long
+            image = crop.image(sample[name])
     except TFRecordError as error:
         raise NotCroppedError from error
     steps: list[Transform] = [*crop.rest, *others]

@@ -22,6 +22,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
 from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
+from torch_tfrecord.phases import Phase
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
@@ -110,10 +111,13 @@ _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ..
 
 def _reduce(batch: _Sent) -> _Reduced:
     plain = batch.kind(batch)
-    # First all tensors are found, then placed: how much must be copied is known only then.
-    packer = _Packer(worker_memory())
-    node = packer.node(plain)
-    return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
+    with Phase("transport"):
+        # First all tensors are found, then placed: how much must be copied is known only then.
+        packer = _Packer(worker_memory())
+        node = packer.node(plain)
+        if packer.is_worth_it:
+            return _unpack, (*packer.message(), node)
+    return type(plain), (plain,)
 
 
 def _reduce_sample(sample: Sample) -> _Reduced:
@@ -244,8 +248,9 @@ class _Packer:
 def _unpack(
     name: MemoryName | None, memories: list[_Memory], sources: list[_Source], node: _Node
 ) -> Batch:
-    views = [_memory(name, memory) for memory in memories]
-    return _build([_view(views[source[0]], source) for source in sources], node)
+    with Phase("transport"):
+        views = [_memory(name, memory) for memory in memories]
+        return _build([_view(views[source[0]], source) for source in sources], node)
 
 
 def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:

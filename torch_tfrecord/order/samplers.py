@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import chain, count
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
@@ -16,7 +16,15 @@ from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_number, che
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank, resolve_rank
-from torch_tfrecord.order.shares import Job, Place, Plan, RecordOrder, Skip, StepOrder
+from torch_tfrecord.order.shares import (
+    Job,
+    Place,
+    Plan,
+    RecordOrder,
+    RecordSteps,
+    Skip,
+    StepOrder,
+)
 from torch_tfrecord.order.trainers import (
     Prepared,
     check_loaded_epoch,
@@ -459,8 +467,11 @@ class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
             self._begin_with(int(epoch))
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
-        for (position,) in plan.batches(epoch):
-            yield EpochPosition(position, epoch) if self._tells_epoch else position
+        for steps, begin, end in plan.parts(epoch):
+            positions = cast("RecordSteps", steps).places(begin, end)
+            if self._tells_epoch:
+                positions = [EpochPosition(position, epoch) for position in positions]
+            yield from positions
 
 
 @keeps_its_order

@@ -208,8 +208,8 @@ class RecordOrder:
         return self.epochs.identity()
 
     def positions(self, places: list[int], epoch: int) -> list[int]:
-        """The positions of a batch, from its part of the order."""
-        return places
+        """The positions of a batch of a subclass, from its part of the order."""
+        raise NotImplementedError
 
 
 class RecordSteps:
@@ -225,8 +225,8 @@ class RecordSteps:
         size, batch_size = self._size, self._order.batch_size
         return size // batch_size if self._order.drop_last else -(-size // batch_size)
 
-    def batches(self, begin: int, end: int) -> list[list[int]]:
-        """See `Steps`."""
+    def places(self, begin: int, end: int) -> list[int]:
+        """This rank's part of the order in some steps."""
         order, size = self._order, self._order.batch_size
         share = RankShare(
             order.epochs.order(self._epoch),
@@ -234,11 +234,13 @@ class RecordSteps:
             start=self._start,
             drop_last=order.drop_last,
         )
-        numbers = share.numbers(begin * size, end * size)
-        return [
-            order.positions(numbers[first : first + size], self._epoch)
-            for first in range(0, len(numbers), size)
-        ]
+        return share.numbers(begin * size, end * size)
+
+    def batches(self, begin: int, end: int) -> list[list[int]]:
+        """See `Steps`."""
+        order, size, places = self._order, self._order.batch_size, self.places(begin, end)
+        found = [places[first : first + size] for first in range(0, len(places), size)]
+        return found if order.is_sized else [order.positions(each, self._epoch) for each in found]
 
     def num_positions(self, begin: int, end: int) -> int:
         """See `Steps`."""
@@ -318,19 +320,24 @@ class Plan:
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
         """The batches of an epoch, or of the rest of the epoch in which the iteration begins."""
+        for steps, begin, end in self.parts(epoch):
+            if self._batches_a_step > 1:
+                every = [one.batches(begin, end) for one in _of_each_rank(steps)]
+                yield from chain.from_iterable(zip(*every, strict=True))
+            else:
+                yield from steps.batches(begin, end)
+
+    def parts(self, epoch: int) -> Iterator[tuple[Steps, int, int]]:
+        """Those steps, from a first to before a last one, that are computed at once: few at first."""
         is_first = epoch == self.begin.epoch
         steps = self._steps if is_first else self._order.steps(epoch, self._rank, ())
-        every = [steps]
-        if self._batches_a_step > 1:
-            every = _of_each_rank(steps)
         size = max(self._order.batch_size, 1)
         at_once = max(_FIRST_POSITIONS // size, 1)
         for run in self._runs if is_first else [range(len(steps))]:
             begin = run.start
             while begin < run.stop:
                 end = min(begin + at_once, run.stop)
-                parts = zip(*(one.batches(begin, end) for one in every), strict=True)
-                yield from chain.from_iterable(parts)
+                yield steps, begin, end
                 begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:

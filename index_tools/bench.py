@@ -1,0 +1,142 @@
+"""``tfrecord bench``: what bounds a loader on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter, perf_counter_ns
+from timeit import repeat, timeit
+from typing import Any
+
+from index_tools._features import add_features, load_code
+from index_tools._terminal import Verb, add_json, add_paths, data_paths
+from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.loading.loader import make_dataloader
+from torch_tfrecord.loading.nested_dataset import makes_objects
+from torch_tfrecord.loading.record_loader import RecordLoader
+from torch_tfrecord.phases import PHASES
+from torch_tfrecord.records.framing import encode_footer
+
+__all__ = ["BENCH"]
+
+_DESCRIPTION = """\
+Reads with make_dataloader, in random order, for some seconds or one epoch; prints how fast that is, and
+in one line what bounds it and what to change: disk, network, decompression, checksums, parse, python,
+decode, transform, collate or transport. Nothing trains meanwhile. Data that fits into the system's memory
+comes from there the second time: for what the disk does, take more, or restart the machine. Missing
+indexes are built and kept first.
+
+The options are those of make_dataloader. FILE.py may also assign its `transform` and `collate_fn`.
+
+examples:
+  tfrecord bench 'data/train-*'
+  tfrecord bench data/ --features features.py --num-workers 4 --json"""
+
+_ADVICE = {
+    "disk": 'copy the files to a faster disk, or read neighbours together: shuffle="blocks"',
+    "network": 'keep what was read in a cache_dir, read whole blocks: shuffle="blocks", or raise num_threads',
+    "decompression": "write the files uncompressed: tfrecord reshard --compression NONE",
+    "checksums": "is the compiled core there (tfrecord doctor)? Else pass verify_crc=False",
+    "parse": "read fewer features, store long lists as RawTensor or SerializedTensor, or make batches larger",
+    "python": "each bytes or str is a Python object: read fewer of them, or several as one (RawTensor, Json)",
+    "decode": "crop in the feature, Image(crop=...); store smaller pictures (tfrecord reencode); use more cores",
+    "transform": "run it in worker processes (num_workers), or make it cheaper",
+    "collate": "make collate_fn cheaper (collate and PaddedCollate take columns), or run it in workers",
+    "transport": "sending batches costs more than making them: use fewer workers, or none",
+}
+
+
+def _measure(
+    paths: Sequence[str], options: dict[str, Any], seconds: float, **changes: Any
+) -> RecordLoader:
+    """A loader that has read for some seconds or an epoch, at least a batch."""
+    end = perf_counter() + seconds
+    # another seed, other records: those of an earlier run are in memory
+    options = options | changes
+    loader = make_dataloader(
+        paths,
+        seed=perf_counter_ns(),
+        # what a file of code defines cannot be pickled
+        multiprocessing_context="fork" if options["num_workers"] else None,
+        **options,
+    )
+    for _ in loader:
+        if perf_counter() >= end:
+            break
+    return loader
+
+
+def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
+    """What bounds a loader that has read, where `measure` gives one that reads in one thread."""
+    # Threads and processes wait for each other: what costs how much, one thread tells.
+    alone = measure().stats()
+    if loader.num_workers and loader.stats()["wait"] > 1.2 * alone["wait"]:
+        return "transport"
+    costs = {name: alone[name] for name in PHASES}
+    # These are done by all threads, the others by the one that iterates.
+    for name in () if loader.num_workers else ("read", "parse", "decode"):
+        costs[name] /= loader.num_threads or 1
+    worst = max(costs, key=costs.__getitem__)
+    specs = loader.dataset.features
+    if not isinstance(specs, Mapping):
+        specs = {"": specs}
+    rest = {name: spec for name, spec in specs.items() if not makes_objects(spec)}
+    if worst == "parse" and len(rest) < len(specs):
+        found = measure(features=rest or None, transform=None, collate_fn=list).stats()
+        return "python" if 2 * found["parse"] < alone["parse"] else worst
+    if worst != "read":
+        return worst
+    # What a batch takes, alone: its checksums, and its compressed bytes where they are in order.
+    files, num_bytes = loader.dataset._record_files, int(alone["bytes"])
+    if 2 * min(repeat(lambda: encode_footer(bytes(num_bytes)), number=1)) > alone["read"]:
+        return "checksums"
+    if files.first_compressed is not None:
+        file = open_file(files.path(0), files.access)
+        num_bytes = num_bytes * file.file_size // max(files.table.file_bytes[0], 1)
+        if 2 * timeit(lambda: file.read(num_bytes, 0), number=1) < alone["read"]:
+            return "decompression"
+    return "network" if files.is_remote else "disk"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
+    add_features(parser)
+    for name, default in {"--batch-size": 64, "--num-workers": 0, "--num-threads": None}.items():
+        parser.add_argument(
+            name, type=int, default=default, metavar="N", help="default: %(default)s"
+        )
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="of the longest run (default: %(default)s)"
+    )
+    add_json(parser)
+
+
+def _run(
+    paths: Sequence[str], features: str | None, seconds: float, as_json: bool, **options: Any
+) -> int:
+    code = load_code(features, paths := data_paths(paths))
+    for name in {"features", "transform", "collate_fn"} & code.keys():
+        options[name] = code[name]
+    measure = partial(_measure, paths, options)
+    # It imports the decoders, and builds indexes.
+    if not measure(0).stats()["batches"]:
+        raise ValueError("expected records to read, got none")
+    loader = measure(seconds)
+    bound = _bound(loader, partial(measure, seconds / 4, num_workers=0, num_threads=0))
+    stats = loader.stats()
+    rate = stats["batches"] / stats["seconds"]
+    facts = {
+        "bound_by": bound,
+        "advice": _ADVICE[bound],
+        "samples_per_second": stats["samples"] / stats["seconds"],
+        "megabytes_per_second": stats["bytes"] * rate / 1e6,
+        "waiting": stats["wait"] * rate,
+    }
+    line = "{2:,.0f} samples/s, {3:,.1f} MB/s, waiting {4:.0%}\nbound by {0}: {1}"
+    print(json.dumps(facts | stats) if as_json else line.format(*facts.values()))
+    return 0
+
+
+BENCH = Verb(_DESCRIPTION, _add_arguments, _run)

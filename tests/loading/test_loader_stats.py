@@ -1,0 +1,317 @@
+"""`loader.stats()`: what it counts, of which loader, in threads and in workers of any kind; and what
+torch's profiler shows.
+
+Covers phases, loading/read_ahead.
+"""
+
+import copy
+import functools
+import io
+import pickle
+import time
+import wave
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Picture
+from range_server import range_server
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, get_worker_info
+from torchvision.transforms import v2
+
+from torch_tfrecord import (
+    Audio,
+    FixedLenFeature,
+    Image,
+    Json,
+    PaddedCollate,
+    ParseError,
+    TFRecordWriter,
+    collate,
+    encode_example,
+    encode_image,
+    make_dataloader,
+)
+from torch_tfrecord.columns import image
+from torch_tfrecord.loading import transport
+from torch_tfrecord.phases import PHASES, Counters, Phase, count
+
+NUMBERS = {"x": FixedLenFeature((), torch.float32)}
+KEYS = ("batches", "samples", "seconds", "wait", "queue", *PHASES, "bytes")
+NO_THREADS = {"num_threads": 0}
+WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
+WAYS = pytest.mark.parametrize(
+    "way", [{}, NO_THREADS, WORKERS, WORKERS | {"persistent_workers": True}], ids=repr
+)
+SLEEP = 0.002
+
+
+def write(folder, records, name="a.tfrecord"):
+    with TFRecordWriter(folder / name, write_index=True) as writer:
+        for record in records:
+            writer.write(record)
+    return str(folder / name)
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    return write(tmp_path, ({"x": float(number)} for number in range(40)))
+
+
+def sleep(sample):
+    time.sleep(SLEEP)
+    return sample
+
+
+def finish(loader):
+    for _ in loader:
+        pass
+    return loader.stats()
+
+
+def longest(stats):
+    return max(PHASES, key=stats.__getitem__)
+
+
+# What is counted.
+
+
+@WAYS
+def test_the_whole_iteration(numbers, way):
+    size = len(encode_example({"x": 0.0}))
+    loader = make_dataloader(numbers, 16, NUMBERS, **way)
+    for _ in range(2):  # each begins anew, also with persistent workers
+        stats = finish(loader)
+        assert {"queue": 0.0, **stats}.keys() == {*KEYS}
+        assert ("queue" in stats) == ("num_workers" not in way)
+        assert (stats["batches"], stats["samples"]) == (3, 40)
+        assert stats["bytes"] * 3 == pytest.approx(40 * size)
+        assert all(stats[name] > 0 for name in ("read", "parse", "collate", "wait"))
+        assert stats["decode"] == stats["transform"] == 0
+        assert (stats["transport"] > 0) == ("num_workers" in way)
+        assert 3 * stats["wait"] <= stats["seconds"]
+        assert all(type(stats[name]) is int for name in ("batches", "samples"))
+
+
+@WAYS
+def test_in_the_middle_of_an_iteration(numbers, way):
+    loader = make_dataloader(numbers, 5, NUMBERS, **way)
+    assert set(loader.stats().values()) == {0}
+    batches = iter(loader)
+    assert loader.stats()["batches"] == 0
+    for number in range(1, 4):
+        next(batches)
+        stats = loader.stats()
+        assert (stats["batches"], stats["samples"]) == (number, 5 * number)
+
+
+@WAYS
+def test_a_slow_transform(numbers, way):
+    stats = finish(make_dataloader(numbers, 8, NUMBERS, transform=sleep, **way))
+    assert stats["transform"] >= 8 * SLEEP
+    assert longest(stats) == "transform"
+
+
+@WAYS
+def test_a_slow_collate_fn(numbers, way):
+    def slow(samples):
+        time.sleep(8 * SLEEP)
+        return collate(samples)
+
+    stats = finish(make_dataloader(numbers, 8, NUMBERS, collate_fn=slow, **way))
+    assert stats["collate"] >= 8 * SLEEP
+    assert longest(stats) == "collate"
+
+
+@pytest.mark.parametrize("way", [{"num_threads": 2}, NO_THREADS, WORKERS], ids=repr)
+def test_a_slow_storage(tmp_path, way):
+    write(tmp_path, ({"x": float(number)} for number in range(16)))
+    with range_server(tmp_path, latency=0.02) as url:
+        stats = finish(make_dataloader(f"{url}/a.tfrecord", 8, NUMBERS, **way))
+    assert stats["read"] >= 0.02
+    assert longest(stats) == "read"
+
+
+@pytest.mark.parametrize("way", [NO_THREADS, WORKERS], ids=repr)
+def test_decoding_is_not_parsing(tmp_path, monkeypatch, way):
+    def slow(*arguments, **options):
+        time.sleep(SLEEP)
+        return decode(*arguments, **options)
+
+    decode = image.decode_image
+    monkeypatch.setattr(image, "decode_image", slow)
+    sizes = [(8, 8), (9, 8)] * 4  # of unequal ones each is decoded alone
+    pictures = (encode_image(torch.zeros(3, *size, dtype=torch.uint8)) for size in sizes)
+    path = write(tmp_path, ({"image": picture} for picture in pictures))
+    features = {"image": Image()}
+    stats = finish(make_dataloader(path, 8, features, collate_fn=list, **way))
+    assert stats["decode"] >= 8 * SLEEP
+    assert longest(stats) == "decode"
+    if way == NO_THREADS:  # all in the time that one thread waits
+        assert sum(stats[name] for name in PHASES) <= stats["wait"]
+
+
+def jpeg(height, width):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    Picture.fromarray(pixels).save(file, "jpeg")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("way", [{}, NO_THREADS, WORKERS], ids=repr)
+@pytest.mark.parametrize("others", [[], [lambda image: image]], ids=["alone", "with others"])
+def test_a_transform_that_crops_first_decodes(tmp_path, way, others):
+    path = write(tmp_path, ({"image": jpeg(300, 400)} for _ in range(8)))
+    crop = v2.Compose([v2.RandomResizedCrop(32, antialias=True), *others])
+    stats = finish(make_dataloader(path, 4, {"image": Image()}, transform=crop, **way))
+    assert min(stats["decode"], stats["transform"]) > 0
+
+
+def test_sounds(tmp_path):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(2000))
+    path = write(tmp_path, [{"sound": file.getvalue()}] * 4)
+    stats = finish(make_dataloader(path, 4, {"sound": Audio()}))
+    assert stats["decode"] > 0
+
+
+def test_a_slow_message_of_a_worker(numbers, monkeypatch):
+    def slow(packer):
+        time.sleep(SLEEP)
+        return usual(packer)
+
+    usual = transport._Packer.message
+    monkeypatch.setattr(transport._Packer, "message", slow)  # used by a thread of multiprocessing
+    monkeypatch.setattr(transport, "worker_memory", lambda: None)
+    features = {"x": NUMBERS["x"], "again": FixedLenFeature((), torch.float32, key="x")}
+    assert finish(make_dataloader(numbers, 8, features, **WORKERS))["transport"] >= SLEEP
+
+
+def test_batches_that_wait_for_you(numbers):
+    loader = make_dataloader(numbers, 1, NUMBERS, num_threads=2)
+    for _ in loader:
+        time.sleep(0.01)
+    assert 0 < loader.stats()["queue"] <= 12  # 3 tasks of up to 4
+    assert finish(make_dataloader(numbers, 1, NUMBERS, **NO_THREADS))["queue"] == 0
+
+
+# Of which loader.
+
+
+@WAYS
+def test_two_loaders_count_apart(numbers, tmp_path, way):
+    other = write(tmp_path, ({"x": float(number)} for number in range(24)), "b.tfrecord")
+    slow = make_dataloader(numbers, 8, NUMBERS, transform=sleep, **way)
+    quick = make_dataloader(other, 8, NUMBERS, collate_fn=PaddedCollate(), **way)
+    for _ in zip(slow, quick, strict=False):
+        pass
+    assert [loader.stats()["samples"] for loader in (slow, quick)] == [32, 24]
+    assert quick.stats()["transform"] == 0
+    assert slow.stats()["transform"] >= 8 * SLEEP
+
+
+def test_what_is_read_beside_a_loader_does_not_count(numbers):
+    loader = make_dataloader(numbers, 8, NUMBERS, **NO_THREADS)
+    for _ in loader:
+        loader.dataset.__getitems__([1, 2, 3])
+    assert loader.stats()["bytes"] * 5 == pytest.approx(40 * len(encode_example({"x": 0.0})))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked(numbers, method):
+    way = {"num_workers": 2, "multiprocessing_context": method}
+    stats = finish(make_dataloader(numbers, 8, NUMBERS, transform=sleep, **way))
+    assert stats["samples"] == 40
+    assert longest(stats) == "transform"
+
+
+def note_worker(seen, worker):
+    seen[worker] = get_worker_info().id + 1
+
+
+def test_your_own_functions_stay(numbers):
+    seen = torch.zeros(2, dtype=torch.int64).share_memory_()
+    begin = functools.partial(note_worker, seen)
+    loader = make_dataloader(numbers, 8, NUMBERS, worker_init_fn=begin, collate_fn=list, **WORKERS)
+    batches = iter(loader)
+    assert (loader.worker_init_fn, loader.collate_fn) == (begin, list)
+    assert len([*batches]) == 5
+    assert seen.tolist() == [1, 2]
+
+
+def test_your_own_functions_stay_if_no_worker_starts(numbers, monkeypatch):
+    def fail(loader):
+        raise RuntimeError("no more processes")
+
+    loader = make_dataloader(numbers, 8, NUMBERS, **WORKERS)
+    monkeypatch.setattr(DataLoader, "__iter__", fail)
+    with pytest.raises(RuntimeError, match="no more processes"):
+        iter(loader)
+    assert (loader.worker_init_fn, loader.collate_fn) == (None, collate)
+
+
+def test_copies_count_apart(numbers):
+    loader = make_dataloader(numbers, 8, NUMBERS, **WORKERS)
+    one, two = copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))
+    assert [finish(each)["samples"] for each in (one, two)] == [40, 40]
+    assert loader.stats()["samples"] == 0
+
+
+def test_after_an_error_in_a_batch(tmp_path):
+    path = write(tmp_path, [{"x": b"{"}])
+    loader = make_dataloader(path, 1, {"x": Json()})
+    with pytest.raises(ParseError, match="JSON"):
+        next(iter(loader))
+    assert loader.stats()["batches"] == 0
+    with Phase("read"):  # this thread counts for no loader any more
+        count("bytes", 5)
+    assert loader.stats()["read"] < loader.stats()["wait"]
+
+
+def test_phases_inside_a_phase():
+    counters = Counters()
+
+    def batches():
+        with Phase("transform"):
+            time.sleep(SLEEP)
+            with Phase("parse"):
+                with Phase("decode"):
+                    time.sleep(3 * SLEEP)
+                time.sleep(2 * SLEEP)
+        count("made")
+        yield "batch"
+
+    assert counters.receive(batches()) == "batch"
+    stats = counters.stats()
+    for name, factor in {"transform": 1, "parse": 2, "decode": 3, "wait": 6}.items():
+        assert stats[name] >= factor * SLEEP
+    assert stats["transform"] + stats["parse"] + stats["decode"] <= stats["wait"]
+
+
+# The profiler.
+
+
+@pytest.mark.parametrize(
+    ("way", "shown"),
+    [
+        (NO_THREADS, ["collate", "parse", "read", "transform", "wait"]),
+        ({}, ["collate", "transform", "wait"]),  # what the thread that iterates does
+        (WORKERS, ["transport", "wait"]),
+    ],
+    ids=repr,
+)
+def test_the_profiler_shows_the_phases(numbers, way, shown):
+    loader = make_dataloader(numbers, 8, NUMBERS, transform=dict, **way)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        finish(loader)
+    counts = {event.key: event.count for event in profiler.key_averages()}
+    found = {name: counts[name] for name in counts if name.startswith("torch_tfrecord::")}
+    assert sorted(found) == [f"torch_tfrecord::{name}" for name in shown]
+    assert found.pop("torch_tfrecord::wait") == 6  # also for the end
+    assert set(found.values()) == {5}
