@@ -38,7 +38,7 @@ _ADVICE = {
     "disk": 'copy the files to a faster disk, or read neighbours together: shuffle="blocks"',
     "network": 'keep what was read in a cache_dir, read whole blocks: shuffle="blocks", or raise num_threads',
     "decompression": "write the files uncompressed: tfrecord reshard --compression NONE",
-    "checksums": "is the compiled core there (tfrecord doctor)? Else pass verify_crc=False",
+    "checksums": "is the compiled core there (tfrecord doctor)? Or read unchecked bytes: verify_crc=False",
     "parse": "read fewer features, store long lists as RawTensor or SerializedTensor, or make batches larger",
     "python": "each bytes or str is a Python object: read fewer of them, or several as one (RawTensor, Json)",
     "decode": "crop in the feature, Image(crop=...); store smaller pictures (tfrecord reencode); use more cores",

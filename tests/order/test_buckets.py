@@ -345,8 +345,10 @@ def test_lengths_of_files(tmp_path):
     assert list(LengthBatchSampler(part, lengths="tokens", batch_size=3)) == list(by_hand)
     with pytest.raises(IndexMismatchError, match=r"index --columns 'len\(words\)' PATHS"):
         LengthBatchSampler(ds, lengths="words", batch_size=3)
-    with pytest.raises(TypeError, match="got _MapMixture: pass lengths="):
-        LengthBatchSampler(Mixture([ds, ds]), batch_size=3)
+    for dataset in (Mixture([ds, ds]), Subset(Mixture([ds, ds]), [0, 1])):
+        for lengths in (None, "tokens", [1] * len(dataset)):
+            with pytest.raises(TypeError, match="the same record at a position in each epoch"):
+                LengthBatchSampler(dataset, lengths=lengths, batch_size=3)
 
 
 def test_a_list_that_is_missing_has_no_length(tmp_path):

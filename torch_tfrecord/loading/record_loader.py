@@ -232,8 +232,8 @@ class RecordLoader(ReadAheadLoader):
     def skip(self, steps: range) -> None:
         """Leave out some coming steps of the running epoch, such as a span that made the loss jump.
 
-        The next iteration begins after the batches that you have received, and jumps over these
-        steps; the state remembers them. Call it on every rank.
+        Leave the loop over the loader first: the next iteration begins after the batches that you
+        have received, and jumps over these steps; the state remembers them. Call it on every rank.
 
         Raises:
             ValueError: They are not one span of coming steps.
@@ -247,8 +247,8 @@ class RecordLoader(ReadAheadLoader):
     def set_weights(self, weights: Any, from_step: int | None = None) -> None:
         """Change the weights of the `Mixture` that it reads, from a step of the running epoch on.
 
-        The next iteration begins after the batches that you have received; the state remembers the
-        weights. Call it on every rank.
+        Leave the loop over the loader first: the next iteration begins after the batches that you
+        have received; the state remembers the weights. Call it on every rank.
 
         Args:
             weights: As for `Mixture`.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.order.epochs import digest
-from torch_tfrecord.order.leaves import record_lengths
+from torch_tfrecord.order.leaves import has_mixture, record_lengths
 from torch_tfrecord.order.orders import Permutation
 from torch_tfrecord.order.ranks import Rank
 from torch_tfrecord.order.shares import Job, Place
@@ -45,9 +45,14 @@ def checked_lengths(dataset: Sized, lengths: str | npt.ArrayLike | None) -> _Len
         lengths: Integers [N]; the name of a kept column; None for the bytes of the records.
 
     Raises:
-        TypeError: They are not integers, or the dataset does not know them.
+        TypeError: They are not integers, the dataset does not know them, or it has a `Mixture`.
         ValueError: They are not one for each record, or one is not from 0 to 2^31 - 1.
     """
+    if has_mixture(dataset):
+        raise TypeError(
+            "batches by length need the same record at a position in each epoch: expected a ConcatDataset, or a "
+            "loader for each dataset, got a Mixture"
+        )
     if lengths is None or isinstance(lengths, str):
         lengths = record_lengths(dataset, lengths)
     array = np.ma.filled(np.asanyarray(lengths), 0)  # a list that is missing has no length
@@ -93,7 +98,7 @@ class LengthGroups:
         seed: An integer of any size.
 
     Attributes:
-        members: uint32 [N]: the positions, group by group.
+        members: uint32 [N], beyond 2^32 int64: the positions, group by group.
         offsets: int64 [G]: where each group begins there.
     """
 
@@ -101,7 +106,8 @@ class LengthGroups:
         self, groups: npt.NDArray[Any], counts: _Integers, shuffle: bool, seed: int
     ) -> None:
         self.counts, self.shuffle, self.seed = counts, shuffle, seed
-        self.members = np.argsort(groups, kind="stable").astype(np.uint32)
+        small = len(groups) <= 1 << 32
+        self.members = np.argsort(groups, kind="stable").astype(np.uint32 if small else np.int64)
         self.offsets = np.cumsum(counts) - counts
         self._orders: dict[tuple[int, int], Permutation] = {}
 

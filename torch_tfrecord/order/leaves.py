@@ -25,6 +25,7 @@ __all__ = [
     "defines_last",
     "draw_salt",
     "draws_at_random",
+    "has_mixture",
     "has_places",
     "join_samples",
     "leaf_batches",
@@ -270,6 +271,11 @@ def needs_salt(dataset: object) -> bool:
     return any(map(needs_salt, inside))
 
 
+def has_mixture(dataset: object) -> bool:
+    """Whether a position has another record in each epoch."""
+    return _is_mixture(dataset) or any(map(has_mixture, _inside(dataset) or ()))
+
+
 def record_lengths(dataset: Any, name: str | None) -> npt.NDArray[Any]:
     """The length of each record of a dataset, in bytes or (a name) by a column of the index: [N].
 
@@ -280,7 +286,7 @@ def record_lengths(dataset: Any, name: str | None) -> npt.NDArray[Any]:
     inside = _inside(dataset)
     if inside is None and hasattr(dataset, "_lengths"):
         return dataset._lengths(name)  # type: ignore[no-any-return]
-    if inside is None or _is_mixture(dataset):
+    if inside is None:
         raise TypeError(
             "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of records, "
             f"got {type(dataset).__name__}: pass lengths=, one integer for each"
