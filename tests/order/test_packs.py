@@ -109,6 +109,16 @@ def test_epochs_differ_and_are_deterministic():
     assert batches_of(lengths, 32, 4, epoch=1, seed=5)[1] == runs[3]
 
 
+def test_in_order_every_epoch_is_the_same():
+    """For Lightning's overfit_batches."""
+    lengths = np.random.default_rng(0).integers(1, 10, 100)
+    order, (shuffled,) = batches_of(lengths, 32, 4)
+    sampler = RecordBatchSampler.of_order(lengths, order.in_order(), 1, 0, 1, False)
+    first = [list(batch) for batch in sampler]
+    assert first == [list(batch) for batch in sampler] != shuffled
+    assert sorted(p for batch in first for p in batch) == list(range(100))
+
+
 def test_what_is_too_long():
     lengths = [3, 40, 5, 33, 32]
     with pytest.raises(

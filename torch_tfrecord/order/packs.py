@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +38,7 @@ def pack_lengths(
 
     Example:
         >>> pack_lengths([6, 4, 1], [2, 3, 1], 10)
-        [(1, ((1, 1), (2, 1))), (2, ((0, 1), (1, 1)))]
+        [(2, ((0, 1), (1, 1))), (1, ((1, 1), (2, 1)))]
     """
     # Rows that are not full, by the space that is left in them.
     rows: dict[int, list[tuple[int, tuple[tuple[int, int], ...]]]] = defaultdict(list)
@@ -140,6 +141,13 @@ class PackOrder(RecordOrder):
     def identity(self) -> dict[str, Any]:
         """See `StepOrder`."""
         return {**super().identity(), **self._packed}
+
+    def in_order(self) -> PackOrder:
+        """The same packs with the same records in every epoch."""
+        other = copy(self)
+        other.epochs, other._groups = self.epochs.in_order(), copy(self._groups)
+        other._groups.shuffle = False
+        return other
 
     def padded_tokens(self, _epoch: int, _world_size: int) -> tuple[int, int]:
         """Tokens of an epoch's records, and of all rows."""

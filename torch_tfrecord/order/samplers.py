@@ -742,9 +742,9 @@ class LengthBatchSampler(RecordBatchSampler):
         ValueError: An argument is out of range, or a record is too long.
 
     Example:
-        >>> sampler = LengthBatchSampler(range(6), lengths=[7, 2, 8, 1, 2, 9], max_tokens=18)
-        >>> list(sampler)
-        [[5, 0], [3, 1, 4], [2]]
+        >>> lengths = [7, 2, 8, 1, 2, 9]
+        >>> list(LengthBatchSampler(range(6), lengths=lengths, max_tokens=18, boundaries=[4]))
+        [[2, 0], [1, 4, 3], [5]]
     """
 
     _continues = False
