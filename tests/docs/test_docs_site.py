@@ -103,7 +103,9 @@ def test_slow_loader(run, capsys):
         "bytes in order",
     ]
     printed = capsys.readouterr().out
-    assert re.fullmatch(r"waiting: \d+%\n(.+: [\d,]+ records/s\n){5}(\w+: [\d.e+-]+\n){12}", printed)
+    assert re.fullmatch(
+        r"waiting: \d+%\n(.+: [\d,]+ records/s\n){5}(\w+: [\d.e+-]+\n){12}", printed
+    )
     stats = dict(re.findall(r"^(\w+): ([\d.e+-]+)$", printed, re.MULTILINE))
     assert (stats["batches"], stats["samples"]) == ("4", "64")
     assert float(stats["bytes"]) > 0

@@ -113,8 +113,10 @@ class LengthGroups:
 
     def order(self, group: int, epoch: int) -> Permutation | None:
         """The order of a group's places; None for that of the files."""
+        if not self.shuffle:
+            return None
         order = self._orders.get((epoch, group))
-        if order is None and self.shuffle:
+        if order is None:
             if len(self._orders) > 2 * len(self.counts):
                 self._orders.clear()  # of epochs long past
             order = Permutation(int(self.counts[group]), self.seed, epoch, 1 + group)
