@@ -151,12 +151,7 @@ def test_resumed_at_every_step_on_another_world_size(files, kind):
 
 def test_padding_report(files):
     loader = make(files, "lengths")
-    tokens = padded = 0
-    for batch in loader:
-        tokens += (
-            int((batch["tokens"] == batch["id"][:, None]).sum()) if 0 not in batch["id"] else 0
-        )
-        padded += batch["tokens"].numel()
+    padded = sum(batch["tokens"].numel() for batch in loader)
     report = make(files, "lengths").padding_report()
     assert report["padded_tokens"] == padded
     sizes = np.random.default_rng(0).integers(1, 30, N)
@@ -360,6 +355,26 @@ def test_weights_are_in_the_state_and_the_same_on_all_ranks(two_sets):
     alone = mixed(two_sets)
     alone.load_state_dict(states[0])
     assert sorted(flat(ids(alone))) == sorted(flat(both[0] + both[1]))
+
+
+def test_a_state_is_loaded_as_a_whole_or_not_at_all(two_sets):
+    loader = mixed(two_sets)
+    loader.set_weights([1, 5], from_step=4)
+    state = plain(loader.state_dict())
+    for wrong, text in [
+        ({"seed": 77}, "seed is 77 in the state, 0 here"),
+        ({"run": 3}, "run must have weights in the state, got 3"),
+        ({"run": {"weights": [[0, 16, [2, 4]]]}}, "expected whole weights"),
+        ({"run": {"weights": [[0, 9999, [1, 2]]]}}, "from_position must be at most 160"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            loader.load_state_dict({**state, "consumed": 8, **wrong})
+        assert plain(loader.state_dict()) == state
+    # A state of the batch sampler knows no weights: those of the program stay.
+    loader.load_state_dict(loader.batch_sampler.state_dict())
+    assert plain(loader.state_dict()) == state
+    loader.load_state_dict({**state, "run": {**state["run"], "weights": []}})
+    assert ids(loader) == ids(mixed(two_sets))
 
 
 def resume(two_sets, state, rank):

@@ -226,6 +226,7 @@ def make_dataloader(
         store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
     epochs = None if num_epochs == -1 else num_epochs
     collate_fn = dataloader_kwargs.setdefault("collate_fn", collate)
+    order = None
     if by_length:
         order = _length_order(dataset, lengths, options, collate_fn, shuffle, seed, drop_last)
         batches = RecordBatchSampler.of_order(dataset, order, epochs, rank, world_size, drop_last)
@@ -245,7 +246,7 @@ def make_dataloader(
         "world_size": here.world_size,
         "lengths": lengths if isinstance(lengths, str) else None,
         "batch_by": "length" if by_length else None,
-        "max_length": getattr(collate_fn, "max_length", None) if by_length else None,
+        "max_length": order.max_length if isinstance(order, PackOrder) else None,
         **options._asdict(),
     }
     if dataloader_kwargs.get("generator") is None:

@@ -22,6 +22,7 @@ from torch_tfrecord.order.ranks import resolve_rank
 from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
 from torch_tfrecord.phases import Counters, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples
+from torch_tfrecord.shown import shown_value
 from torch_tfrecord.torch_internals import show_order, workers_of
 
 __all__ = ["RecordLoader"]
@@ -136,9 +137,13 @@ class RecordLoader(ReadAheadLoader):
         Raises:
             ValueError: The state has another version or order; the message gives both values.
         """
-        self._order.load_state_dict(state_dict)
-        if self._mixture is not None:
-            self._mixture._set_weight_changes(state_dict.get("run", {}).get("weights", []))
+        place = self._order.checked_place(state_dict)
+        run = state_dict.get("run")  # none in a state of the batch sampler, which knows no weights
+        if self._mixture is not None and run is not None:
+            if not isinstance(run, Mapping) or "weights" not in run:
+                raise ValueError(f"run must have weights in the state, got {shown_value(run)}")
+            self._mixture._set_weight_changes(run["weights"])
+        self._order.begin_at(place)
 
     def stats(self) -> dict[str, float | int]:
         """Return what took how long since the last iteration began, until now or its end.
@@ -181,9 +186,14 @@ class RecordLoader(ReadAheadLoader):
     # that you have received.
 
     @property
+    def _dataset(self) -> Any:
+        """The dataset that was passed."""
+        return self.dataset.dataset if isinstance(self.dataset, NestedDataset) else self.dataset
+
+    @property
     def _mixture(self) -> Any:
         """The map-style `Mixture` that it reads; None if it reads another dataset."""
-        dataset = self.dataset.dataset if isinstance(self.dataset, NestedDataset) else self.dataset
+        dataset = self._dataset
         return dataset if isinstance(dataset, Mixture) else None
 
     def records_of(self, step: int, epoch: int | None = None) -> list[tuple[str, int, int]]:
@@ -208,8 +218,7 @@ class RecordLoader(ReadAheadLoader):
         """
         positions = self._order.records_of(step, epoch, self._num_received)
         found: list[Any] = [None] * len(positions)
-        read = self.dataset.dataset if isinstance(self.dataset, NestedDataset) else self.dataset
-        for leaf, inside, places in leaf_batches(read, positions):
+        for leaf, inside, places in leaf_batches(self._dataset, positions):
             if not hasattr(leaf, "locate"):
                 raise TypeError(
                     f"expected a dataset that knows where its records are, got {type(leaf).__name__}"

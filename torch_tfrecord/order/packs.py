@@ -84,6 +84,7 @@ class PackOrder(RecordOrder):
         shuffle, seed, drop_last: As for `RecordBatchSampler`.
 
     Attributes:
+        max_length: As given.
         num_dropped: Records that are too long.
 
     Raises:
@@ -102,7 +103,7 @@ class PackOrder(RecordOrder):
         seed: int,
         drop_last: bool,
     ) -> None:
-        at_least(1, "max_length", max_length)
+        self.max_length = at_least(1, "max_length", max_length)
         check_too_long(lengths, max_length, too_long, f"max_length={max_length}")
         if too_long == "alone":
             raise ValueError('too_long must be "error" or "drop" for packs, got "alone"')

@@ -170,13 +170,15 @@ class _EpochSampler(Generic[_Unit_co]):
             ValueError: The state has another version or order (number of records, seed, shuffle,
                 weights, ...); the message gives both values.
         """
-        self._go_to(self._loaded(state_dict))
+        self.begin_at(self.checked_place(state_dict))
 
-    def _go_to(self, place: Place) -> None:
+    def begin_at(self, place: Place) -> None:
+        """Begin the next iteration at a place."""
         self._replace_waiting()
         self._next, self._running, self._loaded_epoch = place, None, place.first_epoch
 
-    def _loaded(self, state: Mapping[str, object]) -> Place:
+    def checked_place(self, state: Mapping[str, object]) -> Place:
+        """The place of a state; see `load_state_dict`, which begins there."""
         limits = Place(None, None, self._order.num_records)._asdict()  # type: ignore[arg-type]
         numbers = {name: limits[name] for name in self._numbers}
         check_state(state, self._identity(), numbers, self._lists)
@@ -346,7 +348,7 @@ class Iteration(Iterator[_Unit_co]):
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Resume from another iteration's state; StatefulDataLoader calls this."""
         sampler = self._sampler
-        self._go_to(sampler._loaded(state_dict))
+        self._go_to(sampler.checked_place(state_dict))
         # Only this iteration resumes: the next one begins after it, even if this one is at its end
         # and never used.
         sampler._loaded_epoch = self.place.first_epoch if sampler._continues else None
@@ -545,7 +547,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
             window_blocks=window_blocks,
         )
         order = RecordOrder(epochs, int(batch_size), drop_last)
-        self._begin(dataset, order, num_epochs, rank, world_size, drop_last)
+        self._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
 
     @classmethod
     def of_order(
@@ -558,11 +560,11 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
         drop_last: bool,
     ) -> RecordBatchSampler:
         """Make a batch sampler of other steps: of buckets, or of packs."""
-        batches = RecordBatchSampler.__new__(cls)
-        batches._begin(dataset, order, num_epochs, rank, world_size, drop_last)
+        batches = cls.__new__(cls)
+        batches._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
         return batches
 
-    def _begin(
+    def _set_up(
         self,
         dataset: Sized,
         order: StepOrder,
@@ -573,7 +575,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
     ) -> None:
         num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
         tells_epoch = draws_at_random(dataset)
-        _EpochSampler.__init__(self, order, num_epochs, rank, world_size, drop_last, tells_epoch)
+        super().__init__(order, num_epochs, rank, world_size, drop_last, tells_epoch)
 
     @property
     def batch_size(self) -> int | None:
@@ -674,7 +676,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
         place = self._latest(num_received)
         if at_least(0, "step", step) < place.step:
             place = Place(place.first_epoch, place.epoch, 0)
-        self._go_to(self._plan(place).place_at(step))
+        self.begin_at(self._plan(place).place_at(step))
 
     def place_at(self, step: int | None, num_received: int | None) -> Place:
         """The place of a coming step of the running epoch, None for the next one."""
@@ -684,7 +686,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
 
     def begin_again(self, num_received: int | None) -> None:
         """Begin the next iteration after the batches that were received."""
-        self._go_to(self._latest(num_received))
+        self.begin_at(self._latest(num_received))
 
     def skip(self, steps: range, num_received: int | None) -> None:
         """Leave out steps of the running epoch, in the next iteration."""
@@ -695,7 +697,7 @@ class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
             )
         world_size = self._plan(place).world_size
         skip = Skip(steps.start, steps.stop, world_size, self._order.batch_size)
-        self._go_to(place._replace(skips=(*place.skips, skip)))
+        self.begin_at(place._replace(skips=(*place.skips, skip)))
 
 
 class LengthBatchSampler(RecordBatchSampler):
@@ -775,7 +777,7 @@ class LengthBatchSampler(RecordBatchSampler):
             true_or_false("drop_last", drop_last),
         )
         self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
-        self._begin(dataset, order, 1, rank, world_size, drop_last)
+        self._set_up(dataset, order, 1, rank, world_size, drop_last)
 
 
 class _BatchedPositions(RankSampler):

@@ -278,7 +278,8 @@ class Plan:
         self._before = begin.step - first  # steps of the epoch before the first of these
         self._runs = self._without_skips(first)
         self.batches_left = sum(map(len, self._runs)) * self._batches_a_step
-        self._whole = order.steps(begin.epoch + 1, rank, ())
+        self._whole = order.steps(begin.epoch + 1, rank, ())  # or, later, of a later epoch
+        self._whole_epoch = begin.epoch + 1
         self.batches_an_epoch = len(self._whole) * self._batches_a_step
 
     def _go_on(self) -> tuple[tuple[Job, ...], Steps, int]:
@@ -291,6 +292,14 @@ class Plan:
             if min(steps.consumed(last.num_steps), order.num_records) == begin.consumed:
                 return tuple(others), steps, last.num_steps
         return begin.jobs, order.steps(begin.epoch, rank, begin.jobs, begin.consumed), 0
+
+    def _steps_of(self, epoch: int) -> Steps:
+        if epoch == self.begin.epoch:
+            return self._steps
+        if epoch != self._whole_epoch:
+            self._whole = self._order.steps(epoch, self._rank, ())
+            self._whole_epoch = epoch
+        return self._whole
 
     def _without_skips(self, first: int) -> list[range]:
         runs, end = [], len(self._steps)
@@ -329,11 +338,11 @@ class Plan:
 
     def parts(self, epoch: int) -> Iterator[tuple[Steps, int, int]]:
         """Those steps, from a first to before a last one, that are computed at once: few at first."""
-        is_first = epoch == self.begin.epoch
-        steps = self._steps if is_first else self._order.steps(epoch, self._rank, ())
-        size = max(self._order.batch_size, 1)
+        steps = self._steps_of(epoch)
+        num_batches = max(len(steps) * self.world_size, 1)
+        size = self._order.batch_size or self._order.num_records // num_batches + 1
         at_once = max(_FIRST_POSITIONS // size, 1)
-        for run in self._runs if is_first else [range(len(steps))]:
+        for run in self._runs if epoch == self.begin.epoch else [range(len(steps))]:
             begin = run.start
             while begin < run.stop:
                 end = min(begin + at_once, run.stop)
@@ -350,8 +359,7 @@ class Plan:
             return self._place(begin.epoch, self._steps, step, self._jobs, begin.skips)
         epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
         epoch = begin.epoch + 1 + epochs_before
-        steps = self._order.steps(epoch, self._rank, ())
-        return self._place(epoch, steps, batch // each + 1, (), ())
+        return self._place(epoch, self._steps_of(epoch), batch // each + 1, (), ())
 
     def _steps_after(self, num_batches: int) -> int:
         for run in self._runs:
