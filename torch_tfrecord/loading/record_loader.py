@@ -14,12 +14,13 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.nested_dataset import NestedDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader, collate_left
 from torch_tfrecord.order.buckets import Buckets
+from torch_tfrecord.order.iteration import Iteration
 from torch_tfrecord.order.leaves import leaf_batches, leaves
 from torch_tfrecord.order.mixture import Mixture
 from torch_tfrecord.order.packs import PackOrder
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import resolve_rank
-from torch_tfrecord.order.samplers import Iteration, RecordBatchSampler
+from torch_tfrecord.order.samplers import RecordBatchSampler
 from torch_tfrecord.phases import Counters, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples
 from torch_tfrecord.shown import shown_value

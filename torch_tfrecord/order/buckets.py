@@ -14,8 +14,8 @@ from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.order.epochs import digest
 from torch_tfrecord.order.leaves import has_mixture, record_lengths
 from torch_tfrecord.order.orders import Permutation
+from torch_tfrecord.order.plan import Job, Place
 from torch_tfrecord.order.ranks import Rank
-from torch_tfrecord.order.shares import Job, Place
 
 __all__ = [
     "BucketSteps",

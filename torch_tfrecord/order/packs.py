@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.order.buckets import LengthGroups, TooLong, check_too_long
 from torch_tfrecord.order.epochs import Epochs, digest
-from torch_tfrecord.order.shares import RecordOrder
+from torch_tfrecord.order.plan import RecordOrder
 
 __all__ = ["PackOrder", "pack_lengths"]
 

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from itertools import chain, count
-from typing import ClassVar, Generic, Literal, TypeVar, cast
+from collections.abc import Iterator, Sequence, Sized
+from typing import cast
 
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
 from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
-from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_number, check_state
+from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.iteration import EpochSampler, Iteration
 from torch_tfrecord.order.leaves import draws_at_random
+from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, Skip, StepOrder
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
-from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank, resolve_rank
-from torch_tfrecord.order.shares import (
-    Job,
-    Place,
-    Plan,
-    RecordOrder,
-    RecordSteps,
-    Skip,
-    StepOrder,
-)
+from torch_tfrecord.order.ranks import RankSampler
 from torch_tfrecord.order.trainers import (
     Prepared,
     check_loaded_epoch,
-    check_num_received,
     is_automatic,
     keeps_its_order,
-    other_epoch,
     prepared_loader,
 )
-from torch_tfrecord.shown import shown_value
 
 __all__ = [
     "BLOCK_BYTES",
     "WINDOW_BLOCKS",
-    "Iteration",
     "LengthBatchSampler",
     "RecordBatchSampler",
     "RecordSampler",
@@ -48,328 +36,8 @@ __all__ = [
 BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it takes to read these
 WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
-_Unit_co = TypeVar("_Unit_co", bound="int | PositionBatch", covariant=True)
 
-
-class _EpochSampler(Generic[_Unit_co]):
-    """What both samplers do: they yield units, positions or batches of these, iteration by
-    iteration, and resume from a place.
-
-    Args:
-        order: The steps of each epoch.
-        num_epochs: Epochs in an iteration; None if it never ends.
-        rank, world_size, drop_last: As given by the user.
-        tells_epoch: The dataset draws at random: each position must know its epoch where a batch
-            does not.
-    """
-
-    # What the next iteration begins with once one has begun: the epochs after it, or the same.
-    _continues: ClassVar[bool]
-    _unit: ClassVar[Literal["samples", "batches"]]
-    # The numbers of a `Place` that a state holds, and its lists.
-    _numbers: ClassVar[tuple[str, ...]]
-    _lists: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(
-        self,
-        order: StepOrder,
-        num_epochs: int | None,
-        rank: int | None,
-        world_size: int | None,
-        drop_last: bool,
-        tells_epoch: bool,
-    ) -> None:
-        check_rank(rank, world_size)
-        self._order, self._num_epochs = order, num_epochs
-        self._rank, self._world_size = rank, world_size
-        self.drop_last = true_or_false("drop_last", drop_last)
-        self._tells_epoch = tells_epoch
-        self._restart()
-
-    def _restart(self) -> None:
-        self._next = Place(0, 0, 0)
-        self._running: Iteration[_Unit_co] | None = None
-        # First epoch of a loaded iteration, until it begins or a trainer gives its number.
-        self._loaded_epoch: int | None = None
-        self._count_from = 0  # first epoch of the trainer's iteration 0
-
-    def __len__(self) -> int:
-        """Return this rank's number of samples, or batches, in the next iteration: after
-        `load_state_dict`, in the rest of the interrupted one.
-
-        Raises:
-            TypeError: The iteration never ends.
-        """
-        return self._plan(self._next).num_batches(self._finite_epochs())
-
-    def __iter__(self) -> Iteration[_Unit_co]:
-        return Iteration(self)
-
-    def _finite_epochs(self) -> int:
-        if self._num_epochs is None:
-            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        return self._num_epochs
-
-    @property
-    def epoch(self) -> int:
-        """The epoch in which the next iteration begins, or resumes after `load_state_dict`."""
-        return self._coming.epoch
-
-    @property
-    def _epochs_an_iteration(self) -> int:
-        return 1 if self._num_epochs is None else self._num_epochs
-
-    @property
-    def _coming(self) -> Place:
-        """The place where the next iteration begins; an existing one counts as next if nothing was
-        received of it.
-        """
-        running = self._running
-        return running.place if running is not None and running.is_waiting else self._next
-
-    def _place_after(self, place: Place) -> Place:
-        """Where the iteration after one that began at a place begins."""
-        epoch = place.first_epoch + self._epochs_an_iteration * self._continues
-        return Place(epoch, epoch, 0)
-
-    def _begin_with(self, epoch: int) -> None:
-        self._replace_waiting()
-        self._next, self._running, self._loaded_epoch = Place(epoch, epoch, 0), None, None
-
-    def _replace_waiting(self) -> None:
-        if self._running is not None and self._running.is_waiting:
-            self._running.replace()
-
-    def state_dict(self, num_received: int | None = None) -> dict[str, object]:
-        """Return the state of the latest iteration: a few JSON numbers and strings.
-
-        Args:
-            num_received: Samples (of a batch sampler: batches) of that iteration that your training
-                loop has received on this rank. None counts those that the sampler has yielded.
-
-        Raises:
-            ValueError: `num_received` is more than the sampler has yielded, or is None with a
-                loader that Accelerate prepared.
-        """
-        running = self._running
-        if running is not None:
-            check_num_received(running.prepared, num_received, self._unit)
-        if running is None and num_received:
-            raise ValueError(
-                f"num_received must be 0 before an iteration has begun, got {num_received}"
-            )
-        is_next = self._continues and running is not None and running.has_ended
-        if running is None or (is_next and num_received is None):
-            return self._state(self._next)
-        return running.state_dict(num_received)
-
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Resume from a state: the next iteration yields the rest of the interrupted one.
-
-        Raises:
-            ValueError: The state has another version or order (number of records, seed, shuffle,
-                weights, ...); the message gives both values.
-        """
-        self.begin_at(self.checked_place(state_dict))
-
-    def begin_at(self, place: Place) -> None:
-        """Begin the next iteration at a place."""
-        self._replace_waiting()
-        self._next, self._running, self._loaded_epoch = place, None, place.first_epoch
-
-    def checked_place(self, state: Mapping[str, object]) -> Place:
-        """The place of a state; see `load_state_dict`, which begins there."""
-        limits = Place(None, None, self._order.num_records)._asdict()  # type: ignore[arg-type]
-        numbers = {name: limits[name] for name in self._numbers}
-        check_state(state, self._identity(), numbers, self._lists)
-        epoch, consumed = (int(str(state[name])) for name in ("epoch", "consumed"))
-        first = int(str(state.get("first_epoch", epoch)))
-        if first > epoch:
-            raise ValueError(f"first_epoch={first} is after epoch={epoch} in the state")
-        jobs = [Job(*job) for job in _checked_list("jobs", state, 4)]
-        skips = [Skip(*skip) for skip in _checked_list("skips", state, 4)]
-        place = Place(first, epoch, consumed, tuple(jobs), tuple(skips))
-        self._order.check(place)
-        return place
-
-    def _state(self, place: Place) -> dict[str, object]:
-        # The last round may have repeated the beginning.
-        numbers = place._replace(consumed=min(place.consumed, self._order.num_records))._asdict()
-        found = {name: numbers[name] for name in self._numbers}
-        found |= {name: [*map(list, numbers[name])] for name in self._lists}
-        return {"version": STATE_VERSION, **found, **self._identity()}
-
-    def _identity(self) -> dict[str, object]:
-        return {**self._order.identity(), "drop_last": self.drop_last}
-
-    def _check_prepared(self, prepared: Prepared) -> None:
-        """ValueError if Accelerate would lose records after a short batch between two epochs."""
-        if prepared.num_processes == 1 or self._num_epochs == 1 or self.drop_last:
-            return
-        if self._order.is_sized and self._order.num_records % self._order.batch_size:
-            raise ValueError(
-                f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full to be the last, and loses "
-                "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
-            )
-
-    def _place_for(self, prepared: Prepared, place: Place) -> Place:
-        """The place where an iteration through Accelerate begins; if Accelerate counts epochs, at
-        its epoch.
-        """
-        self._check_prepared(prepared)
-        if prepared.epoch is None:
-            return place
-        first = self._count_from + prepared.epoch * self._epochs_an_iteration
-        if place.first_epoch == first:
-            return place
-        if self._loaded_epoch == place.first_epoch:
-            raise other_epoch(
-                place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch
-            )
-        return Place(first, first, 0)
-
-    def _plan(self, place: Place) -> Plan:
-        rank, prepared = resolve_rank(self._rank, self._world_size), prepared_loader()
-        if prepared is None or self._order.is_sized:
-            return Plan(place, self._order, rank)
-        # Accelerate deals out the batches: those of a step must follow each other.
-        rank = Rank(0, prepared.num_processes * rank.world_size)
-        return Plan(place, self._order, rank, of_all_ranks=True)
-
-    def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[_Unit_co]:
-        """What an epoch of an iteration yields."""
-        raise NotImplementedError
-
-
-class Iteration(Iterator[_Unit_co]):
-    """One iteration of a sampler. It begins with its first unit, since loaders make iterators that
-    they never use.
-    """
-
-    def __init__(self, sampler: _EpochSampler[_Unit_co]) -> None:
-        self._sampler = sampler
-        self._go_to(None)
-
-    def _go_to(self, begin: Place | None) -> None:
-        self._begin_at = begin  # None until it begins: then the sampler's place at that time
-        self._num_yielded = 0
-        self.has_ended = False  # everything was yielded
-        self.num_received: int | None = None  # set by a loader that counts
-        self.is_over = False  # everything was received
-        self.is_replaced = False  # by one that begins elsewhere, before anything was received
-        self._plan: Plan | None = None
-        self.prepared: Prepared | None = None  # Accelerate's loader, which splits the batches
-        self._units: Iterator[_Unit_co] = iter(())
-
-    @property
-    def place(self) -> Place:
-        """The place where it begins."""
-        return self._begin_at or self._sampler._next
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it may still begin elsewhere: nothing was received, or, if nobody counts that,
-        yielded.
-        """
-        return (
-            self._plan is None
-            if self.num_received is None
-            else not self.num_received and not self.is_over
-        )
-
-    def __len__(self) -> int:
-        """Units of the whole iteration; TypeError if it never ends."""
-        num_epochs = self._sampler._finite_epochs()
-        return (self._plan or self._sampler._plan(self.place)).num_batches(num_epochs)
-
-    def __next__(self) -> _Unit_co:
-        if self._plan is None:
-            self.begin()
-        for unit in self._units:
-            self._num_yielded += 1
-            return unit
-        self.has_ended = True
-        raise StopIteration
-
-    def begin(self) -> None:
-        """Begin this iteration: the sampler's next one is then the one after it."""
-        sampler = self._sampler
-        if self._plan is None:
-            self.prepared, place = prepared_loader(), self.place
-            self._begin_at = (
-                place if self.prepared is None else sampler._place_for(self.prepared, place)
-            )
-            self._plan = sampler._plan(self._begin_at)
-            self._units = self._each_unit(self._plan)
-        sampler._running, sampler._next = self, sampler._place_after(self.place)
-        if not sampler._continues:
-            sampler._loaded_epoch = None  # the loaded state is used only once
-
-    def put_back(self) -> None:
-        """Make this iteration the sampler's next one again, since no batch of it was received."""
-        self._sampler._running, self._sampler._next = None, self.place
-
-    def replace(self) -> None:
-        """Begin at the sampler's new place: this iteration, or if it has yielded batches, its
-        replacement.
-        """
-        self._begin_at, self.is_replaced = None, self._plan is not None
-
-    def _each_unit(self, plan: Plan) -> Iterator[_Unit_co]:
-        begin, num_epochs = plan.begin, self._sampler._num_epochs
-        epochs: Iterator[int] = count(begin.epoch)
-        if num_epochs is not None:
-            epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
-        if not plan.batches_an_epoch:
-            # else it would look for a batch forever
-            epochs = iter(range(begin.epoch, begin.epoch + 1))
-        for epoch in epochs:
-            yield from self._sampler._units(plan, epoch, self.prepared)
-
-    def state_dict(self, num_received: int | None = None) -> dict[str, object]:
-        """The state of this iteration."""
-        return self._sampler._state(self.place_after(num_received))
-
-    def place_after(self, num_received: int | None) -> Place:
-        """The place after so many units, or (None) after those that were yielded."""
-        received = (
-            self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
-        )
-        if self.prepared is not None and num_received is not None:
-            is_part = self.prepared.splits_batches and self._sampler._unit == "batches"
-            each = 1 if is_part else self.prepared.num_processes
-            received = min(received * each, self._num_yielded)  # Accelerate filled up the rest
-        if received > self._num_yielded:
-            raise ValueError(
-                f"num_received={received}, but the sampler has yielded only {self._num_yielded} {self._sampler._unit}"
-            )
-        return self.place if self._plan is None else self._plan.place_after(received)
-
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Resume from another iteration's state; StatefulDataLoader calls this."""
-        sampler = self._sampler
-        self._go_to(sampler.checked_place(state_dict))
-        # Only this iteration resumes: the next one begins after it, even if this one is at its end
-        # and never used.
-        sampler._loaded_epoch = self.place.first_epoch if sampler._continues else None
-        sampler._next, sampler._running = sampler._place_after(self.place), self
-
-
-def _checked_list(name: str, state: Mapping[str, object], size: int) -> list[tuple[int, ...]]:
-    """The items of a list in a state, each of so many numbers."""
-    items = state.get(name, [])
-    if not isinstance(items, list) or not all(
-        isinstance(item, list) and len(item) == size for item in items
-    ):
-        raise ValueError(
-            f"{name} must hold lists of {size} numbers in the state, got {shown_value(items)}"
-        )
-    for number in chain.from_iterable(items):
-        check_number(name, number)
-    return [tuple(item) for item in items]
-
-
-class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
+class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
     """Sampler for one rank, whose order is a pure function of (seed, epoch), for any number of
     workers.
 
@@ -477,7 +145,7 @@ class RecordSampler(_EpochSampler[int], RankSampler):  # type: ignore[override]
 
 
 @keeps_its_order
-class RecordBatchSampler(_EpochSampler[PositionBatch], Sampler[list[int]]):
+class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to
     epoch.
 

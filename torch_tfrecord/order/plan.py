@@ -1,0 +1,356 @@
+"""The steps of an epoch, and where in them a training is: which jobs took which, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.ranks import Rank
+from torch_tfrecord.order.shares import RankShare, rank_size
+
+__all__ = ["Job", "Place", "Plan", "RecordOrder", "RecordSteps", "Skip", "StepOrder", "Steps"]
+
+# Computed at once, in whole batches: at the beginning, and later.
+_FIRST_POSITIONS, _CHUNK_POSITIONS = 64, 4096
+
+
+class Job(NamedTuple):
+    """Steps of an epoch that one job took, one after another.
+
+    Attributes:
+        start: Places of the epoch's order that were taken before.
+        world_size: Ranks of the job.
+        batch_size: Samples in a batch, per rank; 0 for batches by length.
+        num_steps: How many steps it took.
+    """
+
+    start: int
+    world_size: int
+    batch_size: int
+    num_steps: int
+
+
+class Skip(NamedTuple):
+    """Steps of an epoch to leave out, as a job of this world size and batch size counts them."""
+
+    begin: int
+    end: int
+    world_size: int
+    batch_size: int
+
+
+class Place(NamedTuple):
+    """A place in an iteration.
+
+    Attributes:
+        first_epoch: The iteration's first epoch.
+        epoch: The epoch it is in.
+        consumed: Places that were taken of that epoch's order.
+        jobs: The steps that took them.
+        skips: Steps of that epoch to leave out.
+    """
+
+    first_epoch: int
+    epoch: int
+    consumed: int
+    jobs: tuple[Job, ...] = ()
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps taken of the epoch."""
+        return sum(job.num_steps for job in self.jobs)
+
+
+class Steps(Protocol):
+    """One rank's batches of the rest of an epoch; each can be computed by itself."""
+
+    rank: Rank
+
+    def __len__(self) -> int: ...
+
+    def batches(self, begin: int, end: int) -> list[list[int]]:
+        """The positions of the steps number `begin` to `end` - 1."""
+
+    def num_positions(self, begin: int, end: int) -> int:
+        """How many positions those are."""
+
+    def consumed(self, step: int) -> int:
+        """Places of the epoch's order that all ranks have taken after so many steps."""
+
+
+class StepOrder(Protocol):
+    """The steps of every epoch: of records, buckets or packs."""
+
+    batch_size: int
+    is_sized: bool  # whether full batches have so many records
+    num_records: int
+    drop_last: bool
+
+    def steps(self, epoch: int, rank: Rank, jobs: tuple[Job, ...], start: int = 0, /) -> Steps:
+        """The steps of an epoch after those of some jobs, which took `start` places of its order."""
+
+    def in_order(self) -> StepOrder:
+        """The same, unshuffled in every epoch."""
+
+    def check(self, place: Place) -> None:
+        """ValueError if a place of a state cannot be one of this order."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the order, as JSON values."""
+
+
+class RecordOrder:
+    """Steps of as many records each: see `RankShare`.
+
+    Args:
+        epochs: The order of the records, or of the packs of a subclass.
+        batch_size: Places in a batch, per rank.
+        drop_last: Drop what the ranks cannot share evenly, and a last batch that is not full.
+    """
+
+    is_sized = True
+
+    def __init__(self, epochs: Epochs, batch_size: int, drop_last: bool) -> None:
+        self.epochs, self.batch_size, self.drop_last = epochs, batch_size, drop_last
+        self.num_records = epochs.num_records
+
+    def steps(
+        self, epoch: int, rank: Rank, jobs: tuple[Job, ...] = (), start: int = 0
+    ) -> RecordSteps:
+        """See `StepOrder`."""
+        return RecordSteps(self, epoch, rank, start)
+
+    def in_order(self) -> RecordOrder:
+        """See `StepOrder`."""
+        other = copy(self)
+        other.epochs = self.epochs.in_order()
+        return other
+
+    def check(self, place: Place) -> None:
+        """See `StepOrder`; any number of places may have been taken."""
+
+    def identity(self) -> dict[str, Any]:
+        """See `StepOrder`."""
+        return self.epochs.identity()
+
+    def positions(self, places: list[int], epoch: int) -> list[int]:
+        """The positions of a batch of a subclass, from its part of the order."""
+        raise NotImplementedError
+
+
+class RecordSteps:
+    """See `Steps`."""
+
+    def __init__(self, order: RecordOrder, epoch: int, rank: Rank, start: int) -> None:
+        self._order, self._epoch, self.rank, self._start = order, epoch, rank, start
+        self._size = rank_size(
+            order.num_records - start, rank.world_size, drop_last=order.drop_last
+        )
+
+    def __len__(self) -> int:
+        size, batch_size = self._size, self._order.batch_size
+        return size // batch_size if self._order.drop_last else -(-size // batch_size)
+
+    def places(self, begin: int, end: int) -> list[int]:
+        """This rank's part of the order in some steps."""
+        order, size = self._order, self._order.batch_size
+        share = RankShare(
+            order.epochs.order(self._epoch),
+            *self.rank,
+            start=self._start,
+            drop_last=order.drop_last,
+        )
+        return share.numbers(begin * size, end * size)
+
+    def batches(self, begin: int, end: int) -> list[list[int]]:
+        """See `Steps`."""
+        order, size, places = self._order, self._order.batch_size, self.places(begin, end)
+        found = [places[first : first + size] for first in range(0, len(places), size)]
+        return found if order.is_sized else [order.positions(each, self._epoch) for each in found]
+
+    def num_positions(self, begin: int, end: int) -> int:
+        """See `Steps`."""
+        size = self._order.batch_size
+        return min(end * size, self._size) - min(begin * size, self._size)
+
+    def consumed(self, step: int) -> int:
+        """See `Steps`."""
+        taken = min(step * self._order.batch_size, self._size) * self.rank.world_size
+        return self._start + taken
+
+
+class Plan:
+    """The batches of an iteration that begins at a place: pure arithmetic, without state.
+
+    Attributes:
+        begin: The place.
+        world_size: Ranks that share a step.
+        batches_left: Batches of the epoch in which it begins.
+        batches_an_epoch: Batches of each later one.
+
+    Args:
+        begin, order: The place, and the steps of all epochs.
+        rank: Whose batches.
+        of_all_ranks: The batches of all ranks, step by step.
+    """
+
+    def __init__(
+        self, begin: Place, order: StepOrder, rank: Rank, *, of_all_ranks: bool = False
+    ) -> None:
+        self.begin, self._order, self._rank = begin, order, rank
+        self.world_size = rank.world_size
+        self._batches_a_step = rank.world_size if of_all_ranks else 1
+        self._jobs, self._steps, first = self._go_on()
+        self._before = begin.step - first  # steps of the epoch before the first of these
+        self._runs = self._without_skips(first)
+        self.batches_left = sum(map(len, self._runs)) * self._batches_a_step
+        self._whole = order.steps(begin.epoch + 1, rank, ())  # or, later, of a later epoch
+        self._whole_epoch = begin.epoch + 1
+        self.batches_an_epoch = len(self._whole) * self._batches_a_step
+
+    def _go_on(self) -> tuple[tuple[Job, ...], Steps, int]:
+        """The steps after those of some jobs, and the first of them that is left."""
+        begin, order, rank = self.begin, self._order, self._rank
+        if begin.jobs and begin.jobs[-1][1:3] == (rank.world_size, order.batch_size):
+            # The same job goes on, if nobody changed the state.
+            *others, last = begin.jobs
+            steps = order.steps(begin.epoch, rank, tuple(others), last.start)
+            if min(steps.consumed(last.num_steps), order.num_records) == begin.consumed:
+                return tuple(others), steps, last.num_steps
+        return begin.jobs, order.steps(begin.epoch, rank, begin.jobs, begin.consumed), 0
+
+    def _steps_of(self, epoch: int) -> Steps:
+        if epoch == self.begin.epoch:
+            return self._steps
+        if epoch != self._whole_epoch:
+            self._whole = self._order.steps(epoch, self._rank, ())
+            self._whole_epoch = epoch
+        return self._whole
+
+    def _without_skips(self, first: int) -> list[range]:
+        runs, end = [], len(self._steps)
+        here = (self._rank.world_size, self._order.batch_size)
+        for begin, stop, *there in sorted(self.begin.skips):
+            if tuple(there) != here:
+                raise ValueError(
+                    f"steps {begin} to {stop - 1} are to be skipped as {there[0]} ranks with batch_size={there[1]} "
+                    f"count them: expected the same, got {here[0]} ranks with batch_size={here[1]}"
+                )
+            runs.append(range(first, min(max(begin - self._before, first), end)))
+            first = min(max(stop - self._before, first), end)
+        return [*runs, range(first, end)]
+
+    def num_batches(self, num_epochs: int) -> int:
+        """Batches up to the iteration's end; 0 if the place is beyond it."""
+        return self._sum(self.batches_left, self.batches_an_epoch, num_epochs)
+
+    def num_positions(self, num_epochs: int) -> int:
+        """Positions in those batches."""
+        first = sum(self._steps.num_positions(run.start, run.stop) for run in self._runs)
+        return self._sum(first, self._whole.num_positions(0, len(self._whole)), num_epochs)
+
+    def _sum(self, first: int, whole: int, num_epochs: int) -> int:
+        epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
+        return first + (epochs_left - 1) * whole if epochs_left > 0 else 0
+
+    def batches(self, epoch: int) -> Iterator[list[int]]:
+        """The batches of an epoch, or of the rest of the epoch in which the iteration begins."""
+        for steps, begin, end in self.parts(epoch):
+            if self._batches_a_step > 1:
+                every = [one.batches(begin, end) for one in _of_each_rank(steps)]
+                yield from chain.from_iterable(zip(*every, strict=True))
+            else:
+                yield from steps.batches(begin, end)
+
+    def parts(self, epoch: int) -> Iterator[tuple[Steps, int, int]]:
+        """Those steps, from a first to before a last one, that are computed at once: few at first."""
+        steps = self._steps_of(epoch)
+        num_batches = max(len(steps) * self.world_size, 1)
+        size = self._order.batch_size or self._order.num_records // num_batches + 1
+        at_once = max(_FIRST_POSITIONS // size, 1)
+        for run in self._runs if epoch == self.begin.epoch else [range(len(steps))]:
+            begin = run.start
+            while begin < run.stop:
+                end = min(begin + at_once, run.stop)
+                yield steps, begin, end
+                begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
+
+    def place_after(self, num_batches: int) -> Place:
+        """The place after `num_batches` batches: at the end of an epoch, never at the beginning of
+        the next one.
+        """
+        begin, each = self.begin, self._batches_a_step
+        if num_batches <= self.batches_left:
+            step = self._steps_after(-(-num_batches // each))
+            return self._place(begin.epoch, self._steps, step, self._jobs, begin.skips)
+        epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
+        epoch = begin.epoch + 1 + epochs_before
+        return self._place(epoch, self._steps_of(epoch), batch // each + 1, (), ())
+
+    def _steps_after(self, num_batches: int) -> int:
+        for run in self._runs:
+            if num_batches <= len(run):
+                return run.start + num_batches
+            num_batches -= len(run)
+        return len(self._steps)
+
+    def place_at(self, step: int) -> Place:
+        """The place after so many steps of the epoch in which the iteration begins.
+
+        Raises:
+            IndexError: They are fewer than were taken before, or more than the epoch has.
+        """
+        number = step - self._before
+        if not 0 <= number <= len(self._steps):
+            raise IndexError(
+                f"step {step} is out of range: expected {self._before} to {self._before + len(self._steps)}"
+            )
+        begin = self.begin
+        return self._place(begin.epoch, self._steps, number, self._jobs, begin.skips)
+
+    def _place(
+        self,
+        epoch: int,
+        steps: Steps,
+        step: int,
+        jobs: tuple[Job, ...],
+        skips: tuple[Skip, ...],
+    ) -> Place:
+        start = steps.consumed(0)
+        job = Job(start, self._rank.world_size, self._order.batch_size, step)
+        left = tuple(skip for skip in skips if skip.end > self._before + step)
+        jobs = (*jobs, job) if step else jobs
+        return Place(self.begin.first_epoch, epoch, steps.consumed(step), jobs, left)
+
+    def records_of(self, step: int) -> list[int]:
+        """The positions of a step of the epoch in which the iteration begins, on all ranks of the
+        job that took it or will take it, rank by rank.
+
+        Raises:
+            IndexError: The epoch has fewer steps.
+        """
+        epoch, before = self.begin.epoch, 0
+        here = (self._rank.world_size, self._order.batch_size, len(self._steps))
+        jobs = (*self._jobs, Job(self._steps.consumed(0), *here))
+        for number, (start, world_size, batch_size, num_steps) in enumerate(jobs):
+            if before <= step < before + num_steps:
+                order, at = copy(self._order), step - before
+                order.batch_size = batch_size
+                steps = order.steps(epoch, Rank(0, world_size), jobs[:number], start)
+                batches = [one.batches(at, at + 1)[0] for one in _of_each_rank(steps)]
+                return [*chain.from_iterable(batches)]
+            before += num_steps
+        raise IndexError(f"step {step} is out of range: epoch {epoch} has {before} steps")
+
+
+def _of_each_rank(steps: Steps) -> list[Steps]:
+    """The same steps for each rank."""
+    steps.consumed(0)  # what they share is computed once
+    every = [copy(steps) for _ in range(steps.rank.world_size)]
+    for number, one in enumerate(every):
+        one.rank = one.rank._replace(rank=number)
+    return every
