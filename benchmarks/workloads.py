@@ -332,7 +332,7 @@ def _workers(name: str, corpus: str, title: str, size: int) -> Workload:
 
 def _hand_over(megabytes: int, ratio: float) -> Workload:
     """A worker does nothing but to send the same batch again and again."""
-    title = f"batches of {megabytes} MB that lie ready, two workers"
+    title = f"ready batches of {megabytes} MB, two workers"
     variants = {"ours": ("handed_over", "by_torch")}
     bars = _each(("handed_over",), "ours", ("by_torch",), ratio)
     return Workload(
