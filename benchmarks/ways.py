@@ -73,7 +73,7 @@ GROUPS = (
         "tensorflow",
     ),
     Group(
-        "Lists, texts, SequenceExamples, TFDS, tf.data = 1",
+        "Lists, texts, TFDS, tf.data = 1",
         "lists, texts, TFDS",
         {
             "short lists, padded": _columns("padded", "padded_plain", "padded"),

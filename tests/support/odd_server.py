@@ -48,7 +48,7 @@ class Request(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):  # the client has had enough
             self.server.answer(self)
 
-    do_HEAD = do_GET
+    do_HEAD = do_OPTIONS = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -1,0 +1,80 @@
+"""The viewer of docs/viewer.md: its reading part under node, the page in headless Chromium."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DOCS", "NODE", "browser_path", "in_node", "open_browser", "write_page"]
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _node() -> str | None:
+    """Node on the path, or the one that comes with playwright."""
+    with contextlib.suppress(ImportError):
+        import playwright
+
+        bundled = Path(playwright.__file__).parent / "driver" / "node"
+        if bundled.is_file():
+            return str(bundled)
+    return shutil.which("node")
+
+
+NODE = _node()
+
+_LOAD = """
+const V = require(process.argv[1]);
+const input = JSON.parse(require("fs").readFileSync(0));
+const unbase64 = (text) => new Uint8Array(Buffer.from(text, "base64"));
+"""
+
+
+def in_node(script: str, value: Any) -> Any:
+    """What a script prints as JSON; it has the viewer as `V`, the value as `input`, `unbase64`."""
+    command = [NODE, "-e", _LOAD + script, str(DOCS / "site" / "viewer.js")]
+    done = subprocess.run(
+        command, input=json.dumps(value), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def browser_path() -> str | None:
+    """Chromium, as `CHROMIUM` or the path names it; None without one, or without playwright."""
+    with contextlib.suppress(ImportError):
+        import playwright  # noqa: F401
+
+        names = (os.environ.get("CHROMIUM"), "chromium", "google-chrome", "chromium-browser")
+        return next(filter(None, map(shutil.which, filter(None, names))), None)
+    return None
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def write_page(folder: Path) -> Path:
+    """The viewer's part of docs/viewer.md as a page of its own, with its script and its style."""
+    text = (DOCS / "viewer.md").read_text(encoding="utf-8")
+    (part,) = re.findall(r"^<link .*?</script>$", text, re.DOTALL | re.MULTILINE)
+    (folder / "site").mkdir(exist_ok=True)
+    for name in ("viewer.js", "viewer.css"):
+        shutil.copy(DOCS / "site" / name, folder / "site" / name)
+    page = folder / "viewer.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8><title>viewer</title>\n{part}\n")
+    return page
