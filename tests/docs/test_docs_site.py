@@ -10,19 +10,33 @@ import pytest
 import torch
 
 import torch_tfrecord
-from torch_tfrecord import tfds
+from index_tools.main import main
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordWriter,
+    decode_example,
+    encode_image,
+    tfds,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package")
 
+# What functions return, and what the reference shows of it without its arguments.
+RETURNED = {"loading.record_loader.RecordLoader", "error_log.ErrorReport"}
 FROM_ELSEWHERE = {"changelog.md"}  # docs/site/pages.py makes it of CHANGELOG.md
 
 
 @pytest.mark.daily
 def test_getting_started(run, capsys):
     names = run("index")
-    assert capsys.readouterr().out.startswith("200 torch.Size([3, 32, 32])\nloss ")
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    first = re.findall(r"^print\(.*  # (.+)$", page, re.MULTILINE)[:2]
+    assert capsys.readouterr().out.startswith(
+        "\n".join([*first, "200 torch.Size([3, 32, 32])", "loss "])
+    )
     assert len(names["losses"]) == 5 * 7
     assert names["losses"][-1] < names["losses"][0]
     assert names["batch"]["image"].shape == (200 - 6 * 32, 3, 32, 32)
@@ -86,6 +100,77 @@ def test_write(run, capsys):
         assert sample["label"] == number % 2
 
 
+def commands(page):
+    """The commands of the tool in a page's indented code."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(r"^    tfrecord (.+)$", text, re.MULTILINE)
+
+
+def test_write_images(run, capsys):
+    for name, gray in (("cat", 10), ("dog", 200)):
+        Path("photos", name).mkdir(parents=True)
+        for number in range(4):
+            picture = torch.full((3, 70, 90), gray + number, dtype=torch.uint8)
+            Path(f"photos/{name}/{number}.png").write_bytes(encode_image(picture, "png"))
+    Path("data").mkdir()
+    (command,) = commands("write_images")
+    assert main(command.split()) == 0
+    assert "wrote 8 records of 2 classes in 4 shards" in capsys.readouterr().out
+    names = run("write_images")
+    assert capsys.readouterr().out == (
+        "torch.Size([4, 3, 64, 64]) torch.Size([4])\n['cat', 'dog']\n6 200 torch.Size([2, 4])\n"
+    )
+    seen = {}
+    for x, label in names["loader"]:
+        for image, number in zip(x["image"], label.tolist(), strict=True):
+            seen.setdefault(number, set()).add(image.unique().item())
+    assert seen == {0: {10, 11, 12, 13}, 1: {200, 201, 202, 203}}
+    # each feature that the table names, and no other
+    record = decode_example(TFRecordDataset("data/train-*").raw(0))
+    table = (DOCS / "write_images.md").read_text(encoding="utf-8")
+    assert sorted(record) == sorted(re.findall(r"`(image/[\w/]+)`", table.partition("## Read")[0]))
+    assert (Path("data/.torch_index")).is_dir()
+
+
+def test_validation_split(run, capsys):
+    Path("data").mkdir()
+    for shard in range(2):
+        with TFRecordWriter(f"data/{shard}.tfrecord") as writer:
+            for number in range(50 * shard, 50 * shard + 50):
+                writer.write({"id": number, "label": int(number % 4 == 0), "patient": number // 5})
+    assert main(["index", "--columns", "label,patient", "data/"]) == 0
+    fifth = {
+        "train": [{"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "label": 1} for _ in range(40)]
+    }
+    tree = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(num_classes=10)}
+    tfds.write("digits/1.0.0", fifth, tree, name="digits")
+    stratified, grouped = commands("validation_split")[:2]
+    features = {name: FixedLenFeature((), torch.int64) for name in ("id", "label", "patient")}
+    for command, folder in ((stratified, "sets"), (grouped, "kept")):
+        assert main(command.split()) == 0
+        parts = [
+            [*TFRecordDataset(f"{folder}/{name}-*", features)] for name in ("train", "validation")
+        ]
+        ids = [sample["id"].item() for part in parts for sample in part]
+        assert sorted(ids) == list(range(100))
+        if folder == "sets":
+            assert [sum(sample["label"].item() for sample in part) for part in parts] == [20, 5]
+            assert [len(part) for part in parts] == [80, 20]
+        else:
+            both = [{sample["patient"].item() for sample in part} for part in parts]
+            assert all(both)
+            assert not both[0] & both[1]
+    capsys.readouterr()
+    names = run("validation_split")
+    assert capsys.readouterr().out == (
+        "80 20\n20\n[15, 5]\nset()\n{'train': 36, 'validation': 4}\n"
+    )
+    ids = [{sample["id"].item() for sample in names[part]} for part in ("train", "validation")]
+    assert ids[0] | ids[1] == {*range(100)}
+    assert not ids[0] & ids[1]
+    assert len(ids[1]) > 0
+
+
 def test_damaged(run, capsys):
     report = run("damaged")["report"]
     assert capsys.readouterr().out.endswith(f"\n{report.num_records}\n")
@@ -127,6 +212,16 @@ def test_every_page_stands_in_the_navigation_once():
     assert sorted(navigation) == sorted({*pages(), *FROM_ELSEWHERE})
 
 
+def test_the_start_page_shows_code_and_leads_to_what_people_look_for():
+    text = pages()["index.md"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.compile(r"^```python\n.*?^```$", re.DOTALL | re.MULTILINE)
+    assert block.search(text)[0] == block.search(readme)[0]  # test_readme runs it
+    links = {*re.findall(r"\]\(([^)#]+)", text)}
+    wanted = {"write_images.md", "dataframes.md", "validation_split.md", "slow_loader.md"}
+    assert wanted <= links
+
+
 def test_links_lead_to_files():
     dead = []
     for page, text in pages().items():
@@ -155,4 +250,4 @@ def test_every_public_name_stands_in_the_reference_once():
     names = [name for name in torch_tfrecord.__all__ if name != "tfds"] + [
         f"tfds.{name}" for name in tfds.__all__
     ]
-    assert sorted(shown) == sorted(names)
+    assert sorted(shown) == sorted([*names, *RETURNED])

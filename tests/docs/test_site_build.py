@@ -1,17 +1,25 @@
-"""The site as MkDocs builds it: every heading is there, and a broken link, anchor or link to an
-excluded file fails.
+"""The site as MkDocs builds it: every heading is there, the reference shows what is public and
+nothing else, everything fits in the window, and a broken link, anchor or link to an excluded file
+fails.
 
 `MKDOCS` names the command, as CI does, where it is not on the path; without either, these tests are
 skipped.
 """
 
+import html
+import importlib.util
+import inspect
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+
+import torch_tfrecord
+from torch_tfrecord import tfds
 
 ROOT = Path(__file__).parents[2]
 MKDOCS = os.environ.get("MKDOCS") or shutil.which("mkdocs")
@@ -22,6 +30,18 @@ pytestmark = [
         not (ROOT / "docs" / "site").is_dir(), reason="not beside an installed package"
     ),
 ]
+# Not ours: names of data that `tfds.RLDSDataset` gives, and of a function that another program has.
+NOT_OURS = {"_len", "_traj_index", "_frame_index", "_parse"}
+# Methods for other modules of the package. A new method is listed in the reference, or here.
+PLUMBING = {
+    *("reader", "context_reader", "step_reader", "key_of", "encoder", "stored", "decode", "column"),
+    *("value", "plan", "draw", "pin_memory", "write_block", "answered", "of", "locate", "path"),
+    *("of_order", "records_of", "skip_to", "skip", "place_at", "begin_again", "batch_size"),
+    *("begin_at", "checked_place", "num_replicas", "num_samples", "rank", "total_size"),
+    *("check_fresh", "find_kept", "seek_points", "of_version", "with_facts", "without_records"),
+    *("bare", "to_bytes", "columns"),
+}
+METHODS = (FunctionType, property, classmethod, staticmethod)
 
 
 @pytest.fixture
@@ -58,9 +78,67 @@ def build(repository):
     return done.returncode, re.findall(r"^WARNING +-  (.*)$", done.stderr, re.MULTILINE)
 
 
+def shown_text(page):
+    """What a reader of a built page sees."""
+    article = re.search(r"<article.*?</article>", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    return html.unescape(re.sub(r"<[^>]+>", "", article))
+
+
+def check_reference(site):
+    """Every public name has its anchor, and no private one is shown; types of ours are linked."""
+    texts = {page.stem: page.read_text("utf-8") for page in (site / "reference").glob("*.html")}
+    anchors = set(re.findall(r'<h\d id="([\w.]+)"', "".join(texts.values())))
+    public = {f"torch_tfrecord.{name}" for name in torch_tfrecord.__all__ if name != "tfds"}
+    public |= {f"torch_tfrecord.tfds.{name}" for name in tfds.__all__}
+    assert public <= anchors
+    private = set()
+    for page in (site / "reference").glob("*.html"):
+        private |= set(re.findall(r"(?<![\w/.-])_[A-Za-z]\w*", shown_text(page)))
+    assert private <= NOT_OURS
+    # a type that has no page is a <span> with its full name
+    unexplained = re.findall(
+        r'<span title="((?:torch_tfrecord|index_tools)\.(?:\w+\.)+[A-Z]\w*)">',
+        "".join(texts.values()),
+    )
+    assert unexplained == []
+    hidden = set()
+    for name in sorted(public):
+        thing = tfds if ".tfds." in name else torch_tfrecord
+        thing = getattr(thing, name.rpartition(".")[2])
+        if inspect.isclass(thing):
+            fields = {*getattr(thing, "__dataclass_fields__", ()), *dir(Exception)}
+            methods = {
+                method
+                for base in thing.__mro__
+                if base.__module__.startswith("torch_tfrecord")
+                for method, value in vars(base).items()
+                if method[0] != "_" and isinstance(value, METHODS) and method not in fields
+            }
+            shown = {one.rpartition(".")[2] for one in anchors if one.startswith(f"{name}.")}
+            hidden |= methods - shown
+    assert sorted(hidden - PLUMBING) == []
+    assert sorted(PLUMBING - hidden) == []
+
+
+def check_for_programs(site):
+    """llms.txt names the pages, and its links and those of the Markdown pages lead to files."""
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    assert re.match(r"# torch_tfrecord\n\n> .+\n\n.+\n\n## ", text)
+    assert len(re.findall(r"^- \[.+\]\(.+\)", text, re.MULTILINE)) > 40
+    broken = []
+    for page in [site / "llms.txt", *site.rglob("*.html.md")]:
+        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.S | re.M)
+        for link in re.findall(r"\]\((?!\w+:)([^)#\s]+)", prose):
+            if not (page.parent / link).is_file():
+                broken.append((page.name, link))
+    assert broken == []
+
+
 @pytest.mark.slow
 def test_the_site_builds_and_shows_every_heading(repository):
     assert build(repository) == (0, [])
+    check_reference(repository / "site")
+    check_for_programs(repository / "site")
     for page in (repository / "docs").rglob("*.md"):
         if "reference" in page.parts:
             continue  # whose headings are docstrings
@@ -78,6 +156,18 @@ def test_the_site_builds_and_shows_every_heading(repository):
         assert len(re.findall(r"<h[1-6][ >]", built)) == len(
             re.findall(r"^#+ ", prose, re.MULTILINE)
         ), page
+
+
+@pytest.mark.daily
+def test_everything_fits_in_the_window_of_a_desktop_and_of_a_phone(repository):
+    pytest.importorskip("playwright")
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("needs /usr/bin/chromium")
+    assert build(repository) == (0, [])
+    spec = importlib.util.spec_from_file_location("look_at_site", ROOT / "docs/look_at_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert [wide for wide in module.look(repository / "site") if wide.is_wrong] == []
 
 
 @pytest.mark.daily

@@ -1,0 +1,26 @@
+"""The drawings of the pages are of what the library does now."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "draw_pictures.py"
+
+
+@pytest.fixture(scope="module")
+def drawing():
+    if not SCRIPT.is_file():
+        pytest.skip("not beside an installed package")
+    spec = importlib.util.spec_from_file_location("draw_pictures", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["rlds_window.svg", "crop.svg", "show.svg"])
+def test_the_picture_is_current_and_shown(drawing, name):
+    picture = SCRIPT.with_name(name).read_text(encoding="utf-8")
+    assert picture == drawing.PICTURES[name](), "run python docs/draw_pictures.py"
+    pages = [page.read_text(encoding="utf-8") for page in SCRIPT.parent.glob("*.md")]
+    assert sum(f"]({name})" in page for page in pages) == 1
