@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import TFRecordError, needs_extra
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
@@ -297,11 +297,8 @@ def open_executor(name: str) -> Iterator[Executor | None]:
     if name == "processes":
         yield None
         return
-    try:
+    with needs_extra("--executor dask=ADDRESS", "dask"):
         distributed = import_module("distributed")
-    except ImportError as error:
-        text = "--executor dask=ADDRESS needs the package distributed: pip install 'torch-tfrecord[dask]'"
-        raise ImportError(text) from error
     with distributed.Client(name.removeprefix("dask=")) as client:
         yield client.get_executor(pure=False)
 

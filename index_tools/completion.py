@@ -6,11 +6,12 @@ import argparse
 import os
 
 from index_tools._terminal import Verb
+from torch_tfrecord.errors import needs_extra
 
 __all__ = ["COMPLETION", "complete"]
 
 _DESCRIPTION = """\
-The shell then completes verbs, options and paths. Needs argcomplete: pip install 'torch-tfrecord[tools]'.
+The shell then completes verbs, options and paths. Needs pip install argcomplete.
 
 examples:
   eval "$(tfrecord completion bash)"                                        # in ~/.bashrc
@@ -27,11 +28,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(shell: str) -> int:
-    try:
+    with needs_extra("completion", "tools", "argcomplete"):
         from argcomplete.shell_integration import shellcode
-    except ImportError as error:
-        text = "completion needs the package argcomplete: pip install 'torch-tfrecord[tools]'"
-        raise ImportError(text) from error
     print(shellcode(["tfrecord"], shell=shell))
     return 0
 

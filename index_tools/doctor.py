@@ -17,12 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from index_tools._terminal import Verb, add_json
 from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
 from torch_tfrecord.images.backends import (
-    NVIMGCODEC_PIP,
     TORCHCODEC_PIP,
-    nvimgcodec,
     torchcodec_decoders,
 )
-from torch_tfrecord.images.regions import region_decoder
 from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install
 from torch_tfrecord.shared_memory import WorkerMemory
 
@@ -133,32 +130,23 @@ def _remedy(name: str) -> str:
     if reason.startswith(PURE_PYTHON):
         return f"Compiled core: unset {PURE_PYTHON}."
     if name == "jpeg":
-        return f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
+        return f"JPEG regions: {_HEADERS}, then {how_to_install()}."
     is_available = name != "shared" or platform.system() == "Linux"
     return f"Compiled core: install a C compiler, then {how_to_install()}." if is_available else ""
 
 
 def _image_rows() -> dict[str, str]:
-    torchcodec, nvimage = torchcodec_decoders(), nvimgcodec()
+    torchcodec = torchcodec_decoders()
     whole = "torchcodec" if torchcodec else "Pillow"
     is_compiled = fallback_reason("jpeg") is None
-    regions = {
-        "libjpeg": "libjpeg-turbo",
-        "nvimgcodec": "nvImageCodec",
-        None: f"none: {whole} decodes the whole image",
-    }
-    optional = "" if nvimage else f" (optional): {NVIMGCODEC_PIP}"  # nobody misses it
     return {
         "JPEG": f"libjpeg-turbo in batches of one size, else {whole}" if is_compiled else whole,
-        "JPEG crops": regions[region_decoder()],
+        "JPEG crops": (
+            "libjpeg-turbo" if is_compiled else f"none: {whole} decodes the whole image"
+        ),
         "others": "Pillow (PNG, GIF, BMP, WebP)",
-        "torchcodec": _backend("torchcodec", torchcodec),
-        "nvimgcodec": _backend("nvimgcodec", nvimage) + optional,
+        "torchcodec": f'decode_image(backend="torchcodec") {"works" if torchcodec else "is not available"}',
     }
-
-
-def _backend(name: str, found: object) -> str:
-    return f'decode_image(backend="{name}") {"works" if found else "is not available"}'
 
 
 def _media() -> str:

@@ -23,6 +23,7 @@ from index_tools._terminal import Verb, add_paths, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.columns.inference import decode_record
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.loading.display import Part, caption, draw_cells, parts_of
 from torch_tfrecord.shown import printable, shown_value
@@ -231,12 +232,8 @@ def _run(
         draw_cells(cells, 8).savefig(buffer)
         write_atomically(png, buffer.getvalue())
         return 0
-    try:
+    with needs_extra("the gallery", "tools", "flask"):
         from werkzeug.serving import make_server
-    except ImportError as error:
-        raise ImportError(
-            "the gallery needs the package flask: pip install 'torch-tfrecord[tools]'"
-        ) from error
     logging.getLogger("werkzeug").setLevel("ERROR")
     with socket.create_server((host, port)) as listener:
         server = make_server(

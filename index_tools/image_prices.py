@@ -13,6 +13,7 @@ from torchvision.transforms.functional import rgb_to_grayscale  # torchvision sh
 
 from index_tools._terminal import align, pluralize
 from index_tools.pictures import Encoding, map_in_threads
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.images.codec import decode_image
 from torch_tfrecord.progress import ProgressBar
 
@@ -43,11 +44,8 @@ def print_prices(
         ImportError: torchmetrics is missing.
         ValueError: There is no picture.
     """
-    try:
+    with needs_extra("the table", "tools", "torchmetrics"):
         from torchmetrics.functional import image as metrics
-    except ImportError as error:
-        text = "the table needs the package torchmetrics: pip install 'torch-tfrecord[tools]'"
-        raise ImportError(text) from error
     jpeg = encoding._replace(image_format="jpeg", recompress=True)
     ways: dict[str, Encoding | None] = {
         "as they are": None,

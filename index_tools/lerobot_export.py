@@ -110,7 +110,7 @@ def rlds_to_lerobot(
 ) -> LeRobotExport:
     """Write episodes as a LeRobot dataset (version 3.0), in several processes.
 
-    Needs pyarrow and av: ``pip install 'torch-tfrecord[lerobot]'``; not LeRobot itself. Numbers
+    Needs ``pip install pyarrow av``, not LeRobot itself. Numbers
     keep their values and dtypes. If it is interrupted in any way, call it again with the same
     arguments: it continues with the groups of episodes that are missing. Scripts need the usual
     ``if __name__ == "__main__":`` of processes.
@@ -379,7 +379,7 @@ def _describe(job: EpisodeGroups, robot_type: str | None) -> dict[str, object]:
 
 _DESCRIPTION = """\
 DIRECTORY is a directory that TFDS prepared, of RLDS episodes (Open X-Embodiment, for example). OUT
-becomes a LeRobot dataset of version 3.0. Needs pip install 'torch-tfrecord[lerobot]', not LeRobot.
+becomes a LeRobot dataset of version 3.0. Needs pip install pyarrow av, not LeRobot.
 
 If it is interrupted, run the same command again: it continues with the episodes that are missing.
 OUT must be new or empty, or have an unfinished export of the same data with the same options.

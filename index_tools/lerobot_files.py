@@ -26,6 +26,7 @@ from index_tools.lerobot_features import (
     Numbers,
     number_statistics,
 )
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.tfds.episode_store import EpisodeStore
 from torch_tfrecord.tfds.step_samples import instruction
@@ -64,12 +65,8 @@ OWN_FEATURES = [
 
 def check_installed(name: str) -> ModuleType:
     """A module that the extra `lerobot` installs; ImportError if it is missing."""
-    try:
+    with needs_extra("a LeRobot dataset", "lerobot", name):
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{name} is missing, which writes LeRobot's files: pip install 'torch-tfrecord[lerobot]'"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ from index_tools._terminal import (
 from index_tools._workers import open_executor, work_in_processes
 from torch_tfrecord import Image, Text, TFRecordDataset
 from torch_tfrecord.columns.inference import Decoded, decode_record, looks_like, propose_features
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.errors import ParseError, TFRecordError, needs_extra
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 
-try:
+with needs_extra("tfrecord stats", "tools"):
     from index_tools import metadata_protos
     from index_tools.feature_statistics import (
         MOST_DISTINCT,
@@ -51,11 +51,6 @@ try:
         measure_task,
         stored_features,
     )
-except ImportError as error:
-    text = (
-        "tfrecord stats needs the packages of the extra tools: pip install 'torch-tfrecord[tools]'"
-    )
-    raise ImportError(text) from error
 
 __all__ = ["STATS"]
 

@@ -1,7 +1,9 @@
 """The exceptions: their text, their tree, and their way through a DataLoader worker."""
 
 import copy
+import importlib
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,27 @@ def test_without_text():
     assert str(errors.TFRecordError()) == ""
     with pytest.raises(TypeError):
         errors.TFRecordError("text", "path")  # the rest goes by keyword
+
+
+def test_a_missing_package_says_how_to_get_it():
+    with pytest.raises(ImportError) as raised, errors.needs_extra("a picture", "tools"):
+        importlib.import_module("no_such_package")
+    assert str(raised.value) == (
+        "a picture needs the package no_such_package: pip install no_such_package, or all of its extra: "
+        "pip install 'torch-tfrecord[tools]', in a clone pip install -e '.[tools]'"
+    )
+    assert isinstance(raised.value.__cause__, ModuleNotFoundError)
+
+
+def test_extras_that_errors_name_exist():
+    root = Path(torch_tfrecord.__file__).parents[1]
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("not beside an installed package")
+    extras = re.findall(r"^(\w+) = \[", (root / "pyproject.toml").read_text(), re.MULTILINE)
+    named = []
+    for path in [*root.glob("torch_tfrecord/**/*.py"), *root.glob("index_tools/*.py")]:
+        text = path.read_text(encoding="utf-8")
+        named += re.findall(r'needs_extra\("[^"]+", "(\w+)"', text)
+        # every text is worded in one place
+        assert path.name == "errors.py" or "torch-tfrecord[" not in text, path
+    assert len(named) >= 10 and {*named} <= {*extras}

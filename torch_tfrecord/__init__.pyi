@@ -19,6 +19,7 @@ from .columns.record_parsers import (
 )
 from .columns.sparse import SparseFeature
 from .columns.tensors import parse_tensor, serialize_tensor
+from .columns.trajectories import features_from_meta
 from .errors import (
     CompressionError,
     CorruptRecordError,
@@ -109,6 +110,7 @@ __all__ = [
     "encode_example",
     "encode_image",
     "encode_sequence_example",
+    "features_from_meta",
     "find_files",
     "infer_features",
     "make_dataloader",

@@ -18,8 +18,10 @@ Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opene
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TypeVar
 
 from torch_tfrecord.shown import printable, shown_text, without_secrets
@@ -33,6 +35,7 @@ __all__ = [
     "ParseError",
     "RemoteError",
     "TFRecordError",
+    "needs_extra",
     "outer_level",
 ]
 
@@ -176,6 +179,28 @@ class RemoteError(TFRecordError):
         """Note what came of it; returns the exception itself."""
         self.status, self.attempts = status, attempts
         return self
+
+
+# What is not installed.
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str, package: str | None = None) -> Iterator[None]:
+    """Say how to install what an import within lacks.
+
+    Args:
+        what: Needs it.
+        extra: Has it, perhaps with more.
+        package: Its name; None for that of the module.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name = package or error.name
+        raise ImportError(
+            f"{what} needs the package {name}: pip install {name}, or all of its extra: "
+            f"pip install 'torch-tfrecord[{extra}]', in a clone pip install -e '.[{extra}]'"
+        ) from error
 
 
 # Warnings.

@@ -330,7 +330,8 @@ def test_wrong_use(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "werkzeug.serving", None)
     assert main(["gallery", "a.tfrecord", "--no-browser"]) == 2
     assert capsys.readouterr().err == (
-        "tfrecord: the gallery needs the package flask: pip install 'torch-tfrecord[tools]'\n"
+        "tfrecord: the gallery needs the package flask: pip install flask, or all of its extra: "
+        "pip install 'torch-tfrecord[tools]', in a clone pip install -e '.[tools]'\n"
     )
 
 

@@ -39,13 +39,8 @@ def backends(monkeypatch):
     """Chooses which image libraries are there: the machine's own differ."""
 
     def choose(*names):
-        for name, module in (("torchcodec_decoders", "torchcodec"), ("nvimgcodec", "nvimgcodec")):
-            found = object() if module in names else None
-            monkeypatch.setattr(doctor, name, lambda found=found: found)
-        if "nvimgcodec" in names:
-            monkeypatch.setattr("torch_tfrecord.images.regions.nvimgcodec", object)
-        else:
-            monkeypatch.setattr("torch_tfrecord.images.regions.nvimgcodec", lambda: None)
+        found = object() if "torchcodec" in names else None
+        monkeypatch.setattr(doctor, "torchcodec_decoders", lambda: found)
 
     return choose
 
@@ -60,7 +55,7 @@ def sections(text):
 
 @NEEDS_ALL
 def test_a_whole_installation(backends):
-    backends("torchcodec", "nvimgcodec")
+    backends("torchcodec")
     with pure_python(False):
         report = sections(doctor.installation_report())
     assert report["Compiled core"] == [
@@ -71,7 +66,6 @@ def test_a_whole_installation(backends):
         "  JPEG crops   libjpeg-turbo",
         "  others       Pillow (PNG, GIF, BMP, WebP)",
         '  torchcodec   decode_image(backend="torchcodec") works',
-        '  nvimgcodec   decode_image(backend="nvimgcodec") works',
     ]
     assert report["DataLoader workers"] == [
         "  batches      sent through shared memory, without a copy"
@@ -88,13 +82,11 @@ def test_the_python_fallback(backends):
     assert report["Compiled core"] == [
         f"  {name:<11}  Python fallback ({what}): {why}" for name, what in PARTS.items()
     ]
-    optional = '(optional): pip install "torch-tfrecord[nvimgcodec]"'
     assert report["Images"] == [
         "  JPEG         Pillow",
         "  JPEG crops   none: Pillow decodes the whole image",
         "  others       Pillow (PNG, GIF, BMP, WebP)",
         '  torchcodec   decode_image(backend="torchcodec") is not available',
-        f'  nvimgcodec   decode_image(backend="nvimgcodec") is not available {optional}',
     ]
     assert report["DataLoader workers"] == [
         "  batches      sent by PyTorch itself, with a copy: needs Linux and the compiled core"
@@ -103,13 +95,6 @@ def test_the_python_fallback(backends):
         "  Compiled core: unset TORCH_TFRECORD_PURE_PYTHON.",
         '  torchcodec: pip install "torchcodec>=0.16"',
     ]
-
-
-def test_regions_by_nvimgcodec_where_libjpeg_is_not(backends):
-    backends("torchcodec", "nvimgcodec")
-    with pure_python():
-        images = sections(doctor.installation_report())["Images"]
-    assert images[:2] == ["  JPEG         torchcodec", "  JPEG crops   nvImageCodec"]
 
 
 MISSING_LIBRARY = "libavutil.so.{}: cannot open shared object file: No such file or directory"
@@ -199,8 +184,7 @@ def test_the_versions(backends):
             "jpeg",
             "not built",
             "JPEG regions: apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo, then "
-            "pip install again; "
-            'or pip install "torch-tfrecord[nvimgcodec]".',
+            "pip install again.",
         ),
         (
             "frames",

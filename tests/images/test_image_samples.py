@@ -6,7 +6,6 @@ Covers loading/sample_maker, images/regions.
 
 import pickle
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -40,7 +39,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns.image import ImageReader
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.images import backends as image_backends
 from torch_tfrecord.images import crops as image_crops
 from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images.crops import Normalization
@@ -52,24 +50,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NEEDS_LIBJPEG = pytest.mark.skipif(
     optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers"
 )
-NEEDS_NVIMGCODEC = pytest.mark.skipif(
-    image_backends.nvimgcodec() is None, reason="nvImageCodec is not installed"
-)
-REGION_DECODERS = [
-    pytest.param("libjpeg", marks=NEEDS_LIBJPEG),
-    pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC),
-]
 CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 
 
-@pytest.fixture(params=[*REGION_DECODERS, "none"])
+@pytest.fixture(params=[pytest.param("libjpeg", marks=NEEDS_LIBJPEG), "none"])
 def regions_by(request, monkeypatch):
-    """Each decoder of regions in turn, and none."""
-    if request.param != "libjpeg":
-        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
+    """The decoder of regions, and none."""
     if request.param == "none":
-        monkeypatch.setattr(image_regions, "nvimgcodec", lambda: None)
-    assert image_regions.region_decoder() == (None if request.param == "none" else request.param)
+        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
     return request.param
 
 
@@ -96,19 +84,14 @@ def expected(data, crop, key, mode="RGB"):
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", JPEG_KINDS)
-@pytest.mark.parametrize("decoder", REGION_DECODERS)
+@NEEDS_LIBJPEG
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_a_region_has_the_pixels_of_the_whole_image(decoder, name, mode, data):
+def test_a_region_has_the_pixels_of_the_whole_image(name, mode, data):
     encoded = JPEG_KINDS[name]
     top, left = data.draw(st.integers(0, 74)), data.draw(st.integers(0, 100))
     height, width = data.draw(st.integers(1, 75 - top)), data.draw(st.integers(1, 101 - left))
-    with pytest.MonkeyPatch.context() as patch:
-        if decoder == "nvimgcodec":
-            patch.setattr(image_regions, "optional_module", lambda _: None)
-        pixels = decode_region(
-            encoded, read_header(encoded), mode, Region(top, left, height, width)
-        )
+    pixels = decode_region(encoded, read_header(encoded), mode, Region(top, left, height, width))
     whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
     assert np.array_equal(pixels, whole[top : top + height, left : left + width])
 
@@ -116,8 +99,6 @@ def test_a_region_has_the_pixels_of_the_whole_image(decoder, name, mode, data):
 @pytest.mark.parametrize("name", WHOLE_KINDS)
 def test_other_kinds_are_left_to_whole_decoding(name):
     encoded = WHOLE_KINDS[name]
-    if name == "progressive" and image_regions.region_decoder() != "libjpeg":
-        pytest.skip("nvImageCodec reads progressive images by regions")
     assert decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9)) is None
 
 
@@ -381,49 +362,6 @@ def test_threads_get_the_same_pixels(regions_by):
 def test_no_global_random_state(random_states_untouched):
     record = encode_example({"a": encode_image(torch.zeros(3, 40, 50, dtype=torch.uint8))})
     parse_single_example(record, {"a": Image(crop=RandomResizedCrop(8, horizontal_flip=0.5))})
-
-
-# nvImageCodec as a backend of decode_image
-
-
-@NEEDS_NVIMGCODEC
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-def test_nvimgcodec_has_the_same_pixels(mode):
-    for name, data in JPEG_KINDS.items():
-        result = decode_image(data, mode, backend="nvimgcodec")
-        assert torch.equal(result, decode_image(data, mode)), name
-        result.zero_()
-    assert torch.equal(
-        decode_image(encode(PHOTO, exif=exif(6)), backend="nvimgcodec", apply_orientation=True),
-        decode_image(encode(PHOTO, exif=exif(6)), apply_orientation=True),
-    )
-
-
-@NEEDS_NVIMGCODEC
-def test_nvimgcodec_says_what_it_does_not_read():
-    with pytest.raises(ImageDecodeError) as caught:
-        decode_image(WHOLE_KINDS["CMYK"], backend="nvimgcodec")
-    assert str(caught.value) == (
-        "expected a JPEG image of 1 or 3 channels for backend='nvimgcodec', got JPEG of 4 channels; "
-        "backend='auto' and 'pillow' read it"
-    )
-    data = JPEG_KINDS["4:2:0"]
-    for length in (len(data) - 1, len(data) // 2):
-        with pytest.raises(ImageDecodeError, match="that nvimgcodec cannot decode"):
-            decode_image(data[:length], backend="nvimgcodec")
-
-
-def test_without_nvimgcodec(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
-    image_backends.nvimgcodec.cache_clear()
-    try:
-        with pytest.raises(ImportError) as caught:
-            decode_image(JPEG_KINDS["4:2:0"], backend="nvimgcodec")
-        assert str(caught.value) == (
-            "backend='nvimgcodec' needs nvImageCodec: pip install \"torch-tfrecord[nvimgcodec]\""
-        )
-    finally:
-        image_backends.nvimgcodec.cache_clear()
 
 
 # Through the library

@@ -675,7 +675,7 @@ def test_a_gif_frame_beyond_the_screen_is_refused():
         (
             {"backend": "cv2"},
             ValueError,
-            "expected backend to be one of 'auto', 'torchcodec', 'pillow', 'nvimgcodec', got 'cv2'",
+            "expected backend to be one of 'auto', 'torchcodec', 'pillow', got 'cv2'",
         ),
         ({"max_pixels": 0}, ValueError, "expected max_pixels to be at least 1, got 0"),
         ({"max_pixels": 1e9}, TypeError, "expected max_pixels as an int, got float"),

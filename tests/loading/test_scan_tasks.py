@@ -24,9 +24,6 @@ from torch_tfrecord import (
     build_manifest,
     tfds,
 )
-from torch_tfrecord.error_log import RAISES
-from torch_tfrecord.loading.record_files import ArrayRecordFiles
-from torch_tfrecord.loading.scan_tasks import plan_tasks
 
 FEATURES = {"n": FixedLenFeature((), torch.int64), "x": VarLenFeature(torch.float32)}
 
@@ -244,6 +241,3 @@ def test_what_has_no_tasks():
     tree = tfds.load(data, "train", index="memory")
     with pytest.raises(TypeError, match=r"expected features by specs, got those of a TFDS tree"):
         tree.scan_tasks()
-    files = ArrayRecordFiles([], [])
-    with pytest.raises(TypeError, match="expected TFRecord files, got ArrayRecord files"):
-        plan_tasks(files, range(1), 1, None, 1, RAISES)

@@ -69,7 +69,7 @@ def test_the_versions_of_python_agree():
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     assert versions == ["3.10", "3.11", "3.12", "3.13", "3.14"]
     assert f'requires-python = ">={versions[0]}"' in project
-    built = " ".join(f"cp{version.replace('.', '')}-*" for version in versions)
+    built = " ".join(f"cp{version.replace('.', '')}-*" for version in versions) + " cp314t-*"
     assert f'build = "{built}"' in project
     tested = ", ".join(f'"{version}"' for version in versions)
     assert f"python: [{tested}]" in read(".github/workflows/tests.yml")

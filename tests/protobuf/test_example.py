@@ -5,6 +5,7 @@ Covers protobuf/messages.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import DecodeError
+from helpers import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_examples import (
@@ -442,3 +444,21 @@ def test_integers_among_floats_are_floats():
     decoded = decode_example(encode_example({"box": [0, 0.5, 1]}))
     assert decoded["box"].dtype == np.float32
     assert decoded["box"].tolist() == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.slow
+def test_text_that_is_none_for_protobuf_without_its_compiled_part():
+    """Free-threaded Pythons get that one; it raises UnicodeDecodeError."""
+    program = """
+from google.protobuf.internal import api_implementation
+from torch_tfrecord import ParseError
+from torch_tfrecord.protobuf.messages import Event, parse_message
+assert api_implementation.Type() == "python"
+try:
+    parse_message(bytes([0x1A, 1, 0xFF]), Event)
+except ParseError as error:
+    print(error)
+"""
+    variables = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    done = run_python(program, env=variables)
+    assert done.stdout.startswith("Could not parse example input: expected one Event"), done.stderr

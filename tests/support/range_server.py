@@ -104,6 +104,7 @@ def range_server(
     faults: Iterable[Fault] | Mapping[int, str] = (),
     listing: bool = True,
     stall_seconds: float = 60.0,
+    payer: tuple[str, str, int] | None = None,
 ) -> Iterator[RangeServer]:
     """Serve a folder's files over HTTP while the block runs.
 
@@ -114,13 +115,14 @@ def range_server(
         faults: What goes wrong: `Fault`s, or kinds by number of request, ``{3: "reset"}``.
         listing: Whether a folder's URL answers with links to its files (404 otherwise).
         stall_seconds: How long a stalled body stands still before the connection ends.
+        payer: A header that says who pays, its value, and the status of requests without it.
     """
     options = {
         "latency": latency,
         "bytes_per_second": bytes_per_second,
         "faults": _as_dicts(faults),
     }
-    options |= {"listing": listing, "stall_seconds": stall_seconds}
+    options |= {"listing": listing, "stall_seconds": stall_seconds, "payer": payer}
     command = [sys.executable, "-I", "-S", __file__, os.fspath(folder), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -297,6 +299,10 @@ class _Connection:
                 b"" if method == "HEAD" else b"injected",
                 head_only=method == "HEAD",
             )
+            return
+        name, value, status = self.state.options["payer"] or ("", None, 0)
+        if headers.get(name) != value:
+            self.send(status, {}, b"who pays?", head_only=method == "HEAD")
             return
         if method not in ("GET", "HEAD"):
             self.send(405, {"Allow": "GET, HEAD"}, b"")

@@ -67,7 +67,7 @@ class NestedExample(Feature):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> from torch_tfrecord import FixedLenFeature
         >>> NestedExample({"age": FixedLenFeature((), torch.int64)}, key="user")
         NestedExample({'age': FixedLenFeature((), torch.int64)}, key='user')
     """
@@ -162,7 +162,7 @@ class ListFeatures:
             twice.
 
     Example:
-        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> from torch_tfrecord import FixedLenFeature
         >>> spec = ListFeatures({}, {"label": FixedLenFeature((), torch.float32, -1.0)}, list_size=10)
     """
 

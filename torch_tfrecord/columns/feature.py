@@ -252,7 +252,7 @@ class SequenceFeatures:
         ValueError: Both are None or empty.
 
     Example:
-        >>> from torch_tfrecord.columns.image import Image
+        >>> from torch_tfrecord import Image
         >>> SequenceFeatures(sequence_features={"frame": Image()})
         SequenceFeatures(context_features={}, sequence_features={'frame': Image()})
     """

@@ -105,9 +105,10 @@ def infer_features(
         storage_options: See `TFRecordDataset`.
 
     Returns:
-        Key -> spec, SequenceFeatures if a record has feature lists (see
-        `infer_features_from_records`), or ListFeatures for lists of Examples. Printed, it is Python
-        code to paste, with its imports.
+        Key -> spec, SequenceFeatures if a record has feature lists, or ListFeatures for lists of
+        Examples. Printed, it is Python code to paste, with its imports. An equal number of values
+        in all records gives a FixedLenFeature, anything else a VarLenFeature; one bytes value an
+        Image, a SerializedTensor, a RawTensor or a Text, by what it holds.
 
     Raises:
         ParseError: A record is not an Example; names the record, and says what it looks like and
@@ -167,7 +168,7 @@ def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] 
             kinds.
 
     Example:
-        >>> from torch_tfrecord.protobuf.example import encode_example
+        >>> from torch_tfrecord import encode_example
         >>> infer_features_from_records([encode_example({"label": 1, "name": "cat"})])
         {'label': FixedLenFeature((), torch.int64), 'name': Text()}
     """

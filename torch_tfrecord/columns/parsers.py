@@ -177,7 +177,7 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> from torch_tfrecord import FixedLenFeature
         >>> parser = ExampleParser({"a": FixedLenFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
         {'a': tensor(5)}
@@ -310,7 +310,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
+        >>> from torch_tfrecord import FixedLenSequenceFeature
         >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
         ({}, {'x': tensor([5])})

@@ -25,7 +25,7 @@ from torch_tfrecord.columns.dtypes import (
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column, labelled
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.errors import ParseError, needs_extra
 
 __all__ = ["Compression", "RawTensor", "deflate", "inflate"]
 
@@ -45,14 +45,10 @@ def _decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exc
 
 
 def _zstd() -> Any:
-    try:
-        zstd = import_module(
+    with needs_extra("compression by zstd", "zstd", "backports.zstd"):
+        return import_module(
             "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
         )
-    except ImportError as error:
-        text = "values compressed with zstd need the package backports.zstd: pip install 'torch-tfrecord[zstd]'"
-        raise ImportError(text) from error
-    return zstd
 
 
 def deflate(data: bytes, compression: Compression) -> bytes:

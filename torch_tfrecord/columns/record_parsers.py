@@ -243,7 +243,7 @@ def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any:
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import VarLenFeature
+        >>> from torch_tfrecord import VarLenFeature
         >>> parse_single_example(bytes.fromhex("0a0c0a0a0a016112051a030a0105"), {"a": VarLenFeature(torch.int64)})
         {'a': tensor([5])}
     """
@@ -298,7 +298,7 @@ def parse_example(
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> from torch_tfrecord import FixedLenFeature
         >>> parse_example([bytes.fromhex("0a0c0a0a0a016112051a030a0105")] * 2, {"a": FixedLenFeature((), torch.int64)})
         {'a': tensor([5, 5])}
     """
@@ -341,7 +341,7 @@ def parse_single_sequence_example(
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.columns.lists import FixedLenSequenceFeature
+        >>> from torch_tfrecord import FixedLenSequenceFeature
         >>> record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
         >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
         ({}, {'x': tensor([5])})

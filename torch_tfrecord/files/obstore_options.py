@@ -175,8 +175,13 @@ def _aws_profile(profile: str | None) -> dict[str, Any]:
 
 def _gcs(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
     config = _take(left, {"endpoint_url": "base_url"})
-    left.pop("project", None)  # who is asked about lists of buckets
+    project = left.pop("project", None)  # who is asked about lists of buckets
     left.pop("access", None)
+    payer = left.pop("requester_pays", None)
+    if payer is True:
+        payer = project or True
+    if payer is True or not isinstance(payer, (str, bool, type(None))):
+        raise _NoCounterpartError
     token = left.pop("token", None)
     if token == "anon":
         config["skip_signature"] = True
@@ -189,7 +194,10 @@ def _gcs(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
     # which gcsfs asks without a token
     if "base_url" not in config and os.environ.get("STORAGE_EMULATOR_HOST"):
         raise _NoCounterpartError
-    return ObstoreConfig("GCSStore", bucket, config, _plain_http(config.get("base_url")))
+    client = _plain_http(config.get("base_url"))
+    if payer:
+        client["default_headers"] = {"x-goog-user-project": payer}
+    return ObstoreConfig("GCSStore", bucket, config, client)
 
 
 def _azure(place: str, left: dict[str, Any]) -> ObstoreConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.errors import CompressionError, needs_extra
 from torch_tfrecord.files.inflated import InflatedSource
 
 __all__ = ["SNAPPY_PREFIX_BYTES", "SnappySource", "first_uncompressed"]
@@ -19,7 +19,6 @@ SNAPPY_PREFIX_BYTES = 64
 
 _LENGTH_BYTES = 4
 _MOST_EXPANSION = 22  # three bytes are a copy of at most 64
-_PIP = "pip install 'torch-tfrecord[snappy]'"
 
 
 class SnappySource(InflatedSource):
@@ -78,12 +77,8 @@ def _read_block(
 
 
 def _decompress(block: bytes, limit: int) -> bytes:
-    try:
+    with needs_extra("reading files compressed with Snappy", "snappy"):
         from cramjam import DecompressionError, snappy
-    except ImportError as error:
-        raise ImportError(
-            f"files compressed with Snappy need the package cramjam: {_PIP}"
-        ) from error
     try:
         claimed = snappy.decompress_raw_len(block)
         if claimed > min(limit, _MOST_EXPANSION * len(block)):

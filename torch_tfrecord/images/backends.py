@@ -1,10 +1,8 @@
-"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, Pillow and
-nvImageCodec.
+"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec and Pillow.
 
-All take bytes with a header that was read and a size that was checked, the first two without EXIF
-segments, and return the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries;
-the caller turns these into ImageDecodeError. NVIDIA's nvImageCodec decodes JPEG images or regions
-of them with libjpeg-turbo on the CPU, without a GPU.
+Both take bytes without EXIF segments, with a header that was read and a size that was checked, and
+return the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries; the caller
+turns these into ImageDecodeError.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import os
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -33,16 +29,13 @@ from PIL import (
 )
 
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.headers import ImageHeader, has_end_marker
+from torch_tfrecord.images.headers import ImageHeader
 
 __all__ = [
     "DECODERS",
-    "NVIMGCODEC_PIP",
     "TORCHCODEC_PIP",
     "gray_of_colors",
     "needs_gamma",
-    "nvimgcodec",
-    "region_with_nvimgcodec",
     "torchcodec_decoders",
 ]
 
@@ -50,9 +43,6 @@ _Pixels: TypeAlias = "npt.NDArray[np.uint8 | np.uint16]"  # [H, W] or [H, W, C]
 
 _TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY", "RGBA": "RGB_ALPHA", "unchanged": "UNCHANGED"}
 TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with image decoders
-NVIMGCODEC_PIP = 'pip install "torch-tfrecord[nvimgcodec]"'
-_NVIMGCODEC_MARGIN = 8
-_local = threading.local()
 
 _ONE = 100_000  # gammas are whole numbers, of which this is 1
 _NEAR_ONE = range(_ONE - 5000, _ONE + 5001)
@@ -78,25 +68,12 @@ def torchcodec_decoders() -> ModuleType | None:
     """Return torchcodec's decoders, or None if they are missing; a failing import is tried only
     once.
     """
-    return _import("torchcodec.decoders", "decode_jpeg", "decode_png")
-
-
-@functools.cache
-def nvimgcodec() -> ModuleType | None:
-    """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried
-    only once.
-    """
-    package = _import("nvidia.nvimgcodec", "CodeStream", "NVIMGCODEC_DEVICE_CPU_ONLY")
-    return package if package and hasattr(package.CodeStream, "get_sub_code_stream") else None
-
-
-def _import(name: str, *parts: str) -> ModuleType | None:
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module("torchcodec.decoders")
     # older torchcodecs raise RuntimeError if FFmpeg is missing
     except (ImportError, OSError, RuntimeError):
         return None
-    return module if all(hasattr(module, part) for part in parts) else None
+    return module if hasattr(module, "decode_jpeg") and hasattr(module, "decode_png") else None
 
 
 def _unsupported(backend: str, wanted: str, got: str) -> ImageDecodeError:
@@ -268,77 +245,6 @@ def _append_png16_alpha(pixels: _Pixels, transparent: npt.ArrayLike | None) -> _
     return np.concatenate([pixels, np.where(opaque, 0xFFFF, 0).astype(np.uint16)], axis=2)
 
 
-def _decode_with_nvimgcodec(
-    data: bytes | memoryview, header: ImageHeader, mode: str
-) -> torch.Tensor:
-    """Decode a whole JPEG image with nvImageCodec, ignoring EXIF."""
-    if header.format != "jpeg" or header.channels not in (1, 3):
-        channels = f" of {header.channels} channels" if header.channels else ""
-        got = f"{header.format.upper()}{channels}"
-        raise _unsupported("nvimgcodec", "a JPEG image of 1 or 3 channels", got)
-    is_gray = mode == "L" or (mode == "unchanged" and header.channels == 1)
-    pixels = region_with_nvimgcodec(data, header, "L" if is_gray else "RGB", None)
-    if pixels is None:
-        raise ValueError("nvImageCodec does not support the image, or it is truncated")
-    # copied, as nvImageCodec owns the memory
-    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    return torch.cat([image, torch.full_like(image[:1], 255)]) if mode == "RGBA" else image
-
-
-def region_with_nvimgcodec(
-    data: bytes | memoryview,
-    header: ImageHeader,
-    mode: str,
-    region: tuple[int, int, int, int] | None,
-) -> npt.NDArray[np.uint8] | None:
-    """Decode a region (top, left, height, width) of a JPEG image; None means the whole image.
-
-    Returns:
-        uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB"; None if unsupported or
-        truncated.
-    """
-    if not has_end_marker(data, header):  # it may fill missing data with gray
-        return None
-    package: Any = nvimgcodec()
-    stream = package.CodeStream(np.frombuffer(data, np.uint8))
-    top, left, height, width = region or (0, 0, header.height, header.width)
-    # It does not smooth the chroma of a single column, so read a few more.
-    margin = _NVIMGCODEC_MARGIN if width < _NVIMGCODEC_MARGIN else 0
-    first, end = max(0, left - margin), min(header.width, left + width + margin)
-    if region is not None:
-        stream = stream.get_sub_code_stream(region=package.Region(top, first, top + height, end))
-    decoder, params = _nvimgcodec_decoder(package)
-    image = decoder.decode(stream, params=params[mode])
-    if image is None:
-        return None
-    pixels = np.asarray(image)
-    if pixels.shape != (height, end - first, 1 if mode == "L" else 3) or pixels.dtype != np.uint8:
-        return None
-    return pixels[:, left - first : left - first + width]
-
-
-def _nvimgcodec_decoder(package: Any) -> tuple[Any, dict[str, object]]:
-    """A decoder, and the parameters of each mode."""
-    # One per thread, and a new one in a forked process: a decoder has its own locks and thread.
-    if getattr(_local, "process", None) != os.getpid():
-        decoder = package.Decoder(
-            device_id=package.NVIMGCODEC_DEVICE_CPU_ONLY,
-            max_num_cpu_threads=1,
-            backends=[package.Backend(package.CPU_ONLY)],
-            options=":fancy_upsampling=1",
-        )
-        colors = {"L": package.ColorSpec.GRAY, "RGB": package.ColorSpec.SRGB}
-        params = {
-            mode: package.DecodeParams(
-                color_spec=color, apply_exif_orientation=False, allow_any_depth=False
-            )
-            for mode, color in colors.items()
-        }
-        _local.found, _local.process = (decoder, params), os.getpid()
-    found: tuple[Any, dict[str, object]] = _local.found
-    return found
-
-
 # Gray as libpng and so TensorFlow compute it from the colours of a PNG that says its gamma: the
 # colours are made linear, weighted and stored with the same gamma again, each time in 8 bits.
 # Without a gamma libpng weights the stored colours, as Pillow does.
@@ -387,6 +293,5 @@ def _reciprocal(gamma: int) -> int:
 DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]] = {
     "torchcodec": _decode_with_torchcodec,
     "pillow": _decode_with_pillow,
-    "nvimgcodec": _decode_with_nvimgcodec,
 }
 """Backend name -> function from (data, header, mode) to [C, H, W]."""

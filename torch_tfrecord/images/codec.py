@@ -23,9 +23,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.backends import (
     DECODERS,
-    NVIMGCODEC_PIP,
     TORCHCODEC_PIP,
-    nvimgcodec,
     torchcodec_decoders,
 )
 from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
@@ -88,9 +86,9 @@ def decode_image(
             channels (palette: RGB, or RGBA if the palette has transparent colours; CMYK and GIF:
             RGB; 32-bit BMP: RGBA), and uint16 for a 16-bit PNG. The other modes convert such a PNG
             to 8 bits by ``value >> 8``.
-        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"``
-            (JPEG; nvImageCodec on the CPU, an extra), or ``"auto"``: torchcodec for JPEG if
-            torchcodec 0.16 or newer is installed (same pixels, faster), else Pillow.
+        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), or ``"auto"``:
+            torchcodec for JPEG if torchcodec 0.16 or newer is installed (same pixels, faster), else
+            Pillow.
         apply_orientation: Rotate and flip the image according to its EXIF orientation. TensorFlow
             never does.
         max_pixels: Maximum height times width, checked in the header before memory is allocated.
@@ -106,7 +104,7 @@ def decode_image(
             scans), or is not supported by the chosen backend. Truncation is always detected; a
             changed byte inside compressed JPEG, GIF, WebP or BMP pixels may go unnoticed (the
             record's CRC detects it).
-        ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` is not installed.
+        ImportError: ``backend="torchcodec"`` is not installed.
         ValueError: The ``mode`` or ``backend`` is unknown.
 
     Source: ``tf.io.decode_image`` and ``tf.io.decode_jpeg`` of TensorFlow 2.21.
@@ -121,8 +119,6 @@ def decode_image(
     encoded, header = open_image(data, max_pixels)
     if backend == "torchcodec" and torchcodec_decoders() is None:
         raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
-    if backend == "nvimgcodec" and nvimgcodec() is None:
-        raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
     reserve(header.height * header.width * (CHANNELS.get(mode) or max(header.channels, 1)))
     image = decode_by_header(encoded, header, mode, backend)
     return turn_upright(image, header.orientation) if apply_orientation else image
@@ -159,7 +155,7 @@ def decode_by_header(
             and torchcodec_decoders() is not None
         )
         backend = "torchcodec" if usable else "pillow"
-    if header.exif and backend != "nvimgcodec":  # nvImageCodec is told to ignore EXIF
+    if header.exif:
         # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail
         # on them, and without a PNG's compressed text, none inflates it.
         starts = [0, *(end for _, end in header.exif)]

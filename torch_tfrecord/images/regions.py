@@ -1,9 +1,8 @@
 """Decode images into existing memory: only a region, or several images of equal size.
 
-Uses libjpeg-turbo if its headers were found when the package was built, else nvImageCodec for
-regions if that is installed. Rows above a region are skipped, rows below it never read. The pixels
-are equal to those of the whole image, also the chroma at the region's edges, as a slightly larger
-region is decoded. Both release the GIL.
+Uses libjpeg-turbo if its headers were found when the package was built. Rows above a region are
+skipped, rows below it never read. The pixels are equal to those of the whole image, also the chroma
+at the region's edges, as a slightly larger region is decoded. Both release the GIL.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import torch
 
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError
-from torch_tfrecord.images.backends import nvimgcodec, region_with_nvimgcodec
 from torch_tfrecord.images.codec import (
     CHANNELS,
     DEFAULT_MAX_PIXELS,
@@ -37,7 +35,6 @@ __all__ = [
     "check_image_shape",
     "decode_region",
     "decode_stack",
-    "region_decoder",
     "view_pixels",
 ]
 
@@ -54,13 +51,6 @@ class Region(NamedTuple):
     width: int
 
 
-def region_decoder() -> str | None:
-    """The library that decodes regions: "libjpeg", "nvimgcodec", or None."""
-    if optional_module("jpeg") is not None:
-        return "libjpeg"
-    return "nvimgcodec" if nvimgcodec() is not None else None
-
-
 def decode_region(
     data: bytes | memoryview, header: ImageHeader, mode: str, region: Region
 ) -> Pixels | None:
@@ -72,13 +62,10 @@ def decode_region(
         it whole then finds any error.
     """
     is_plain = header.format == "jpeg" and header.channels in (1, 3) and header.bits == 8
-    decoder = region_decoder()
-    if not (decoder and is_plain and mode in ("RGB", "L") and has_end_marker(data, header)):
+    native = optional_module("jpeg")
+    if not (native and is_plain and mode in ("RGB", "L") and has_end_marker(data, header)):
         return None
     try:
-        native = optional_module("jpeg")
-        if native is None:
-            return region_with_nvimgcodec(data, header, mode, region)
         top, left, height, width = region
         out = np.empty((height, width, CHANNELS[mode]), np.uint8)
         is_read = native.read_region(data, header.height, header.width, top, left, out)

@@ -32,7 +32,7 @@ from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReade
 from torch_tfrecord.columns.record_parsers import RecordFeatures, Source
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_nested
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.errors import needs_extra, outer_level
 from torch_tfrecord.protobuf.example import ListValues, WritableSpec
 from torch_tfrecord.records.writer import ShardedTFRecordWriter, TFRecordWriter
 from torch_tfrecord.torch_internals import sparse_parts
@@ -158,9 +158,9 @@ class ArrowColumns:
 
 
 def _check_pyarrow() -> None:
-    if pa is None:
-        text = "Arrow tables need the package pyarrow: pip install 'torch-tfrecord[arrow]'"
-        raise ImportError(text)
+    with needs_extra("an Arrow table", "arrow"):
+        if pa is None:
+            raise ImportError(name="pyarrow")
 
 
 # The type of each spec.

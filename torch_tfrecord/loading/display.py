@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from torchvision.tv_tensors import BoundingBoxes
 
 from torch_tfrecord.columns.media_decoders import read_wav
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import TFRecordError, needs_extra
 from torch_tfrecord.images.codec import decode_image, image_format
 from torch_tfrecord.shown import shown_value
 
@@ -263,12 +263,8 @@ def draw_cells(parts: Sequence[Part], columns: int) -> Figure:
     Raises:
         ImportError: matplotlib is missing.
     """
-    try:
+    with needs_extra("this picture", "tools", "matplotlib"):
         from matplotlib import pyplot  # which also has notebooks show figures
-    except ImportError as error:
-        raise ImportError(
-            "this picture needs the package matplotlib: pip install 'torch-tfrecord[tools]'"
-        ) from error
     rows = -(-len(parts) // columns)
     figure = pyplot.Figure((3 * columns, 3 * rows), layout="constrained")  # type: ignore[attr-defined]
     for number, part in enumerate(parts, 1):

@@ -97,8 +97,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
         >>> for epoch in range(3):  # doctest: +SKIP
-        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # a new order each
-        epoch ...         ...
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # in a new order
+        ...         ...
     """
 
     def __init__(

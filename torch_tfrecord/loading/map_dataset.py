@@ -22,13 +22,15 @@ from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
-from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
+from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles, SingleRecords
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
 from torch_tfrecord.loading.tables import TableDataset
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import DrawEpoch, is_batch_of_positions, list_of_positions
+from torch_tfrecord.records.array_record import is_array_record
 from torch_tfrecord.records.compression import check_compression_type
+from torch_tfrecord.records.data_file import array_record_indexes
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -42,7 +44,8 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class TFRecordDataset(TableDataset):
-    """Map-style dataset over TFRecord files: random access by `ds[i]`, with `len(ds)` and slices.
+    """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
+    and slices.
 
     Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
     order of `files`. A file's index is used if there is a fresh one, else it is built by reading
@@ -144,8 +147,12 @@ class TFRecordDataset(TableDataset):
             access=access,
             note=errors.add if errors.skips else None,
         )
-        indexes = keeper.each(files, infos) if shards is None else shards
-        source = RecordFiles(files, indexes, verify_crc, access)
+        source: RecordFiles
+        if compression in ("auto", "") and is_array_record(files[0]):
+            source = ArrayRecordFiles(files, array_record_indexes(files))
+        else:
+            indexes = keeper.each(files, infos) if shards is None else shards
+            source = RecordFiles(files, indexes, verify_crc, access)
         errors.tell()
         good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
         self._set_up(files, source, good, parser, transform, max_batch_bytes, errors)
@@ -299,7 +306,7 @@ class TFRecordDataset(TableDataset):
         """Return the file of a position and its record's byte offset, in the decompressed stream
         for compressed files.
 
-        For an ArrayRecord file (`tfds.load`), return the record's number in place of the offset.
+        For an ArrayRecord file, return the record's number in place of the offset.
 
         Example:
             >>> ds.locate(0)  # doctest: +SKIP

@@ -27,7 +27,8 @@ from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.phases import Phase
-from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
+from torch_tfrecord.records.array_record import ArrayRecordFile
+from torch_tfrecord.records.data_file import ArrayRecordIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.kept_columns import KeptColumn
@@ -278,14 +279,14 @@ class ArrayRecordFiles(RecordFiles):
 
     Attributes:
         table: Where the records are, roughly: as if all of a file had the same size.
+        indexes: The same.
     """
 
     first_compressed: str | None = None
 
     def __init__(self, paths: Sequence[str], indexes: Sequence[ArrayRecordIndex]) -> None:
         self._paths, self.access, self._facts = paths, DEFAULT_ACCESS, []
-        self.verify_crc = True
-        self._indexes = indexes
+        self.verify_crc, self.damaged, self.indexes = True, [], indexes
         self._readers: ProcessCache[ArrayRecordFile] = ProcessCache(_MOST_OPEN)
         self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)
         self._set_up(RecordTable.of_borders([*map(_even_borders, indexes)]))
@@ -323,7 +324,7 @@ class ArrayRecordFiles(RecordFiles):
         return RecordPlace(self._paths[file], None, number)
 
     def _open_reader(self, file: int) -> ArrayRecordFile:
-        return ArrayRecordFile(self._paths[file], self._indexes[file])
+        return ArrayRecordFile(self._paths[file], self.indexes[file])
 
 
 def _even_borders(index: ArrayRecordIndex) -> npt.NDArray[np.int64]:

@@ -33,19 +33,11 @@ _WAIT_SECONDS = 5.0
 
 
 class RecordLoader(ReadAheadLoader):
-    """A DataLoader over a map-style dataset whose state counts the batches that you have received
-    from it.
+    """The DataLoader that `make_dataloader` returns; its state counts the batches that you have
+    received.
 
-    Batches that threads or workers have prefetched are not counted. The state is
-    `RecordBatchSampler`'s: you can load it with another number of workers and threads, another
-    world size and batch size.
-
-    Args:
-        dataset: The dataset.
-        batch_sampler: The order.
-        num_threads: See `ReadAheadLoader`.
-        run: JSON values for the state, from which ``tfrecord replay`` makes such a loader again.
-        **dataloader_kwargs: For `DataLoader`.
+    Batches that threads or workers have prefetched are not counted. You can load the state with
+    another number of workers and threads, another world size and batch size.
     """
 
     def __init__(
@@ -57,6 +49,7 @@ class RecordLoader(ReadAheadLoader):
         run: Mapping[str, object] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
+        """Begin with an order, and with JSON values from which ``tfrecord replay`` makes such a loader again."""
         self._run = run
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches

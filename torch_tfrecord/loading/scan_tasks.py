@@ -27,6 +27,7 @@ from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser, ColumnBatch
 from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles, open_indexed
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
+from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
@@ -52,7 +53,8 @@ class ScanRange(NamedTuple):
         file: Number of the file among the task's.
         first: Number of the first record in the file.
         num_rows: Number of records.
-        begin, end: Where their bytes begin and end; in the decompressed stream for compressed files.
+        begin, end: Where their bytes begin and end; in the decompressed stream for compressed files,
+            about where for ArrayRecord files.
     """
 
     file: int
@@ -87,7 +89,7 @@ class ScanTask:
     ranges: tuple[ScanRange, ...]
     num_rows: int
     num_bytes: int
-    _indexes: tuple[RecordIndex, ...] = field(repr=False, compare=False)
+    _indexes: tuple[FileIndex, ...] = field(repr=False, compare=False)
     _options: ScanOptions = field(repr=False, compare=False)
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.RecordBatch]:
@@ -133,9 +135,13 @@ class ScanTask:
         stretches = Stretches()
         opened: tuple[int, FileSource] | None = None
         for one in self.ranges:
+            index = self._indexes[one.file]
+            if isinstance(index, ArrayRecordIndex):
+                yield from self._array_rows(one, index)
+                continue
             # Ranges of a file come together; one file is open at a time.
             if opened is None or opened[0] != one.file:
-                opened = one.file, self._open(one.file, stretches)
+                opened = one.file, self._open(one.file, index, stretches)
             path, num_rows = self.files[one.file], 0
             skipped = SkippedBytes() if errors.skips else None
             for block in RecordScanner(
@@ -161,8 +167,16 @@ class ScanTask:
                     path=path,
                 )
 
-    def _open(self, file: int, stretches: Stretches) -> FileSource:
-        path, index, access = self.files[file], self._indexes[file], self._options.access
+    def _array_rows(self, one: ScanRange, index: ArrayRecordIndex) -> Iterator[RecordRows]:
+        files, end = ArrayRecordFiles([self.files[one.file]], [index]), one.first + one.num_rows
+        step = max(_CHUNK_BYTES * one.num_rows // max(one.end - one.begin, 1), 1)
+        for first in range(one.first, end, step):
+            numbers = np.arange(first, min(first + step, end))
+            place = lambda row, first=first: files.place(first + row)  # noqa: E731
+            yield RecordRows(files.read_batch(numbers), None, place)
+
+    def _open(self, file: int, index: RecordIndex, stretches: Stretches) -> FileSource:
+        path, access = self.files[file], self._options.access
         source = open_indexed(path, index, access)
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
@@ -181,8 +195,6 @@ def plan_tasks(
 ) -> list[ScanTask]:
     """Tasks of about so many bytes that read these positions, in their order."""
     at_least(1, "target_bytes", target_bytes)
-    if isinstance(files, ArrayRecordFiles):
-        raise TypeError("expected TFRecord files, got ArrayRecord files, which have no scan tasks")
     if features is not None and not is_record_features(features):
         raise TypeError(
             "expected features by specs, got those of a TFDS tree: read the same files by "
@@ -207,7 +219,12 @@ def plan_tasks(
                 tuple(run._replace(file=numbers[run.file]) for run in own),
                 sum(run.num_rows for run in own),
                 int(sizes[begin:end].sum()),
-                tuple(files.facts(file) for file in numbers),
+                tuple(
+                    files.indexes[file]
+                    if isinstance(files, ArrayRecordFiles)
+                    else files.facts(file)
+                    for file in numbers
+                ),
                 options,
             )
         )

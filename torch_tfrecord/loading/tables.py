@@ -158,7 +158,7 @@ class TableDataset(StagedDataset):
             target_bytes: About how many bytes of records a task has.
 
         Raises:
-            TypeError: The files are ArrayRecord files, or the features are a TFDS tree.
+            TypeError: The features are a TFDS tree.
 
         Example:
             >>> for task in ds.scan_tasks():  # doctest: +SKIP

@@ -35,6 +35,9 @@ __all__ = [
     "varint",
 ]
 
+# protobuf without its compiled part, as a free-threaded Python has it, raises the second for text
+_ERRORS = (DecodeError, UnicodeDecodeError)
+
 _PACKAGE = "tensorflow"
 
 # message -> (field number, field name, label, type). Enums are int32: the encoding is the same, and
@@ -193,7 +196,7 @@ def parse_message(
         return message_class.FromString(
             serialized if isinstance(serialized, bytes) else bytes(serialized)
         )
-    except DecodeError as error:
+    except _ERRORS as error:
         raise ParseError(
             f"Could not parse {what}: expected one {message_class.DESCRIPTOR.name} message, "
             f"got {memoryview(serialized).nbytes} bytes that are not one"
@@ -278,7 +281,7 @@ def _is_example_list(fields: list[tuple[int, int, bytes]]) -> bool:
         return any(
             feature.WhichOneof("kind") for keys in features for feature in keys.values()
         ) and all(is_bare(content) for _, _, content in fields)
-    except DecodeError:
+    except _ERRORS:
         return False
 
 

@@ -1,5 +1,5 @@
-"""ArrayRecord files, whose records are read by number, with the package `array-record` (extra
-``arrayrecord``).
+"""ArrayRecord files, whose records are read by number, or as if they were a TFRecord file, with the
+package `array-record` (extra ``arrayrecord``).
 
 The package checks a hash of every chunk that it reads. Its `read(indices)` is not used: it spreads
 the records over 64 threads of its own, which took 2 to 6 times as long as reading them one by one
@@ -13,30 +13,26 @@ import ctypes
 import importlib
 import os
 import threading
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.errors import CorruptRecordError, needs_extra
 from torch_tfrecord.files.descriptors import Descriptor, reserve_descriptor
 from torch_tfrecord.files.per_process import compiled_copy, module_of_process
-from torch_tfrecord.files.storage import LocalFile, is_remote, open_file
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.files.storage import ByteSource, LocalFile, is_remote
+from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, OVERHEAD_BYTES, frame
 from torch_tfrecord.shown import without_secrets
+
+if TYPE_CHECKING:
+    from torch_tfrecord.records.data_file import ArrayRecordIndex
 
 __all__ = [
     "ArrayRecordFile",
-    "ArrayRecordIndex",
-    "FileIndex",
-    "array_record_indexes",
+    "ArrayRecordStream",
     "array_record_module",
-    "has_ranges",
-    "open_records",
-    "read_record",
-    "record_offset",
+    "is_array_record",
 ]
 
 _NAME = "array_record.python.array_record_module"
@@ -47,53 +43,9 @@ _BUFFER_BYTES = 1 << 12  # 1 MiB takes 3 times as long for small records
 _ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, whatever is wrong
 
 
-@dataclass(frozen=True)
-class ArrayRecordIndex:
-    """The number of records of an ArrayRecord file, and which file it is; the file itself knows
-    where they are.
-
-    Attributes:
-        num_records: Number of records.
-        file_size: See `RecordIndex`, as for all others.
-        mtime_ns: Modification time.
-        fingerprint: CRC-32C over the first and last 4 KiB.
-    """
-
-    num_records: int
-    file_size: int
-    mtime_ns: int
-    fingerprint: int
-
-    def __len__(self) -> int:
-        return self.num_records
-
-    def check_fresh(self, source: LocalFile) -> None:
-        """Raise IndexMismatchError unless the file is still the same."""
-        RecordIndex.bare(self.file_size, "", self.mtime_ns, self.fingerprint).check_fresh(source)
-
-
-def array_record_indexes(paths: Sequence[str]) -> list[ArrayRecordIndex]:
-    """Open each file and read its number of records.
-
-    Raises:
-        CorruptRecordError: A file is damaged.
-        ImportError: The package array-record is missing.
-        OSError: A file cannot be opened.
-        ValueError: A path is remote.
-    """
-    return [_index(path) for path in paths]
-
-
-def _index(path: str) -> ArrayRecordIndex:
-    if is_remote(path):
-        raise ValueError(
-            f"{without_secrets(path)}: expected a local path, since array-record reads only local files; copy the "
-            "directory to a disk"
-        )
-    source = LocalFile(path)
-    return ArrayRecordIndex(
-        len(ArrayRecordFile(path)), source.file_size, source.mtime_ns, source.fingerprint()
-    )
+def is_array_record(path: str) -> bool:
+    """Whether a local file is one, by its first bytes."""
+    return not is_remote(path) and LocalFile(path).read(4, 0) == ARRAY_RECORD_MAGIC
 
 
 class ArrayRecordFile:
@@ -105,9 +57,17 @@ class ArrayRecordFile:
     Args:
         path: The file.
         index: Checked whenever the file is opened; None if it is not known yet.
+
+    Raises:
+        ValueError: The path is remote.
     """
 
     def __init__(self, path: str, index: ArrayRecordIndex | None = None) -> None:
+        if is_remote(path):
+            raise ValueError(
+                f"{without_secrets(path)}: expected a local path, since array-record reads only local files; copy "
+                "the files to a disk"
+            )
         self.path = path
         self._place = os.path.abspath(path)  # the folder may be another one when it is opened again
         self._index = index
@@ -164,6 +124,55 @@ class ArrayRecordFile:
         return held
 
 
+class ArrayRecordStream:
+    """The records of a file as the bytes of a TFRecord file: see `ByteSource`.
+
+    Args:
+        source: The file.
+
+    Raises:
+        ValueError: It is remote, or no file but a stream.
+    """
+
+    chunk_bytes = 1 << 19
+    size: int | None = None
+    max_record_bytes: int | None = None
+
+    def __init__(self, source: ByteSource) -> None:
+        self.path = source.path
+        if source.size is None:
+            raise ValueError(
+                f"{without_secrets(self.path)}: expected the path of an ArrayRecord file, got a stream"
+            )
+        self._file = ArrayRecordFile(self.path)
+        self._begins = array("q", [0])  # of the records up to the last one that was read
+        self._error: CorruptRecordError | None = None
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end, or before a damaged record."""
+        begins, parts, self._error = self._begins, list[bytes](), None
+        number, length = bisect_right(begins, offset) - 1, len(self._file)
+        while number < length and begins[number] < offset + num_bytes:
+            try:
+                payload = self._file.read(number)
+            except CorruptRecordError as error:
+                if not parts:
+                    raise
+                self._error = error
+                break
+            if number + 1 == len(begins):
+                begins.append(begins[number] + len(payload) + OVERHEAD_BYTES)
+            if begins[number + 1] > offset:
+                parts.append(frame(payload)[max(offset - begins[number], 0) :])
+            number += 1
+        return b"".join(parts)[:num_bytes]
+
+    def check_end(self) -> None:
+        """Raise the error of the record that ended the last read."""
+        if self._error is not None:
+            raise self._error
+
+
 class _OpenReader:
     """A reader that is closed with its last reference, but not in a forked child: a thread may have
     been in it.
@@ -215,12 +224,8 @@ def array_record_module() -> Any:
 
 
 def _first() -> Any:
-    try:
+    with needs_extra("reading ArrayRecord files", "arrayrecord", "array-record"):
         return importlib.import_module(_NAME)
-    except ImportError as error:
-        raise ImportError(
-            "ArrayRecord files need the package array-record: pip install 'torch-tfrecord[arrayrecord]'"
-        ) from error
 
 
 def _own_copy() -> Any:
@@ -236,48 +241,3 @@ def _own_copy() -> Any:
         ) from error
     finally:
         vars(builtins).update(hidden)
-
-
-# Records by number, of a data file in either format.
-
-FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"
-"""The number of records of a file, and which file it is."""
-
-
-def has_ranges(records: FileIndex) -> TypeGuard[RecordIndex]:
-    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord
-    file.
-    """
-    return isinstance(records, RecordIndex) and not records.compression_type
-
-
-def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS) -> Any:
-    """Open a data file for `read_record`, after a check that it is still the one that was indexed.
-
-    Returns:
-        A `ByteSource`, or an `ArrayRecordFile`.
-    """
-    if isinstance(records, ArrayRecordIndex):
-        return ArrayRecordFile(path, records)
-    source = open_file(path, access)
-    records.check_fresh(source)
-    return open_stream(source, records.compression_type)[0]
-
-
-def read_record(stream: Any, records: FileIndex, number: int) -> bytes:
-    """Read a whole record and check it.
-
-    Args:
-        stream: From `open_records`.
-        records: The index of the file.
-        number: Number of the record.
-    """
-    if isinstance(records, ArrayRecordIndex):
-        found: bytes = stream.read(number)
-        return found
-    return RecordReader().read(stream, int(records.offsets[number]), int(records.lengths[number]))
-
-
-def record_offset(records: FileIndex, number: int) -> int | None:
-    """First byte of a record; None in an ArrayRecord file."""
-    return None if isinstance(records, ArrayRecordIndex) else int(records.offsets[number])

@@ -16,7 +16,8 @@ from torch_tfrecord.files.inflated import Gap, InflatedSource, is_zlib_header
 from torch_tfrecord.files.seek_points import PointFinder
 from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, SnappySource, first_uncompressed
 from torch_tfrecord.files.storage import ByteSource
-from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+from torch_tfrecord.records.array_record import ArrayRecordStream
+from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, HEADER_BYTES, is_header
 
 __all__ = [
     "DETECTED_BYTES",
@@ -135,12 +136,15 @@ def open_stream(
         gaps: Takes damage of the compression, which is passed: see `InflatedSource`.
 
     Returns:
-        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
+        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY"; or
+        "ARRAY_RECORD", whose records come as those of a TFRecord file.
 
     Raises:
         CompressionError: The declared type does not match the first bytes.
     """
     first_bytes = source.read(DETECTED_BYTES, 0)
+    if compression_type in ("auto", "") and first_bytes.startswith(ARRAY_RECORD_MAGIC):
+        return ArrayRecordStream(source), "ARRAY_RECORD"
     found = detect_compression(first_bytes)
     # the reader has a better error
     cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES

@@ -31,6 +31,7 @@ from crc32c import crc32c
 from torch_tfrecord.errors import CorruptRecordError
 
 __all__ = [
+    "ARRAY_RECORD_MAGIC",
     "FOOTER_BYTES",
     "HEADER_BYTES",
     "OVERHEAD_BYTES",
@@ -190,6 +191,8 @@ def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     return [int(position) for position in places[masked == stored]]
 
 
+ARRAY_RECORD_MAGIC = b"\x83\xaf\x70\xd1"
+
 # First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed
 # streams.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -207,11 +210,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", "an xz stream"),
     (b"\x28\xb5\x2f\xfd", "a zstd stream"),
     (b"\xff\x06\x00\x00sNaPpY", "a snappy stream"),
-    (
-        b"\x83\xaf\x70\xd1",
-        "an ArrayRecord or Riegeli file; `tfds.load` reads TFDS directories of ArrayRecord files, "
-        "the package array-record single ones",
-    ),
+    (ARRAY_RECORD_MAGIC, "an ArrayRecord or Riegeli file"),
 )
 
 

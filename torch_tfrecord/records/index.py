@@ -94,15 +94,8 @@ class RecordIndex:
             known.
         etag: The version of the data file that its storage says; None where it says none, and of
             local files.
-        points: Where a compressed file can be entered; None where that is not known, or was not
-            read: see `seek_points`.
-        kept_at: The index file that has them.
-        kept: The columns that `build_index` kept; those of an index file are read when they are
-            asked for.
-        columns: Name -> the values of such a column, [N]: int64, float32, or str (bytes, if one is
-            not UTF-8); a masked array where a record has none.
-        damaged: Numbers of the entries that are no records, but what lies between two: see
-            `index_source`; None for an undamaged file.
+        columns: Name -> the values of a column that `build_index` kept, [N]: int64, float32, or str
+            (bytes, if one is not UTF-8); a masked array where a record has none.
 
     Raises:
         IndexMismatchError: the records do not lie one behind the other from 0 to the end of the
@@ -116,9 +109,12 @@ class RecordIndex:
     mtime_ns: int = 0
     fingerprint: int | None = None
     etag: str | None = None
+    # Where a compressed file can be entered; None where that is not known, or was not read.
     points: SeekPoints | None = None
-    kept_at: str | _KeptExtra | None = None
+    kept_at: str | _KeptExtra | None = None  # the index file that has them
+    # The columns; those of an index file are read when they are asked for.
     kept: KeptColumns = field(default_factory=dict, repr=False)
+    # Numbers of the entries that are no records, but what lies between two: see `index_source`.
     damaged: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -127,7 +123,7 @@ class RecordIndex:
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if self.compression_type not in COMPRESSION_TYPES:
+        if self.compression_type not in (*COMPRESSION_TYPES, "ARRAY_RECORD"):
             raise ValueError(
                 f"compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got {self.compression_type!r}"
             )
@@ -301,8 +297,7 @@ class RecordIndex:
     def load(
         cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
     ) -> RecordIndex:
-        """Read an index that `save` wrote, and check all of it but its data file (see
-        `check_fresh`).
+        """Read an index that `save` wrote, and check all of it but its data file.
 
         Args:
             path: A local path, or one with a ``scheme://``.
@@ -407,6 +402,12 @@ def index_source(
     gaps = None if skipped is None else skipped.gaps
     kind = check_compression_type(compression_type)
     stream, found = open_stream(read_ahead(file), kind, finder, gaps)
+    if found == "ARRAY_RECORD" and skipped is None:
+        raise IndexMismatchError(
+            "expected a TFRecord file, got an ArrayRecord file, which has its own index: a dataset has files of "
+            "one kind",
+            path=file.path,
+        )
     # Starts with an empty one, as nothing cannot be concatenated.
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]

@@ -48,7 +48,7 @@ _SHARD = re.compile(
 )
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _TFRECORD_NAME = re.compile(
-    r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE
+    r"(\.tfrec(ords?)?|\.array_record|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE
 )
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
 # Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.

@@ -65,14 +65,13 @@ class SplitInfo:
         shard_lengths: Number of records in each shard; None if an old dataset_info.json does not
             list them.
         num_bytes: Total payload bytes.
-        filepath_template: See `shard_paths`.
         num_shards: Number of shard files.
     """
 
     name: str
     shard_lengths: tuple[int, ...] | None
     num_bytes: int = 0
-    filepath_template: str = DEFAULT_TEMPLATE
+    filepath_template: str = DEFAULT_TEMPLATE  # see `shard_paths`
     num_shards: int = 0
 
     @property
@@ -100,7 +99,6 @@ class DatasetInfo:
         citation: BibTeX.
         license: Free text.
         raw: The parsed dataset_info.json.
-        access: How to reach a remote directory.
         file_format: Format of the shards: "tfrecord" or "array_record".
     """
 

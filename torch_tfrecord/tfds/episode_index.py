@@ -33,7 +33,7 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.messages import BytesList, find_fields
-from torch_tfrecord.records.array_record import (
+from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
     open_records,

@@ -27,7 +27,7 @@ from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import ByteSource, LocalFile, open_file
 from torch_tfrecord.protobuf.messages import parse_message, varint
-from torch_tfrecord.records.array_record import (
+from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
     open_records,

@@ -20,7 +20,7 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles
-from torch_tfrecord.records.array_record import ArrayRecordIndex, FileIndex, array_record_indexes
+from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex, array_record_indexes
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets

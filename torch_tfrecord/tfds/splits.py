@@ -151,8 +151,8 @@ def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[E
         ValueError: n is below 1.
 
     Example:
-        >>> [resolve_split(part, {"t": (11,)}) for part in even_splits("t", 3)]  # doctest: +SKIP
-        [[SplitRange('t', 0, 4)], [SplitRange('t', 4, 8)], [SplitRange('t', 8, 11)]]
+        >>> train, validation, test = even_splits("train", 3)
+        >>> digits = load("mnist/3.0.1", validation)  # doctest: +SKIP
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be an integer of at least 1, got {n!r}")
