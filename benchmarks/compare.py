@@ -24,7 +24,15 @@ from typing import Any
 from chart import draw_comparison, draw_scaling
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
-from report import NAMES, door_table, provenance, replace_block, side_table, summary_table
+from report import (
+    NAMES,
+    cpu_table,
+    door_table,
+    provenance,
+    replace_block,
+    side_table,
+    summary_table,
+)
 from runner import Pace, run_workload
 from scaling import measure_scaling, scaling_table
 from startup import measure_startup, startup_table
@@ -106,7 +114,9 @@ def main() -> None:
         print(f"\n== {name}", flush=True)
         result = run_workload(workload, corpora, environments, pace, chosen)
         summary = (
-            door_table({name: result}) if workload.has_doors else summary_table({name: result})
+            door_table({name: result})
+            if workload.has_doors
+            else f"{summary_table({name: result})}\n\n{cpu_table({name: result})}"
         )
         print(summary, side_table({name: result}), sep="\n\n", flush=True)
         if arguments.rows and workload.has_doors:  # a part of a table replaces none
@@ -161,6 +171,7 @@ def update_docs(results: dict[str, Any]) -> None:
     draw_comparison(results, docs / "comparison.png")
     replace_block(page, "ways", way_table(results))
     replace_block(page, "summary", f"{summary_table(others, goals=False)}\n\n{provenance(others)}")
+    replace_block(page, "cpu", cpu_table(others))
     replace_block(page, "sides", side_table(others))
     for block, measured in {"doors": doors, "compressed": compressed}.items():
         if any(map(has_doors, measured)):

@@ -1,8 +1,11 @@
 """What is measured on: the machine, and for each peer a virtual environment of its own, made on
 demand.
 
-python benchmarks/environments.py            # makes all of them, about 4 GB
+python benchmarks/environments.py            # makes those of compare.py, about 4 GB
 python benchmarks/environments.py dali       # this one
+
+`conformance.py` makes those that it needs itself. Most of them hold torch: about 1 GB each if pip finds
+a torch without CUDA (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), else 5.
 """
 
 from __future__ import annotations
@@ -31,9 +34,28 @@ REQUIREMENTS = {
     "dali": ["nvidia-dali-cuda120==2.*", "numpy"],
     "tfrecord": ["tfrecord==1.14.6", "torch", "torchvision", "pillow"],
     "random": ["tfr-reader==1.1.0", "tfd-utils==1.3.0", "array-record==0.8.*"],
+    # Of conformance.py: each peer beside torch.
+    "tensorflow_torch": ["tensorflow-cpu==2.21.*", "torch"],
+    "dali_torch": ["nvidia-dali-cuda120==2.*", "torch", "numpy"],
+    "mosaicml": ["mosaicml-streaming==0.13.*", "torch", "torchvision", "numpy"],
+    "loaders": [
+        "tfrecord==1.14.6",
+        "torchdata==0.11.*",
+        "datasets==5.*",
+        "webdataset==1.0.*",
+        "litdata==0.2.76",
+        "torch",
+        "numpy",
+        "requests",  # torchdata imports it without asking for it
+    ],
 }
 # Sides that share an environment.
-_HOMES = {"tfr_reader": "random", "tfd_utils": "random", "array_record": "random"}
+_HOMES = {
+    **dict.fromkeys(("tfr_reader", "tfd_utils", "array_record"), "random"),
+    **dict.fromkeys(
+        ("torchdata", "datasets", "webdataset", "litdata", "tfrecord_loader"), "loaders"
+    ),
+}
 # tfr-reader is built where it is installed, and not by the newest Cython.
 _CONSTRAINTS = {"random": "cython<3.1"}
 # The packages whose versions belong into the results; the first one is the peer itself.
@@ -45,6 +67,15 @@ _PACKAGES = {
     "tfr_reader": ["tfr-reader"],
     "tfd_utils": ["tfd-utils", "protobuf"],
     "array_record": ["array-record"],
+    "ours_stream": ["torchdata", "torch-tfrecord", "torch", "numpy"],
+    "tensorflow_torch": ["tensorflow-cpu", "torch", "numpy"],
+    "dali_torch": ["nvidia-dali-cuda120", "torch", "numpy"],
+    "tfrecord_loader": ["tfrecord", "torch", "numpy"],
+    "torchdata": ["torchdata", "torch", "numpy"],
+    "datasets": ["datasets", "pyarrow", "torch", "numpy"],
+    "mosaicml": ["mosaicml-streaming", "torch", "numpy"],
+    "webdataset": ["webdataset", "torch", "numpy"],
+    "litdata": ["litdata", "torch", "numpy"],
 }
 _ASK = """
 import importlib.metadata, json, platform, sys
@@ -84,6 +115,16 @@ class Environments:
             ):
                 return candidate
         return None
+
+    def made(self, side: str) -> str:
+        """The interpreter of a side, whose environment is made first if it is not there."""
+        home = _HOMES.get(side, side)
+        if home in REQUIREMENTS and not (self._folder / home).exists():
+            make(home, self._folder)
+        python = self.python(side)
+        if python is None:
+            raise SystemExit(f"{self._folder / home}: expected {_PACKAGES[side][0]}, got none")
+        return python
 
 
 @cache
@@ -148,7 +189,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("peers", nargs="*", choices=[*PEERS, []], help="which (default all)")
+    parser.add_argument(
+        "peers", nargs="*", choices=[*REQUIREMENTS, []], help="which (default those of compare.py)"
+    )
     parser.add_argument(
         "--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}"
     )

@@ -14,6 +14,7 @@ __all__ = [
     "bar_rows",
     "best_of",
     "compared",
+    "cpu_table",
     "door_table",
     "judge",
     "provenance",
@@ -153,12 +154,39 @@ def round_rate(rate: float) -> int:
     return int(round(rate, -digits))
 
 
+def cpu_table(results: dict[str, Any]) -> str:
+    """Milliseconds of processor time that a record takes, of the variants in the summary: on all
+    cores, with the workers. A busy machine changes them less than the rates.
+    """
+    lines = [
+        f"| CPU milliseconds a record | {' | '.join(_COLUMNS.values())} | ratio |",
+        "|---|" + "---|" * (len(_COLUMNS) + 1),
+    ]
+    for name, workload in WORKLOADS.items():
+        if name not in results or workload.has_doors:
+            continue
+        # A second for 1,000 records is a millisecond for one.
+        costs = {
+            side: one["cpu_seconds_per_1000"]
+            for side in _COLUMNS
+            if (one := best_of(results[name], side)) is not None
+        }
+        others = {side: cost for side, cost in costs.items() if side != "ours"}
+        ratio = "-"
+        if others and "ours" in costs:
+            least = min(others, key=lambda side: others[side])
+            ratio = f"{_digits(others[least] / costs['ours'])} x less than {NAMES[least]}"
+        cells = [f"{costs[side]:.3g}" if side in costs else "-" for side in _COLUMNS]
+        lines.append(f"| {workload.title} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
 def side_table(results: dict[str, Any]) -> str:
     """Every variant of every side: its median, the range of its rounds, processor time and
     memory.
     """
     lines = [
-        "| work | side | variant | records/s | lowest to highest | CPU s per 1,000 | peak MiB | a worker's |",
+        "| work | side | variant | records/s | lowest to highest | CPU ms each | peak MiB | a worker's |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in WORKLOADS:
