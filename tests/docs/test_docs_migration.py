@@ -48,7 +48,7 @@ def blocks(page):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    for path in DATA.iterdir():
+    for path in filter(Path.is_file, DATA.iterdir()):
         shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
