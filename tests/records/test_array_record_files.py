@@ -9,6 +9,7 @@ import json
 import pickle
 import random
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.files import per_process
+from torch_tfrecord.records.framing import masked_crc32c
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
@@ -179,7 +181,7 @@ def test_a_damaged_record(tmp_path, capsys):
     assert "record 150" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("size", [0, 4, 1000, 65536, 100_000])
+@pytest.mark.parametrize("size", [0, 8, 1000, 65536, 100_000])
 def test_truncated_files(tmp_path, size):
     path = tmp_path / "x"
     content = Path(write(path)).read_bytes()
@@ -228,3 +230,14 @@ def test_without_the_package(tmp_path, monkeypatch):
     for read in (TFRecordDataset, lambda path: [*read_records(path)]):
         with pytest.raises(ImportError, match=r"pip install 'torch-tfrecord\[arrayrecord\]'"):
             read(path)
+
+
+def test_a_long_record_is_not_an_array_record_file(tmp_path):
+    # A length whose four low bytes are ArrayRecord's first four: 3.5 GB of a sparse file.
+    length = 0xD170AF83
+    header = struct.pack("<Q", length)
+    with open(tmp_path / "x.tfrecord", "wb") as file:
+        file.write(header + struct.pack("<I", masked_crc32c(header)))
+        file.truncate(length + 16)
+    dataset = TFRecordDataset(tmp_path / "x.tfrecord", index="memory", verify_crc=False)
+    assert (len(dataset), dataset.locate(0)[1]) == (1, 0)

@@ -45,7 +45,7 @@ _ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, wha
 
 def is_array_record(path: str) -> bool:
     """Whether a local file is one, by its first bytes."""
-    return not is_remote(path) and LocalFile(path).read(4, 0) == ARRAY_RECORD_MAGIC
+    return not is_remote(path) and LocalFile(path).read(8, 0) == ARRAY_RECORD_MAGIC
 
 
 class ArrayRecordFile:

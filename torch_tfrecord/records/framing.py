@@ -191,7 +191,8 @@ def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     return [int(position) for position in places[masked == stored]]
 
 
-ARRAY_RECORD_MAGIC = b"\x83\xaf\x70\xd1"
+# Eight bytes: as the length of a record, the first four would be one of 3.5 GB.
+ARRAY_RECORD_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 
 # First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed
 # streams.
