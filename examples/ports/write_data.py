@@ -91,5 +91,6 @@ def write_sources(folder):
 
 
 if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
     for write in (write_images, write_text, write_table, write_sources):
         write(sys.argv[1])

@@ -32,6 +32,7 @@ NUM_TEXTS, NUM_EPOCHS = 503, 2
 
 
 def write_texts(folder):
+    folder.mkdir(parents=True, exist_ok=True)
     lengths = torch.randint(5, 100, (NUM_TEXTS,), generator=torch.Generator().manual_seed(0))
     with ShardedTFRecordWriter(folder / "train", num_shards=3) as writer:
         for number, length in enumerate(lengths.tolist()):

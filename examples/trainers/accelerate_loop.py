@@ -21,6 +21,7 @@ NUM_EPOCHS = 3
 
 
 def write_records(folder):
+    folder.mkdir(parents=True, exist_ok=True)
     values = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
     for split, rows in (("train", values[:200]), ("test", values[200:])):
         with ShardedTFRecordWriter(f"{folder}/{split}", num_shards=3) as writer:

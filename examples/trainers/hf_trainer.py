@@ -4,10 +4,11 @@ last checkpoint.
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 10
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 26
 
-The number is the step after which it stops. FOLDER holds the data and the checkpoints.
+The number is the step after which it stops. FOLDER holds the data and the checkpoints;
+it is created if missing.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ class Model(torch.nn.Module):
 
 
 def write_records(folder):
+    folder.mkdir(parents=True, exist_ok=True)
     values = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
     for split, rows in (("train", values[:200]), ("test", values[200:])):
         with ShardedTFRecordWriter(f"{folder}/{split}", num_shards=3) as writer:
@@ -57,7 +59,7 @@ def main(folder, max_steps):
         report_to=[],
     )
     with arguments.main_process_first(local=False):
-        if arguments.process_index == 0 and not any(Path(folder).glob("train*")):
+        if arguments.process_index == 0 and not any(folder.glob("train*")):
             write_records(folder)
     set_seed(0)
     trainer = Trainer(
@@ -80,4 +82,7 @@ def main(folder, max_steps):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("max_steps", type=int)
+    main(**vars(parser.parse_args()))

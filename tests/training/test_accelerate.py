@@ -286,11 +286,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 @pytest.mark.daily
 def test_the_example_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_loop.py"
+    folder = tmp_path / "new"  # made by the example
     # 200 records: 13 steps of two ranks in an epoch, the last of them of 8 records
-    stopped = printed(2, example, tmp_path, "--stop-after", 18).splitlines()
+    stopped = printed(2, example, folder, "--stop-after", 18).splitlines()
     assert stopped[0].endswith(" of 100 records")
     assert stopped[1:] == ["stopped in epoch 1"]
-    lines = printed(1, example, tmp_path).splitlines()
+    lines = printed(1, example, folder).splitlines()
     assert lines[0] == "resuming in epoch 1, 15 batches left"
     found = [
         re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups()
@@ -303,8 +304,9 @@ def test_the_example_with_accelerate(tmp_path):
 @pytest.mark.daily
 def test_the_example_with_the_trainer(tmp_path):
     example = EXAMPLES / "hf_trainer.py"
-    first = printed(2, example, tmp_path, 10)
-    second = printed(2, example, tmp_path, 26)
+    folder = tmp_path / "new"  # made by the example
+    first = printed(2, example, folder, 10)
+    second = printed(2, example, folder, 26)
     pattern = r"from (\S+) to step (\d+)\nerror ([\d.]+) of 100 records"
     (before, _, error), (checkpoint, step, less) = (
         re.search(pattern, text).groups() for text in (first, second)

@@ -193,19 +193,20 @@ def test_lightning(folder):
 @pytest.mark.daily
 def test_the_example_by_length_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_lengths.py"
+    folder = tmp_path / "new"  # made by the example
     every = r"epoch {}: \[(\d+), \1\] steps on the processes, 503 texts, 503 different ones"
-    stopped = printed(2, example, tmp_path, "--stop-after", 20)
+    stopped = printed(2, example, folder, "--stop-after", 20)
     pattern = (
         r"epoch 0: \[20, 20\] steps on the processes, (\d+) texts, (?P<before>\d+) different ones\n"
     )
     before = int(re.fullmatch(pattern, stopped)["before"])
-    resuming, rest, whole = printed(1, example, tmp_path).splitlines()
+    resuming, rest, whole = printed(1, example, folder).splitlines()
     left = int(re.fullmatch(r"resuming in epoch 0, (\d+) batches left", resuming)[1])
     assert rest == (
         f"epoch 0: [{left}] steps on the processes, {503 - before} texts, {503 - before} different ones"
     )
     assert whole.endswith(" steps on the processes, 503 texts, 503 different ones")
-    lines = printed(2, example, tmp_path, "--prepare").splitlines()
+    lines = printed(2, example, folder, "--prepare").splitlines()
     assert len(lines) == 2
     for epoch, line in enumerate(lines):
         assert re.fullmatch(every.format(epoch), line)
