@@ -14,7 +14,7 @@ import torch
 from loaders import Loader, Setting
 from torch_tfrecord import FixedLenFeature, Image, RandomResizedCrop, make_dataloader
 
-__all__ = ["READS_TFRECORD", "Crops", "draw", "open_loader", "write"]
+__all__ = ["READS_TFRECORD", "Crops", "draw", "features_of", "open_loader", "write"]
 
 READS_TFRECORD = True
 
@@ -35,17 +35,21 @@ class Crops(Loader):
             yield columns
 
 
-def open_loader(setting: Setting) -> Loader:
-    features: dict[str, Any] = {
+def features_of(setting: Setting) -> dict[str, Any]:
+    """What is read from each record, here and by the stream."""
+    crops = {"image": Image(crop=RandomResizedCrop(8))} if setting.draw else {}
+    return {
         "id": FixedLenFeature((), torch.int64),
         "value": FixedLenFeature((), bytes),
+        **crops,
     }
-    if setting.draw:
-        features["image"] = Image(crop=RandomResizedCrop(8))
+
+
+def open_loader(setting: Setting) -> Loader:
     loader = make_dataloader(
         f"{setting.folder}/*.tfrecord",
         setting.batch_size,
-        features,
+        features_of(setting),
         transform=draw if setting.draw else None,
         shuffle=setting.shuffle,
         seed=setting.seed,

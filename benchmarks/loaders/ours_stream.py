@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from loaders import Loader, Setting, ours
-from torch_tfrecord import FixedLenFeature, Image, RandomResizedCrop, TFRecordIterableDataset
+from torch_tfrecord import TFRecordIterableDataset
 
 __all__ = ["READS_TFRECORD", "open_loader", "write"]
 
@@ -36,15 +34,9 @@ class _Loader(ours.Crops):
 def open_loader(setting: Setting) -> Loader:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    features: dict[str, Any] = {
-        "id": FixedLenFeature((), torch.int64),
-        "value": FixedLenFeature((), bytes),
-    }
-    if setting.draw:
-        features["image"] = Image(crop=RandomResizedCrop(8))
     dataset = TFRecordIterableDataset(
         f"{setting.folder}/*.tfrecord",
-        features,
+        ours.features_of(setting),
         transform=ours.draw if setting.draw else None,
         batch_size=setting.batch_size,
         shuffle=setting.shuffle,
