@@ -97,6 +97,13 @@ def test_a_missing_package_says_how_to_get_it():
     assert isinstance(raised.value.__cause__, ModuleNotFoundError)
 
 
+def test_a_broken_package_speaks_for_itself(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("raise ImportError('no libbroken.so')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"^no libbroken\.so$"), errors.needs_extra("it", "tools"):
+        importlib.import_module("broken_package")
+
+
 def test_extras_that_errors_name_exist():
     root = Path(torch_tfrecord.__file__).parents[1]
     if not (root / "pyproject.toml").is_file():

@@ -195,7 +195,7 @@ def needs_extra(what: str, extra: str, package: str | None = None) -> Iterator[N
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # what is there, but broken, says itself how
         name = package or error.name
         raise ImportError(
             f"{what} needs the package {name}: pip install {name}, or all of its extra: "
