@@ -22,6 +22,7 @@ from torch_tfrecord import (
     CorruptRecordError,
     FixedLenFeature,
     IndexMismatchError,
+    LengthBatchSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
@@ -241,3 +242,20 @@ def test_a_long_record_is_not_an_array_record_file(tmp_path):
         file.truncate(length + 16)
     dataset = TFRecordDataset(tmp_path / "x.tfrecord", index="memory", verify_crc=False)
     assert (len(dataset), dataset.locate(0)[1]) == (1, 0)
+
+
+def test_what_their_own_index_does_not_know(tmp_path):
+    dataset = TFRecordDataset(write(tmp_path / "x"), FEATURES)
+    no_columns = r"x: expected a TFRecord file, whose index can keep the column '(len\()?id\)?', got an ArrayRecord"
+    for ask in (
+        lambda: dataset.column("id"),
+        lambda: dataset.find("id", 3),
+        lambda: dataset.where("id", 3),
+        lambda: LengthBatchSampler(dataset, lengths="id", max_tokens=99),
+    ):
+        with pytest.raises(IndexMismatchError, match=no_columns):
+            ask()
+    with pytest.raises(TypeError, match="do not say how long their records are: give lengths="):
+        LengthBatchSampler(dataset, max_tokens=99)
+    batches = [*LengthBatchSampler(dataset, lengths=[1] * len(dataset), max_tokens=50)]
+    assert sorted(position for batch in batches for position in batch) == [*range(len(dataset))]

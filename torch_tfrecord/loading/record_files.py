@@ -318,6 +318,14 @@ class ArrayRecordFiles(RecordFiles):
             starts[order], lengths[order] = np.cumsum(sizes) - sizes, sizes
             return PackedRecords(b"".join(payloads), starts, lengths)
 
+    def column(self, name: str) -> KeptColumn:
+        """IndexMismatchError: the index inside the file keeps none."""
+        raise IndexMismatchError(
+            f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
+            "feature itself, such as by `ds.to_arrow()`",
+            path=self._paths[0] if self._paths else None,
+        )
+
     def place(self, position: int) -> RecordPlace:
         """Where a record is; no byte offset is known."""
         file, number, _, _ = self.table.find_one(position)

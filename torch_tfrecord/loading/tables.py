@@ -17,7 +17,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threads
-from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles
 from torch_tfrecord.loading.sample_maker import SampleMaker
 from torch_tfrecord.loading.scan_tasks import ScanTask, columns_of, plan_tasks, selected
 from torch_tfrecord.records.kept_columns import KeptColumn, Wanted
@@ -135,6 +135,10 @@ class TableDataset(StagedDataset):
     def _lengths(self, name: str | None) -> npt.NDArray[Any]:
         """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
         if name is None:
+            if isinstance(self._record_files, ArrayRecordFiles):
+                raise TypeError(
+                    "ArrayRecord files do not say how long their records are: give lengths=, an array"
+                )
             table, own = self._record_files.table, self._positions
             found = np.empty(len(own), np.int32)
             for begin in range(0, len(own), _LENGTHS_AT_ONCE):
