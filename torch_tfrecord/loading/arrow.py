@@ -160,7 +160,7 @@ class ArrowColumns:
 def _check_pyarrow() -> None:
     with needs_extra("an Arrow table", "arrow"):
         if pa is None:
-            raise ImportError(name="pyarrow")
+            raise ModuleNotFoundError(name="pyarrow")
 
 
 # The type of each spec.
