@@ -79,7 +79,7 @@ def covers(path: Path) -> list[str]:
     return [name.replace("/", ".") for name in re.split(r",\s+", listed) if name]
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 def test_every_module_has_its_tests():
     """Those of its name, or those that say that they cover it."""
     paths = [*TESTS.rglob("test_*.py")]
@@ -92,7 +92,7 @@ def test_every_module_has_its_tests():
     assert sorted(name for name in own if name.split(".")[-1] not in tested) == []
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 @for_each("name", modules())
 def test_imports_only_from_rooms_above(name):
     above = ["", *ROOMS]
@@ -121,7 +121,7 @@ def test_bytes_of_data_come_from_files(name):
     assert not imported & {"fsspec", "obstore", "s3fs", "gcsfs", "aiohttp"}
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 def test_no_module_imports_itself_through_others():
     imports = {name: imported_modules(source_of(name)) & set(modules()) for name in modules()}
     while free := {name for name, others in imports.items() if not others}:
@@ -184,7 +184,7 @@ def test_those_outside_use_the_package(folder):
             assert imported_modules(path) <= {""}, f"{path.name} must import from the root only"
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 def test_import_has_no_effects():
     # Without warnings, output, threads, a change to the random states, or torchcodec, which only
     # some images need.
@@ -220,7 +220,7 @@ def test_what_does_without_torch(code):
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 @for_each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_executes_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))

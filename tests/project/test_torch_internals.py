@@ -170,7 +170,7 @@ SOURCES = {
 TREES = {path: ast.parse(text) for path, text in SOURCES.items() if path.endswith(".py")}
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 def test_all_use_of_internals_is_listed():
     defined = set(names_defined(TREES.values()))
     found = {path: internals_in_c(text) for path, text in SOURCES.items() if path not in TREES}

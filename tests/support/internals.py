@@ -31,7 +31,7 @@ OUR_NAMES = {
         "_inner_batches",
         "_load_samples",
     ),
-    *("_needs_salt", "_record_files", "_record_places", "_row"),
+    *("_needs_salt", "_record_files", "_record_lengths", "_record_places", "_row"),
 }
 OF_TENSORS = {"_indices", "_lengths", "_offsets", "_ragged_idx", "_values"}
 

@@ -332,7 +332,7 @@ class ArrayRecordFiles(RecordFiles):
         return RecordPlace(self._paths[file], None, number)
 
     def _open_reader(self, file: int) -> ArrayRecordFile:
-        return ArrayRecordFile(self._paths[file], self.indexes[file])
+        return ArrayRecordFile(self._paths[file], self.indexes[file].check_fresh)
 
 
 def _even_borders(index: ArrayRecordIndex) -> npt.NDArray[np.int64]:

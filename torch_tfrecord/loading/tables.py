@@ -132,7 +132,7 @@ class TableDataset(StagedDataset):
             own = slice(own.start, None if own.stop < 0 else own.stop, own.step)
         return self._record_files.column(name).take(own)
 
-    def _lengths(self, name: str | None) -> npt.NDArray[Any]:
+    def _record_lengths(self, name: str | None) -> npt.NDArray[Any]:
         """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
         if name is None:
             if isinstance(self._record_files, ArrayRecordFiles):

@@ -284,8 +284,8 @@ def record_lengths(dataset: Any, name: str | None) -> npt.NDArray[Any]:
         TypeError: The dataset does not know them.
     """
     inside = _inside(dataset)
-    if inside is None and hasattr(dataset, "_lengths"):
-        return dataset._lengths(name)  # type: ignore[no-any-return]
+    if inside is None and hasattr(dataset, "_record_lengths"):
+        return dataset._record_lengths(name)  # type: ignore[no-any-return]
     if inside is None:
         raise TypeError(
             "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of records, "

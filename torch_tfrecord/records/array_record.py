@@ -15,8 +15,8 @@ import os
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_tfrecord.errors import CorruptRecordError, needs_extra
 from torch_tfrecord.files.descriptors import Descriptor, reserve_descriptor
@@ -24,9 +24,6 @@ from torch_tfrecord.files.per_process import compiled_copy, module_of_process
 from torch_tfrecord.files.storage import ByteSource, LocalFile, is_remote
 from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, OVERHEAD_BYTES, frame
 from torch_tfrecord.shown import without_secrets
-
-if TYPE_CHECKING:
-    from torch_tfrecord.records.data_file import ArrayRecordIndex
 
 __all__ = [
     "ArrayRecordFile",
@@ -56,13 +53,13 @@ class ArrayRecordFile:
 
     Args:
         path: The file.
-        index: Checked whenever the file is opened; None if it is not known yet.
+        check: Called whenever the file is opened, such as an index's `check_fresh`; None without one.
 
     Raises:
         ValueError: The path is remote.
     """
 
-    def __init__(self, path: str, index: ArrayRecordIndex | None = None) -> None:
+    def __init__(self, path: str, check: Callable[[LocalFile], None] | None = None) -> None:
         if is_remote(path):
             raise ValueError(
                 f"{without_secrets(path)}: expected a local path, since array-record reads only local files; copy "
@@ -70,7 +67,7 @@ class ArrayRecordFile:
             )
         self.path = path
         self._place = os.path.abspath(path)  # the folder may be another one when it is opened again
-        self._index = index
+        self._check = check
         self._lock = threading.Lock()  # a reader has a position
         self._held: Descriptor | None = None
 
@@ -114,8 +111,8 @@ class ArrayRecordFile:
         held = self._held
         if held is None:
             source = LocalFile(self._place)  # raises OSErrors that name the path
-            if self._index is not None:
-                self._index.check_fresh(source)
+            if self._check is not None:
+                self._check(source)
             del source  # its descriptor, before waiting for another
             held = reserve_descriptor(self)
             held.holds = _OpenReader(_reader(self._place, self.path))

@@ -85,7 +85,7 @@ def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS)
         A `ByteSource`, or an `ArrayRecordFile`.
     """
     if isinstance(records, ArrayRecordIndex):
-        return ArrayRecordFile(path, records)
+        return ArrayRecordFile(path, records.check_fresh)
     source = open_file(path, access)
     records.check_fresh(source)
     return open_stream(source, records.compression_type)[0]
