@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,10 @@ def _kill_a_worker() -> None:
     if not workers:
         raise NotOfferedError("no worker process is running")
     os.kill(workers[0].pid or 0, signal.SIGKILL)
-    time.sleep(0.2)
+    wait(
+        [workers[0].sentinel], 10
+    )  # until the system has ended it, which takes long on a busy machine
+    time.sleep(0.2)  # until the loader is told
 
 
 def _text_of(raised: Exception, folder: str) -> str:
