@@ -53,10 +53,10 @@ def _measure(
 ) -> RecordLoader:
     """A loader that has read for some seconds or an epoch, at least a batch."""
     end = perf_counter() + seconds
-    # another seed, other records: those of an earlier run are in memory
     options = options | changes
     loader = make_dataloader(
         paths,
+        # another seed, other records: those of an earlier run are in memory
         seed=perf_counter_ns(),
         # what a file of code defines cannot be pickled
         multiprocessing_context="fork" if options["num_workers"] else None,
