@@ -26,8 +26,9 @@ import numpy as np
 from torch_tfrecord import TFRecordWriter, encode_example
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from browser import open_browser
 from range_server import range_server
-from viewer_page import open_browser, write_page
+from viewer_page import write_page
 
 __all__ = ["main"]
 

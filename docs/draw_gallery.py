@@ -3,7 +3,7 @@ that this script draws.
 
     pip install playwright && python docs/draw_gallery.py
 
-Run by hand, after a change of the pages; needs /usr/bin/chromium.
+Run by hand, after a change of the pages; needs Chromium.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import logging
 import math
 import os
 import struct
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
-from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from index_tools.gallery import Gallery, make_app
 from torch_tfrecord import ShardedTFRecordWriter, encode_example
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from browser import open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = ("sailing boat", "house", "tree", "hot-air balloon")
@@ -138,7 +141,7 @@ def write_scenes(folder: Path) -> None:
 def main() -> None:
     """Write both pictures."""
     logging.getLogger("werkzeug").setLevel("ERROR")
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as name, open_browser() as browser:
         os.chdir(name)  # the pages show the path
         Path("data").mkdir()
         write_scenes(Path("data"))
@@ -146,14 +149,10 @@ def main() -> None:
         server = make_server("127.0.0.1", 0, app, threaded=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.port}"
-        browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
-        )
         page = browser.new_page(viewport={"width": 1180, "height": 860})
         for path, picture in (("/?page=3", "gallery.png"), ("/record/178", "gallery_record.png")):
             page.goto(url + path, wait_until="networkidle")
             page.screenshot(path=ROOT / "docs" / picture)
-        browser.close()
         server.shutdown()
 
 

@@ -4,7 +4,7 @@
     pip install playwright && python docs/look_at_site.py            # what does not fit
     python docs/look_at_site.py shots index.html reference/order.html  # and pictures, in the folder shots
 
-Needs /usr/bin/chromium. `tests/docs/test_site_build.py` asserts that everything fits.
+Needs Chromium. `tests/docs/test_site_build.py` asserts that everything fits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import sync_playwright
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from browser import open_browser
 
-SITE = Path(__file__).parents[1] / "build" / "site"
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "build" / "site"
 DESKTOP, PHONE = 1280, 390
 WIDEST = 100  # characters that a line of code may have
 # What is wider than the window, and what of it scrolls inside itself.
@@ -66,10 +68,7 @@ class Wide(NamedTuple):
 def look(site: Path, shots: Path | None = None, names: tuple[str, ...] = ()) -> list[Wide]:
     """What does not fit, and pictures of the pages that are named, light and dark."""
     found = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
-        )
+    with open_browser() as browser:
         for width, height in ((DESKTOP, 900), (PHONE, 844)):
             for scheme in ("light", "dark") if shots else ("light",):
                 # a context of its own: the theme remembers the palette
@@ -86,7 +85,6 @@ def look(site: Path, shots: Path | None = None, names: tuple[str, ...] = ()) -> 
                         stem = name.removesuffix(".html").replace("/", "_")
                         window.screenshot(path=shots / f"{stem}_{width}_{scheme}.png")
                 window.close()
-        browser.close()
     return found
 
 

@@ -9,17 +9,16 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-import zlib
 from importlib import resources
 
 import numpy as np
 import pytest
 import torch
+from image_kinds import png_that_claims
 from PIL import Image as PILImage
 from rlds_episodes import write_episodes
 
@@ -161,18 +160,12 @@ def test_boxes_masks_texts_and_sounds_of_a_record():
 
 @pytest.fixture
 def hostile(folder):
-    claim = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", claim), (b"IDAT", zlib.compress(bytes(999))), (b"IEND", b"")]
-    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
     name = "x\"'<script>&lt;.tfrecord"
     rows = [
         {"text": SCRIPT, "label": 0},
         {SCRIPT: BREAKOUT, BREAKOUT: SCRIPT, "image": solid((1, 2, 3))},
         {"image/encoded": b"<svg xmlns='http://www.w3.org/2000/svg' onload='window.ran = 1'/>"},
-        {"image/encoded": bomb},
+        {"image/encoded": png_that_claims(50_000)},
         {"image/encoded": solid((1, 2, 3))[:60]},
         {"bytes": b"\xff\xfe<b>", "control": "a\x1b[31m\u202e"},
         {"long": b"A" * 64_000_000},

@@ -4,11 +4,11 @@ ones raise what it says.
 The list is written by docs/list_api.py.
 """
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from helpers import load_script
 
 import torch_tfrecord
 from torch_tfrecord import tfds
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not beside an instal
 
 
 def test_the_list_is_that_of_the_package():
-    spec = importlib.util.spec_from_file_location("list_api", DOCS / "list_api.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(DOCS / "list_api.py")
     text = PAGE.read_text(encoding="utf-8")
     assert text == module.listed(), "run python docs/list_api.py"
     listed = text.partition(module.BEGIN)[2]

@@ -2,7 +2,6 @@
 same samples, as tests/data/migration/make.py kept it.
 """
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import load_script
 
 from index_tools.main import main
 from torch_tfrecord import (
@@ -61,10 +61,8 @@ def expected():
 
 
 def drawn():
-    spec = importlib.util.spec_from_file_location("migration_make", DATA / "make.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return [sample | {"image": np.asarray(sample["image"])} for sample in module.samples()]
+    samples = load_script(DATA / "make.py").samples()
+    return [sample | {"image": np.asarray(sample["image"])} for sample in samples]
 
 
 def test_every_pair_is_here():

@@ -2,13 +2,13 @@
 script draws.
 """
 
-import importlib.util
 import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import load_script
 
 from torch_tfrecord import FixedLenFeature, RecordSampler, TFRecordDataset, TFRecordWriter
 
@@ -134,9 +134,6 @@ def test_a_loader_in_the_middle(folder):
 
 
 def test_the_picture():
-    path = ROOT / "benchmarks" / "draw_order.py"
-    spec = importlib.util.spec_from_file_location("draw_order", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(ROOT / "benchmarks" / "draw_order.py")
     assert module.draw() == module.PICTURE.read_text(encoding="utf-8")
     assert os.path.getsize(module.PICTURE) < 100_000

@@ -1,9 +1,9 @@
 """The drawings of the pages are of what the library does now."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from helpers import load_script
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "draw_pictures.py"
 
@@ -12,10 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "draw_pictures.py"
 def drawing():
     if not SCRIPT.is_file():
         pytest.skip("not beside an installed package")
-    spec = importlib.util.spec_from_file_location("draw_pictures", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 @pytest.mark.parametrize("name", ["rlds_window.svg", "crop.svg", "show.svg"])

@@ -2,7 +2,6 @@
 what TensorFlow wrote, and docs/ports.md shows the code.
 """
 
-import importlib.util
 import json
 import re
 import shlex
@@ -13,6 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from helpers import load_script
 
 from index_tools.main import main
 from torch_tfrecord import decode_example, read_records
@@ -27,12 +27,7 @@ with np.load(DATA / "first_batches.npz") as stored:
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(
-        f"port_{name}", ROOT / "examples" / "ports" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "examples" / "ports" / f"{name}.py")
 
 
 @pytest.fixture

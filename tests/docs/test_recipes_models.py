@@ -4,19 +4,15 @@ tests/data/recipes/<name>/make.py says what wrote the records, and what read the
 """
 
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from recipe_data import DATA, NEEDS_DOCS, assert_equal
 
 from torch_tfrecord import TFRecordDataset, collate
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data"
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "docs").is_dir(), reason="not beside an installed package"
-)
+pytestmark = NEEDS_DOCS
 
 
 @pytest.fixture
@@ -24,26 +20,12 @@ def read(run):
     """Run a recipe on its files; its names, and what the original read."""
 
     def read(page):
-        with zipfile.ZipFile(DATA / page / "data.zip") as data:
+        with zipfile.ZipFile(DATA.parent / page / "data.zip") as data:
             data.extractall()
         with np.load("expected.npz") as stored:
             return run(page), dict(stored)
 
     return read
-
-
-def strings(array):
-    return [value.decode() for value in np.ravel(array).tolist()]
-
-
-def assert_equal(found, expected):
-    """The same values, shape and dtype."""
-    if isinstance(found, list):
-        assert found == strings(expected)
-        return
-    expected = torch.from_numpy(expected)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert torch.equal(found.as_subclass(torch.Tensor), expected)
 
 
 def test_youtube8m(read):

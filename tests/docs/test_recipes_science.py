@@ -7,33 +7,18 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from range_server import range_server
+from recipe_data import DATA, NEEDS_DOCS, assert_equal, expected
 
 from torch_tfrecord import RaggedTensor, TFRecordDataset, make_dataloader
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data" / "recipes"
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "docs").is_dir(), reason="not beside an installed package"
-)
+pytestmark = NEEDS_DOCS
 
 
 def copied(source, goal="."):
     shutil.copytree(DATA / source, goal, dirs_exist_ok=True)
-
-
-def expected(name):
-    with np.load(DATA / name / "expected.npz") as stored:
-        return dict(stored)
-
-
-def assert_equal(found, array):
-    """The same values, shape and dtype."""
-    assert (found.dtype, found.shape) == (torch.from_numpy(array).dtype, array.shape)
-    assert torch.equal(found, torch.from_numpy(array))
 
 
 def test_earth_engine(run):

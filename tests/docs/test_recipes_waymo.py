@@ -8,31 +8,16 @@ import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from recipe_data import DATA, NEEDS_DOCS, assert_equal, expected
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data" / "recipes"
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "docs").is_dir(), reason="not beside an installed package"
-)
+pytestmark = NEEDS_DOCS
 
 
 def unpack(source, goal):
     Path(goal).write_bytes(gzip.decompress((DATA / source).read_bytes()))
-
-
-def expected(name):
-    with np.load(DATA / name / "expected.npz") as stored:
-        return dict(stored)
-
-
-def assert_equal(found, array):
-    """The same values, shape and dtype."""
-    assert (found.dtype, found.shape) == (torch.from_numpy(array).dtype, array.shape)
-    assert torch.equal(found, torch.from_numpy(array))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ skipped.
 """
 
 import html
-import importlib.util
 import inspect
 import os
 import re
@@ -17,6 +16,8 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from browser import browser_path
+from helpers import load_script
 
 import torch_tfrecord
 from torch_tfrecord import tfds
@@ -160,14 +161,11 @@ def test_the_site_builds_and_shows_every_heading(repository):
 
 @pytest.mark.daily
 def test_everything_fits_in_the_window_of_a_desktop_and_of_a_phone(repository):
-    pytest.importorskip("playwright")
-    if not Path("/usr/bin/chromium").exists():
-        pytest.skip("needs /usr/bin/chromium")
+    if browser_path() is None:
+        pytest.skip("playwright or Chromium is not installed")
     assert build(repository) == (0, [])
-    spec = importlib.util.spec_from_file_location("look_at_site", ROOT / "docs/look_at_site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert [wide for wide in module.look(repository / "site") if wide.is_wrong] == []
+    look = load_script(ROOT / "docs" / "look_at_site.py").look
+    assert [wide for wide in look(repository / "site") if wide.is_wrong] == []
 
 
 @pytest.mark.daily

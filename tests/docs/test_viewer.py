@@ -15,19 +15,20 @@ import re
 import struct
 import tempfile
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from browser import browser_path, open_browser
 from golden_cases import CASES
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from image_kinds import png_that_claims
 from odd_server import odd_server
 from PIL import Image as PILImage
-from viewer_page import DOCS, NODE, browser_path, in_node, open_browser, write_page
+from viewer_page import DOCS, NODE, in_node, write_page
 from wire_examples import UNKNOWN, WIRE_EXAMPLE, SequenceExample, length_delimited, oracle_feature
 
 from index_tools.main import main
@@ -596,17 +597,11 @@ def test_the_page_shows_what_tfrecord_show_prints(viewer, tmp_path, capsys):
 @pytest.fixture
 def hostile(tmp_path):
     """As in tests/cli/test_cli_gallery.py, and what only a page that parses by itself meets."""
-    claim = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", claim), (b"IDAT", zlib.compress(bytes(999))), (b"IEND", b"")]
-    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
     rows = [
         {"text": MARKUP, "label": 0},
         {MARKUP: MARKUP, "__proto__": 5, "</script>": 6, "image": picture("png")},
         {"svg": b"<svg xmlns='http://www.w3.org/2000/svg' onload='window.ran = 1'/>"},
-        {"bomb": bomb},
+        {"bomb": png_that_claims(30_000)},
         {"cut": picture("png")[:20], "broken": picture("png")[:33] + b"\0" * 40},
         {"bytes": b"\xff\xfe<b>", "control": "a\x1b[31m\u202e", "\u202exe": 1},
         {"long": b"A" * 300_000},

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import load_script
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def load(name):
     """A module of benchmarks/, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / f"{name}.py")
 
 
 def compare(tmp_path, *arguments):

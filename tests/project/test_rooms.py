@@ -1,9 +1,9 @@
 """The picture of the rooms, and the table of CONTRIBUTING.md that it takes its words from."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from helpers import load_script
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "draw_rooms.py"
@@ -13,10 +13,7 @@ SCRIPT = ROOT / "docs" / "draw_rooms.py"
 def drawing():
     if not SCRIPT.is_file():
         pytest.skip("not beside an installed package")
-    spec = importlib.util.spec_from_file_location("draw_rooms", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_the_picture_is_that_of_the_imports(drawing):

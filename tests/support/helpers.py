@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import gzip
+import importlib.util
 import inspect
 import multiprocessing
 import os
@@ -182,6 +183,15 @@ def run_python(code, *arguments, timeout=120, **options):
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, **options
     )
+
+
+def load_script(path):
+    """The module of a file that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Encoded pictures for tests, of every kind that is read."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image as PillowImage
@@ -34,6 +36,16 @@ def exif(orientation):
     tags = PillowImage.Exif()
     tags[0x0112] = orientation
     return tags.tobytes()
+
+
+def png_that_claims(size):
+    """A small PNG whose header says that it is `size` x `size`."""
+    claim = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", claim), (b"IDAT", zlib.compress(bytes(999))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
 
 
 PHOTO = draw(75, 101)

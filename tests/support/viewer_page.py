@@ -1,16 +1,14 @@
-"""The viewer of docs/viewer.md: its reading part under node, the page in headless Chromium."""
+"""The viewer of docs/viewer.md: its reading part under node, and its page."""
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DOCS", "NODE", "browser_path", "in_node", "open_browser", "write_page"]
+__all__ = ["DOCS", "NODE", "in_node", "write_page"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,29 +41,6 @@ def in_node(script: str, value: Any) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def browser_path() -> str | None:
-    """Chromium, as `CHROMIUM` or the path names it; None without one, or without playwright."""
-    with contextlib.suppress(ImportError):
-        import playwright  # noqa: F401
-
-        names = (os.environ.get("CHROMIUM"), "chromium", "google-chrome", "chromium-browser")
-        return next(filter(None, map(shutil.which, filter(None, names))), None)
-    return None
-
-
-@contextlib.contextmanager
-def open_browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 def write_page(folder: Path) -> Path:

@@ -5,7 +5,6 @@ Covers index_tools/lerobot_export, index_tools/lerobot_features, index_tools/ler
 """
 
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import load_script
 from rlds_episodes import write_episodes
 
 from index_tools import lerobot_export
@@ -32,14 +32,7 @@ LEROBOT_PYTHON = os.environ.get("LEROBOT_PYTHON")
 f = tfds.features
 
 
-def load_oracle():
-    spec = importlib.util.spec_from_file_location("lerobot_oracle", DATA / "oracle.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-oracle = load_oracle()
+oracle = load_script(DATA / "oracle.py")
 FRAMES = [
     (episode, step) for episode, length in enumerate(oracle.LENGTHS) for step in range(length)
 ]
