@@ -92,9 +92,7 @@ def _kill_a_worker() -> None:
     if not workers:
         raise NotOfferedError("no worker process is running")
     os.kill(workers[0].pid or 0, signal.SIGKILL)
-    wait(
-        [workers[0].sentinel], 10
-    )  # until the system has ended it, which takes long on a busy machine
+    wait([workers[0].sentinel], 10)  # on a busy machine its end takes a while
     time.sleep(0.2)  # until the loader is told
 
 
