@@ -187,7 +187,7 @@ def test_no_option_is_shown(store, options, bucket):
         repr(loader.state_dict()),
         repr(stream.state_dict()),
     ]
-    texts += [repr(dataset._record_files._access)]
+    texts += [repr(dataset._record_files.access)]
     with pytest.raises(Exception) as caught:
         TFRecordDataset("s3://no-such-bucket/x", storage_options=options)
     texts += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]

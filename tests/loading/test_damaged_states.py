@@ -192,7 +192,7 @@ def test_every_change_is_refused_by_name_or_read(kind, files):
         except TypeError:
             assert not isinstance(mutated, dict), path
             continue
-        read += 1
+        read += path[0] != "run"  # that is for `tfrecord replay`, not read by a loader
         try:
             assert len(list(itertools.islice(holder, 50))) <= 50
         except ValueError as error:
