@@ -10,13 +10,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from torch_tfrecord import (
     FixedLenFeature,
+    Image,
+    LengthBatchSampler,
+    Mixture,
+    RandomResizedCrop,
+    RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
+    encode_image,
     make_dataloader,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
@@ -98,6 +104,86 @@ def test_of_a_loader(path, num_workers):
     )
     found = [key for batch in loader for key in batch["key"].tolist()]
     assert found == halves(range(10), 0) + halves(range(10), 1)
+
+
+def keys_of(loader):
+    return [key for batch in loader for key in batch["key"].tolist()]
+
+
+@pytest.mark.parametrize("seed", [7, -3, 1 << 70])
+def test_of_a_seed(path, seed):
+    """The order is that of the files: only the draws depend on the seed."""
+    expected = halves(range(10), 0, seed)
+    assert expected != halves(range(10), 0)
+    ds = TFRecordDataset(path, FEATURES)
+    for options in ({}, {"num_threads": 0}, {"batch_size": 3}, {"transform": dict}):
+        options = {"batch_size": 4, "shuffle": False, "seed": seed} | options
+        assert keys_of(make_dataloader(path, features=FEATURES, **options)) == expected
+    both = ConcatDataset([Subset(ds, range(6)), ds[6:]])
+    for dataset in (both, Mixture([ds], shuffle=False)):
+        assert keys_of(make_dataloader(dataset, 4, shuffle=False, seed=seed)) == expected
+    lengths = LengthBatchSampler(
+        ds, batch_size=10, boundaries=[], lengths=[1] * 10, shuffle=False, seed=seed
+    )
+    assert keys_of(DataLoader(ds, batch_sampler=lengths)) == expected
+    sampler = RecordSampler(ds, shuffle=False, seed=seed)
+    assert keys_of(DataLoader(ds, 4, sampler=sampler)) == expected
+
+
+@pytest.mark.slow
+def test_of_a_seed_in_workers(path):
+    loader = make_dataloader(path, 4, FEATURES, shuffle=False, seed=7, num_workers=2)
+    assert keys_of(loader) == halves(range(10), 0, 7)
+
+
+def test_of_a_resumed_loader(path):
+    whole = make_dataloader(path, 2, FEATURES, seed=5)
+    expected = [keys_of(whole) for _ in range(2)]
+    first = make_dataloader(path, 2, FEATURES, seed=5)
+    batches = iter(first)
+    taken = [key for _ in range(3) for key in next(batches)["key"].tolist()]
+    again = make_dataloader(path, 2, FEATURES, seed=5)
+    again.load_state_dict(first.state_dict())
+    assert [taken + keys_of(again), keys_of(again)] == expected
+    with pytest.raises(ValueError, match="seed is 5 in the state, 6 here"):
+        make_dataloader(path, 2, FEATURES, seed=6).load_state_dict(first.state_dict())
+
+
+def test_no_seed_is_drawn_from_torch(path, monkeypatch):
+    def keys():
+        loader = make_dataloader(path, 4, FEATURES, seed=None)
+        return keys_of(loader), loader.state_dict()["seed"]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first, other = keys(), keys()
+        torch.manual_seed(1)
+        assert keys() == first
+    assert first[0] != other[0]
+    assert keys_of(make_dataloader(path, 4, FEATURES, seed=first[1])) == first[0]
+    wanted = "seed must be an integer, the same on all 2 ranks, got None"
+    with pytest.raises(ValueError, match=wanted):
+        make_dataloader(path, 4, FEATURES, seed=None, rank=0, world_size=2)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=wanted):
+        make_dataloader(path, 4, FEATURES, seed=None)
+
+
+def test_crops_of_a_seed(tmp_path):
+    picture = torch.arange(3 * 40 * 40).reshape(3, 40, 40).to(torch.uint8)
+    with TFRecordWriter(tmp_path / "b") as writer:
+        for _ in range(4):
+            writer.write({"x": encode_image(picture, "png")})
+    features = {"x": Image(crop=RandomResizedCrop(16))}
+
+    def crops(seed):
+        loader = make_dataloader(tmp_path / "b", 4, features, shuffle=False, seed=seed)
+        return [batch["x"].flatten().tolist() for _ in range(2) for batch in loader]
+
+    found = [crop for seed in (0, 1, 2) for crop in crops(seed)]
+    assert len({*map(tuple, found)}) == 6
+    assert crops(1) == found[2:4]
 
 
 def test_of_a_stream(path):

@@ -561,7 +561,6 @@ def test_the_name_of_a_dataset_in_place_of_its_directory(open_it, tmp_path, monk
         ("batch_size", True),
         ("seed", "a"),
         ("seed", 1.0),
-        ("seed", None),
         ("num_epochs", "1"),
         ("num_workers", "2"),
         ("num_workers", 2.0),

@@ -216,7 +216,7 @@ def test_our_samplers_know_the_epoch(path, num_workers):
         {"num_workers": num_workers, "generator": torch.Generator()},
     )
     expected = TFRecordDataset(path, FEATURES)
-    sampler = RecordSampler(ds, seed=1)
+    sampler = RecordSampler(ds)
     loader = DataLoader(ds, 5, sampler=sampler, collate_fn=collate, **options)
     batches = DataLoader(ds, batch_sampler=RecordBatchSampler(ds, 5), collate_fn=collate, **options)
     for epoch in (0, 1):

@@ -34,7 +34,7 @@ from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.packing import PackedCollate
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
-from torch_tfrecord.order.leaves import has_places, stores
+from torch_tfrecord.order.leaves import draw_salt, has_places, stores
 from torch_tfrecord.order.packs import PackOrder
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
@@ -65,7 +65,7 @@ def make_dataloader(
     label_key: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     shuffle: Shuffle = True,
-    seed: int = 0,
+    seed: int | None = 0,
     num_epochs: int | None = 1,
     drop_last: bool = False,
     lengths: str | npt.ArrayLike | None = None,
@@ -132,8 +132,9 @@ def make_dataloader(
             sequence (see `RecordSampler`); False to read the sorted files one after another. For
             compressed files True means "blocks", with a warning, unless they are small enough to be
             kept decompressed.
-        seed: Decides the order, and, unless you give a `generator`, the workers' random states for
-            transforms.
+        seed: Decides the order, random draws of features (``Image(crop=)``), and, unless you give a
+            `generator`, the workers' random states for transforms. None draws one from torch's
+            generator, for one rank only: resume such a run with ``seed=state["seed"]``.
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k *
             num_epochs. 0 gives no batch. None or -1: the iteration never ends, iteration k begins
             with epoch k, and ``len(loader)`` raises TypeError.
@@ -192,8 +193,12 @@ def make_dataloader(
         at_least(0, "num_threads", num_threads)
     check_callable("transform", transform)
     check_rank(rank, world_size)
-    seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
-    here = resolve_rank(rank, world_size)
+    drop_last, here = true_or_false("drop_last", drop_last), resolve_rank(rank, world_size)
+    if seed is None and here.world_size > 1:
+        raise ValueError(
+            f"seed must be an integer, the same on all {here.world_size} ranks, got None: each would draw another one"
+        )
+    seed = draw_salt() if seed is None else integer("seed", seed)
     # What belongs to the dataset, to pass on or to refuse.
     dataset: Any = paths
     of_dataset: dict[str, Any] = {

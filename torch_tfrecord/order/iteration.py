@@ -56,7 +56,7 @@ class EpochSampler(Generic[_Unit_co]):
         self._order, self._num_epochs = order, num_epochs
         self._rank, self._world_size = rank, world_size
         self.drop_last = true_or_false("drop_last", drop_last)
-        self._tells_epoch = tells_epoch
+        self._tells_epoch, self._seed = tells_epoch, int(order.identity()["seed"])
         self._restart()
 
     def _restart(self) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from torch_tfrecord.order.position_batch import PositionBatch, epoch_of
+from torch_tfrecord.order.position_batch import PositionBatch, epoch_of, seed_of
 from torch_tfrecord.samples import SampleList, place_of
 
 __all__ = [
@@ -55,6 +55,7 @@ class Inner(NamedTuple):
     places: Sequence[int]
     epoch: int | None
     salt: int | None = None
+    seed: int = 0
 
 
 class LeafBatch(NamedTuple):
@@ -100,7 +101,8 @@ def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
     found: dict[_Key, LeafBatch] = {}
     salt = getattr(positions, "salt", None)
     epoch = epoch_of(positions) if salt is None else None  # a salt replaces the epoch
-    _collect(Inner(dataset, list(positions), range(len(positions)), epoch, salt), found)
+    places = range(len(positions))
+    _collect(Inner(dataset, list(positions), places, epoch, salt, seed_of(positions)), found)
     for batch in found.values():
         # the leaf appeared several times
         if any(before > after for before, after in pairwise(batch.places)):
@@ -117,8 +119,8 @@ def _collect(part: Inner, found: dict[_Key, LeafBatch]) -> None:
         key = id(part.dataset), part.epoch, part.salt
         if key not in found:
             is_known = part.epoch is not None or part.salt is not None
-            positions = PositionBatch(epoch=part.epoch or 0, salt=part.salt) if is_known else []
-            found[key] = LeafBatch(part.dataset, positions, [])
+            positions = PositionBatch((), part.epoch or 0, part.salt, part.seed)
+            found[key] = LeafBatch(part.dataset, positions if is_known else [], [])
         found[key].positions.extend(part.positions)
         found[key].places.extend(part.places)
     for each in inner or ():
@@ -153,7 +155,7 @@ def _of_concatenated(part: Inner) -> Iterator[Inner]:
             raise IndexError(f"position {position} is out of range for {ends[-1]} samples")
         number = bisect.bisect_right(ends, absolute)
         inner = found.setdefault(
-            number, Inner(part.dataset.datasets[number], [], [], part.epoch, part.salt)
+            number, part._replace(dataset=part.dataset.datasets[number], positions=[], places=[])
         )
         inner.positions.append(absolute - (ends[number - 1] if number else 0))
         inner.places.append(place)  # type: ignore[attr-defined]

@@ -379,7 +379,7 @@ class _MapMixture(Mixture):
                 if part.salt is None
                 else RandomStream(part.salt, component, passes).below(1 << 63)
             )
-            yield Inner(self.datasets[component], positions, places, passes, salt)
+            yield Inner(self.datasets[component], positions, places, passes, salt, part.seed)
 
     def _order(self, component: int, passes: int) -> Permutation:
         order = self._orders.get((component, passes))

@@ -19,6 +19,7 @@ __all__ = [
     "epoch_of",
     "is_batch_of_positions",
     "list_of_positions",
+    "seed_of",
 ]
 
 
@@ -34,6 +35,7 @@ class PositionBatch(list[int]):
         positions: From 0 to the number of records - 1.
         epoch: From 0.
         salt: From 0; decides the draws instead of the epoch.
+        seed: With the epoch decides the draws; an integer of any size.
 
     Example:
         >>> batch = PositionBatch([4, 2], epoch=1)
@@ -44,11 +46,14 @@ class PositionBatch(list[int]):
     """
 
     def __init__(
-        self, positions: Iterable[int] = (), epoch: int = 0, salt: int | None = None
+        self,
+        positions: Iterable[int] = (),
+        epoch: int = 0,
+        salt: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(positions)
-        self.epoch = epoch
-        self.salt = salt
+        self.epoch, self.salt, self.seed = epoch, salt, seed
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
@@ -57,18 +62,18 @@ class PositionBatch(list[int]):
     def __getitem__(self, index: slice) -> PositionBatch: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> int | PositionBatch:
-        """A position, or some of them with the same epoch and salt."""
+        """A position, or some of them with the same epoch, salt and seed."""
         if isinstance(index, slice):
-            return PositionBatch(super().__getitem__(index), self.epoch, self.salt)
+            return PositionBatch(super().__getitem__(index), self.epoch, self.salt, self.seed)
         return super().__getitem__(index)
 
     def __add__(self, others: list[int]) -> PositionBatch:  # type: ignore[override]
-        """These and more positions, with the epoch and salt of these."""
-        return PositionBatch(super().__add__(others), self.epoch, self.salt)
+        """These and more positions, with the epoch, salt and seed of these."""
+        return PositionBatch(super().__add__(others), self.epoch, self.salt, self.seed)
 
 
 class EpochPosition(int):
-    """A position with its epoch, yielded by a sampler whose positions a DataLoader batches.
+    """A position with its epoch and seed, yielded by a sampler whose positions a DataLoader batches.
 
     Example:
         >>> position = EpochPosition(4, 1)
@@ -77,21 +82,31 @@ class EpochPosition(int):
     """
 
     epoch: int
+    seed: int
 
-    def __new__(cls, position: int, epoch: int) -> EpochPosition:
+    def __new__(cls, position: int, epoch: int, seed: int = 0) -> EpochPosition:
         """Make a position with its epoch."""
         self = super().__new__(cls, position)
-        self.epoch = epoch
+        self.epoch, self.seed = epoch, seed
         return self
 
     def __reduce__(self) -> Any:
-        return EpochPosition, (int(self), self.epoch)
+        return EpochPosition, (int(self), self.epoch, self.seed)
 
 
 def epoch_of(positions: Any) -> int | None:
     """The epoch of a batch of positions, or of the first of them; None if it is unknown."""
-    epoch: int | None = getattr(positions, "epoch", None)
-    return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
+    return _known("epoch", positions)
+
+
+def seed_of(positions: Any) -> int:
+    """The seed of a batch of positions, or of the first of them; 0 if it is unknown."""
+    return _known("seed", positions) or 0
+
+
+def _known(name: str, positions: Any) -> int | None:
+    found: int | None = getattr(positions, name, None)
+    return getattr(positions[0], name, None) if found is None and len(positions) else found
 
 
 def is_batch_of_positions(positions: object) -> bool:
@@ -161,7 +176,8 @@ class DrawEpoch:
         epoch = int(self._number) if epoch is None else epoch
         if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(records), salt or 0)
-        return record_keys(records, epoch, *seeds)
+        seed = seed_of(positions)
+        return record_keys(records, epoch, *seeds, *([seed] if seed else []))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -72,7 +72,8 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         shuffle: True for a full shuffle; False for the order of the files; "blocks", which needs a
             `TFRecordDataset`, for blocks of `block_bytes` neighbouring bytes in random order, mixed
             within windows of `window_blocks` blocks: for storage that reads best in sequence.
-        seed: An integer of any size. Its order never changes between releases or machines.
+        seed: An integer of any size, which also decides random draws of features (a fused crop). Its
+            order never changes between releases or machines.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1; looked up when an
             iteration begins.
@@ -140,7 +141,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         for steps, begin, end in plan.parts(epoch):
             positions = cast("RecordSteps", steps).places(begin, end)
             if self._tells_epoch:
-                positions = [EpochPosition(position, epoch) for position in positions]
+                positions = [EpochPosition(position, epoch, self._seed) for position in positions]
             yield from positions
 
 
@@ -317,8 +318,8 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         for batch in plan.batches(epoch):
             if prepared is not None and self._tells_epoch:
                 # Accelerate fills up the last batches with single positions.
-                batch = [EpochPosition(position, epoch) for position in batch]
-            yield PositionBatch(batch, epoch)
+                batch = [EpochPosition(position, epoch, self._seed) for position in batch]
+            yield PositionBatch(batch, epoch, seed=self._seed)
 
     # Steering.
 
