@@ -129,8 +129,11 @@ LISTED = {
     },
     "torch_tfrecord/order/trainers.py": {
         "sys._getframe": ("accelerate 1.15", "which of Accelerate's loaders calls"),
-        ".f_globals": ("accelerate 1.15", "whether a caller is Accelerate's"),
+        ".f_globals": ("accelerate 1.15", "whether a caller is Accelerate's or Lightning's"),
         ".f_locals": ("accelerate 1.15", "which of Accelerate's loaders calls"),
+        "._combined_loader_states_to_load": ("lightning 2.6", "whether it forgot loaders' states"),
+        "._data_fetcher": ("lightning 2.6", "to begin again after the states are loaded"),
+        "._load_combined_loader_states": ("lightning 2.6", "to load the states it forgot"),
         "._drop_last": ("accelerate 1.15", "whether DataLoaderDispatcher drops the last batch"),
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },

@@ -66,9 +66,9 @@ def make_loader(files, kind, num_workers=0, shuffle=True, **options):
 class Model(LightningModule):
     """Logs its batches."""
 
-    def __init__(self, log, loaders):
+    def __init__(self, log, loaders, schedule):
         super().__init__()
-        self.layer, self.log_file = torch.nn.Linear(1, 1), log
+        self.layer, self.log_file, self.schedule = torch.nn.Linear(1, 1), log, schedule
         for hook, make in loaders.items():  # "train_dataloader", ... where the fit asks for hooks
             setattr(self, hook, make)
 
@@ -90,7 +90,12 @@ class Model(LightningModule):
         self.note("predict", batch)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+        if not self.schedule:
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 def count_anew():
@@ -115,10 +120,11 @@ def fit(
     hooks=False,
     checkpoints=None,
     resume=None,
+    schedule=False,
     **more,
 ):
     """One Trainer; `loader`, `validate`: arguments of `make_loader`; `checkpoints`: of
-    ModelCheckpoint.
+    ModelCheckpoint; `schedule`: of the learning rate, which asks for the number of steps.
     """
     loader, anew = more.pop("loader", {}), more.pop("anew", False)
     options = {
@@ -151,7 +157,7 @@ def fit(
             files, kind, **{"shuffle": False, **validate}
         )
     with open(f"{folder}/{name}-{trainer.global_rank}", "w", encoding="utf-8") as log:
-        model = Model(log, loaders if hooks else {})
+        model = Model(log, loaders if hooks else {}, schedule)
         given = [] if hooks else [make() for make in loaders.values()]
         checkpoint = {} if resume is None else {"ckpt_path": f"{folder}/{resume}.ckpt"}
         getattr(trainer, run)(model, *given, **checkpoint)

@@ -264,6 +264,22 @@ RESUMED = {
     "ends, batch_sampler": ("batch_sampler", (7, 14), ENDS),
     "hooks": ("make_dataloader", (3, 7, 9), {"hooks": True, "loader": {"num_workers": 1}}),
 }
+# As above, with a schedule that asks for the number of steps before Lightning loads a checkpoint.
+RESUMED |= {
+    f"{name}, schedule": (kind, steps, {**more, "schedule": True})
+    for name, steps in {
+        "make_dataloader": (1, 4, 6, 7, 8, 13),
+        "make_dataloader, 2": (3, 7),
+        "stateful": (1, 4, 7, 8),
+        "stateful, 1": (1, 6),
+        "stateful batches, 2": (1, 6),
+        "two epochs": (1, 8, 15),
+        "validation": (2, 4, 9),
+        "ends": (7, 14),
+        "hooks": (3, 9),
+    }.items()
+    for kind, _, more in [RESUMED[name]]
+}
 ON_ONE = {
     "one": ("make_dataloader", range(1, 27), {}),
     "one, 1": ("make_dataloader", (5, 13, 14), {"loader": {"num_workers": 1}}),
@@ -341,6 +357,29 @@ def test_resumed(folder, on_two, on_one):
                 found = [i for part in parts for e, ids in part if e == epoch for i in ids]
                 assert set(found) == set(range(N)), (name, step, epoch)
                 assert len(found) <= N + 1, (name, step, epoch)
+
+
+@pytest.mark.slow
+def test_resumed_with_a_schedule_of_the_learning_rate(folder):
+    """`estimated_stepping_batches`, read before Lightning loads the checkpoint, costs no record
+    (Lightning's issue 20550).
+    """
+    cases = {
+        "make_dataloader": ({}, {"num_workers": 2}),
+        "stateful sampler": ({},),
+    }
+    fits, names = [], []
+    for kind, loaders in cases.items():
+        common = {"kind": kind, "schedule": True}
+        fits.append({"name": kind, "checkpoints": {"every_n_train_steps": 4}, **common})
+        for loader in loaders:
+            names.append((kind, f"{kind} {loader}"))
+            resume = f"{kind}/step=4"
+            fits.append({"name": names[-1][1], "resume": resume, "loader": loader, **common})
+    job(folder, 1, fits)
+    for whole, rest in names:
+        assert_all_records(folder, whole, ranks=1)
+        assert batches(folder, rest) == batches(folder, whole)[4:], rest
 
 
 @pytest.mark.daily

@@ -20,6 +20,7 @@ from torch_tfrecord.order.ranks import RankSampler
 from torch_tfrecord.order.trainers import (
     Prepared,
     check_loaded_epoch,
+    give_forgotten_states,
     is_automatic,
     keeps_its_order,
     prepared_loader,
@@ -132,6 +133,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         that epoch. An iterator that has not yielded a position yet counts as the next iteration,
         too: trainers make it before they call this.
         """
+        give_forgotten_states()
         if at_least(0, "epoch", epoch) != self.epoch:
             if self._loaded_epoch is not None:
                 check_loaded_epoch(self.epoch, epoch)
@@ -286,6 +288,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
             return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
         if not self._continues and self._loaded_epoch not in (None, number):
             check_loaded_epoch(self.epoch, number)
+        give_forgotten_states()
         epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
         loaded, self._loaded_epoch = self._loaded_epoch, None
         if loaded is not None and prepared_loader() is None:

@@ -1,5 +1,5 @@
 """What trainers do to our loaders: Accelerate splits the batches of those that it prepared over its
-processes, so we must not; Lightning makes batch samplers again.
+processes, so we must not; Lightning makes batch samplers again, and may forget a state.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ __all__ = [
     "Prepared",
     "check_loaded_epoch",
     "check_num_received",
+    "give_forgotten_states",
     "is_automatic",
     "keeps_its_order",
     "other_epoch",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 _MODULE = "accelerate.data_loader"
+_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
 
 
@@ -144,6 +146,22 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _is_accelerates(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == _MODULE
+
+
+def give_forgotten_states() -> None:
+    """Make Lightning load its loaders' states from a checkpoint, where it has begun to iterate first.
+
+    Called by its `set_epoch`, before the first batch. Whatever reads
+    ``trainer.estimated_stepping_batches`` makes it begin before the checkpoint is there, and then it
+    never looks at these states (https://github.com/Lightning-AI/pytorch-lightning/issues/20550).
+    """
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_globals.get("__name__") not in _FIT_LOOPS:
+            continue
+        loop = frame.f_locals["self"]
+        if loop.restarting and getattr(loop, "_combined_loader_states_to_load", None):
+            loop._load_combined_loader_states()
+            iter(loop._data_fetcher)
 
 
 _T = TypeVar("_T", bound=type)
