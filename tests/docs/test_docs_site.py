@@ -85,9 +85,12 @@ def test_tables(run):
     assert (ages == -1).sum() == 40  # one row in ten has none
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_resume(run, capsys):
-    assert Counter(run("resume")["seen"]) == dict.fromkeys(range(100), 3)
-    assert capsys.readouterr().out == "300\n"
+    names = run("resume")
+    assert Counter(names["seen"]) == dict.fromkeys(range(100), 3)
+    assert capsys.readouterr().out == "300\n60\n"
+    assert sorted(names["rest"]) == sorted(names["seen"][40:100])
 
 
 def test_write(run, capsys):
