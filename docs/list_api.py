@@ -50,7 +50,7 @@ def signature(name: str, thing: Any, is_made_by_us: bool) -> str:
     if isinstance(thing, (classmethod, staticmethod)):
         thing = thing.__func__
     if inspect.isclass(thing) and thing.__init__ is not object.__init__:
-        thing = thing.__init__  # `Mixture.__new__` chooses a class, and takes anything
+        thing = thing.__init__
     found = inspect.signature(thing)
     kept = [
         one.replace(annotation=inspect.Parameter.empty)

@@ -19,8 +19,8 @@ def add_features(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
         metavar="FILE.py",
-        help="Python code that assigns `features`, such as `tfrecord show` prints; it is run; or a Schema of "
-        "TensorFlow Metadata, a .pbtxt or .pb (default: inferred from some records)",
+        help="Python code that assigns `features`, such as `tfrecord show` prints; it is run "
+        "(default: inferred from some records)",
     )
 
 
@@ -33,21 +33,15 @@ def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) 
     """What the code of an option assigns; the features alone where there is no code.
 
     Args:
-        source: A file of Python code, a Schema of TensorFlow Metadata (``.pbtxt``, ``.pb``), or
-            None.
+        source: A file of Python code, or None.
         paths: The files whose records are looked at.
         num_records: How many of large files.
 
     Raises:
-        ParseError: The file is no Schema.
         ValueError: The code fails, or does not assign features.
     """
     if source is None:
         return {"features": infer_features(list(paths), num_records=num_records)}
-    if source.endswith((".pb", ".pbtxt")):
-        from index_tools.metadata_protos import read_schema  # of the extra tools
-
-        return {"features": read_schema(source)}
     try:
         code = runpy.run_path(source)
     except OSError:

@@ -23,7 +23,6 @@ from index_tools._outputs import check_outputs, create_folders
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work_in_processes
 from index_tools.from_images import FROM_IMAGES, add_folder_options
-from index_tools.lerobot_export import RLDS_TO_LEROBOT, add_lerobot_options
 from torch_tfrecord import (
     FixedLenFeature,
     RawTensor,
@@ -55,13 +54,12 @@ _NAME = re.compile(
     r"(.*(?=\.)|(?:.*/)?[^./]*)(\.tfrec\w*(?:\.gz|\.zlib)?|\.parquet|\.csv|\.jsonl?|\.tar)?",
     re.DOTALL,
 )
-_LEROBOT = ("fps", "split", "robot_type", "chosen", "images", "codec", "crf")
 
 _DESCRIPTION = """\
 OUT ends in .tfrecord (also .tfrecord.gz, .zlib), .parquet, .csv, .jsonl or .tar (WebDataset); without a dot it is
 a prefix of TFRecord shards. IN has such a name, too, or is a folder: of files of one kind; that `save_to_disk` of
-Hugging Face datasets wrote (--split); of images (as for `tfrecord from-images`, whose options apply); or, with
---fps, of RLDS episodes, which become a LeRobot dataset (as for `tfrecord rlds-to-lerobot`). One side is TFRecord.
+Hugging Face datasets wrote (--split); or of images (as for `tfrecord from-images`, whose options apply). One side
+is TFRecord.
 
 What is written is typed by --features, else by what is there; then the features are printed as code, to edit and
 to pass as --features. Values are checked: what a kind cannot hold is refused by the name of its feature; leave it
@@ -75,8 +73,7 @@ examples:
   tfrecord convert data.parquet data/train --num-shards 16 --jobs 4
   tfrecord convert 'data/train-*' train.csv --columns label,text
   tfrecord convert labels.csv labels.tfrecord --features features.py
-  tfrecord convert photos/ data/train --labels-csv labels.csv
-  tfrecord convert bridge/0.1.0 bridge_lerobot --fps 5"""
+  tfrecord convert photos/ data/train --labels-csv labels.csv"""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,22 +82,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", metavar="A,B", help="only these features (default: all)")
     add_features(parser)
     add_folder_options(parser)
-    add_lerobot_options(parser)
+    parser.add_argument(
+        "--split", default="train", help="of a saved Hugging Face dataset (default: %(default)s)"
+    )
     parser.set_defaults(usual=parser.get_default)
 
 
 def _run(source: str, out: str, columns: str | None, features: str | None, **options: Any) -> int:
     """Find out which conversion it is, and do it."""
     usual = options.pop("usual")
-    lerobot = {name: options.pop(name) for name in _LEROBOT}
-    if lerobot["fps"]:
-        return RLDS_TO_LEROBOT.run(source, out, jobs=options["jobs"], **lerobot)
+    split = options.pop("split")
     kind, files = ("images", []) if options["labels_csv"] else _find_input(source)
     goal = _kind(out)
     if (kind == _TFRECORD) == (goal == _TFRECORD):
         raise ValueError(
-            f"expected TFRecord on one side, got {kind} to {goal} (RLDS to LeRobot: --fps; TFRecord to "
-            "TFRecord: tfrecord reshard)"
+            f"expected TFRecord on one side, got {kind} to {goal} (TFRecord to TFRecord: tfrecord reshard)"
         )
     if kind == "images":
         return FROM_IMAGES.run(source, out, **options)
@@ -110,7 +106,7 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
             raise ValueError(f"--{name.replace('_', '-')} is not for {kind} to {goal}")
     names = columns.split(",") if columns else None
     try:
-        return _convert(kind, files, out, lerobot["split"], names, features, *taken)
+        return _convert(kind, files, out, split, names, features, *taken)
     except ModuleNotFoundError as error:
         text = f"this conversion needs the package {error.name}: pip install {error.name}"
         raise ImportError(text) from error

@@ -35,7 +35,6 @@ _VERBS = {
     "convert": ("convert", "convert to TFRecord and back: images, Parquet, CSV, JSON lines, tar"),
     "from-images": ("from_images", "write an image folder as TFRecord shards"),
     "reencode": ("reencode", "write the pictures of records in another encoding"),
-    "rlds-to-lerobot": ("lerobot_export", "write RLDS episodes as a LeRobot dataset"),
     "replay": ("replay", "show the records of a step of a training run"),
     "bench": ("bench", "find what bounds a loader on this machine"),
     "cache": ("cache", "show or clear the disk cache of remote data"),
@@ -61,7 +60,6 @@ examples:
   tfrecord salvage damaged.tfrecord good.tfrecord
   tfrecord reshard 'data/train-*' shuffled/train --num-shards 64 --shuffle
   tfrecord index 'data/train-*' --jobs 8
-  tfrecord rlds-to-lerobot bridge/0.1.0 bridge_lerobot --fps 5
   tfrecord cache
   tfrecord doctor"""
 

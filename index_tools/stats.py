@@ -1,6 +1,4 @@
-"""``tfrecord stats``: count and measure the features of records, as a table, JSON, a plot, and the
-protos of TensorFlow Metadata.
-"""
+"""``tfrecord stats``: count and measure the features of records, as a table, JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -42,7 +40,6 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 
 with needs_extra("tfrecord stats", "tools"):
-    from index_tools import metadata_protos
     from index_tools.feature_statistics import (
         MOST_DISTINCT,
         ROWS,
@@ -78,13 +75,10 @@ Features are inferred from up to {_INFER_RECORDS:,} records: what only other rec
 unless --features names it. A record where a feature has another kind than in most others, and a damaged
 one, is named and left out (exit status 1); a missing feature or another number of values is no error.
 
---schema and --statistics write the protos of TensorFlow Metadata, as text if the name ends in .pbtxt. Both
-can be read: --features schema.pbtxt, and tfrecord stats statistics.pb.
-
 examples:
   tfrecord stats 'data/train-*'
   tfrecord stats data/ --json --duplicates
-  tfrecord stats data/ --plot features.png --schema schema.pbtxt"""
+  tfrecord stats data/ --plot features.png"""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +87,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add = parser.add_argument
     add("--plot", metavar="OUT.png", help="draw what is measured, up to 40 panels")
-    add("--schema", metavar="OUT.pbtxt", help="write the features as a Schema")
-    add("--statistics", metavar="OUT.pb", help="write a DatasetFeatureStatisticsList")
-    add("--force", action="store_true", help="write over these files")
+    add("--force", action="store_true", help="write over that file")
     add("--duplicates", action="store_true", help="also name records whose bytes are the same")
     add_jobs(parser, "parallel processes")
     add_executor(parser)
@@ -106,54 +98,41 @@ def _run(
     features: str | None,
     as_json: bool,
     plot: str | None,
-    schema: str | None,
-    statistics: str | None,
     force: bool,
     duplicates: bool,
     jobs: int | None,
     executor: str,
 ) -> int:
-    """Write no file but those that are asked for, and indexes as a dataset does."""
-    for path in filter(None, (plot, schema, statistics)):
-        if os.path.exists(path) and not force:
-            raise ValueError(f"{path} exists: --force writes over it")
+    """Write no file but the plot that is asked for, and indexes as a dataset does."""
+    if plot and os.path.exists(plot) and not force:
+        raise ValueError(f"{plot} exists: --force writes over it")
     found: Statistics = defaultdict(Distribution)
-    if paths[0].endswith((".pb", ".pbtxt")):
-        facts = metadata_protos.read_statistics(paths[0])
-    else:
-        files = data_files(paths)
-        specs, looked = (
-            (load_features(features, files), None) if features else _usual_features(files)
-        )
-        stored, kinds = stored_features(specs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the report has what is left out
-            dataset = TFRecordDataset(files, stored, on_error="skip")
-        _measure(dataset, kinds, jobs, executor, found)
-        facts = {
-            "files": len(files),
-            "records": len(dataset),
-            "inferred_from": looked,
-            "features": [_describe(name, kind, found) for name, kind in kinds.items()],
-            "left_out": len(dataset) - found[ROWS].count,
-            "bad": dataset.report.errors,  # those of other machines are not known here
-            "duplicates": _duplicates(files) if duplicates else None,
-        }
-        # bytes as text; what is no number is null
-        text = json.dumps(facts, default=partial(bytes.decode, errors="backslashreplace"))
-        facts = json.loads(text, parse_constant=lambda _: None)
-    for output, encode in (
-        (plot, lambda *_: _draw(found)),
-        (schema, metadata_protos.encode_schema),
-        (statistics, metadata_protos.encode_statistics),
-    ):
-        if output:
-            write_atomically(output, encode(facts, output))
+    files = data_files(paths)
+    specs, looked = (load_features(features, files), None) if features else _usual_features(files)
+    stored, kinds = stored_features(specs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report has what is left out
+        dataset = TFRecordDataset(files, stored, on_error="skip")
+    _measure(dataset, kinds, jobs, executor, found)
+    facts = {
+        "files": len(files),
+        "records": len(dataset),
+        "inferred_from": looked,
+        "features": [_describe(name, kind, found) for name, kind in kinds.items()],
+        "left_out": len(dataset) - found[ROWS].count,
+        "bad": dataset.report.errors,  # those of other machines are not known here
+        "duplicates": _duplicates(files) if duplicates else None,
+    }
+    # bytes as text; what is no number is null
+    text = json.dumps(facts, default=partial(bytes.decode, errors="backslashreplace"))
+    facts = json.loads(text, parse_constant=lambda _: None)
+    if plot:
+        write_atomically(plot, _draw(found))
     if as_json:
         print(json.dumps(facts))
     else:
         _print(facts)
-    return int(bool(facts.get("bad") or facts.get("left_out")))
+    return int(bool(facts["bad"] or facts["left_out"]))
 
 
 STATS = Verb(_DESCRIPTION, _add_arguments, _run)
@@ -314,14 +293,14 @@ def _print(facts: Mapping[str, Any]) -> None:
     shown = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", "0"}]
     sides = "".join("<" if column[0] in _TEXTS else ">" for column in shown)
     print(*align([*zip(*shown, strict=True)], sides), sep="\n")
-    same, bad = facts.get("duplicates"), facts.get("bad", [])
+    same, bad = facts["duplicates"], facts["bad"]
     lines = [f"bad: {text}" for text in bad[:_LINES]]
     if same is not None:
         lines += [f"the same: {', '.join(group[:_LINES])}" for group in same[:_LINES]]
         lines.append(f"{pluralize(len(same), 'group')} of records that are the same")
-    num_bad = max(facts.get("left_out", 0), len(bad))
+    num_bad = max(facts["left_out"], len(bad))
     lines.append(f"{pluralize(facts['records'], 'record')}, {num_bad} bad")
-    if facts.get("inferred_from"):
+    if facts["inferred_from"]:
         records = pluralize(facts["inferred_from"], "record")
         lines.append(f"features inferred from {records}: --features names others")
     print(*map(escape, lines), sep="\n")

@@ -19,7 +19,6 @@ from .columns.record_parsers import (
 )
 from .columns.sparse import SparseFeature
 from .columns.tensors import parse_tensor, serialize_tensor
-from .columns.trajectories import features_from_meta
 from .errors import (
     CompressionError,
     CorruptRecordError,
@@ -110,7 +109,6 @@ __all__ = [
     "encode_example",
     "encode_image",
     "encode_sequence_example",
-    "features_from_meta",
     "find_files",
     "infer_features",
     "make_dataloader",

@@ -9,7 +9,7 @@ import json
 
 from tools import FOLDER, damage, damage_json, framed, outcome
 
-from torch_tfrecord import Mixture, RecordSampler, TFRecordDataset, TFRecordIterableDataset
+from torch_tfrecord import RecordSampler, TFRecordDataset, TFRecordIterableDataset
 from torch_tfrecord.order.samplers import RecordBatchSampler
 
 COMPILED = False
@@ -43,7 +43,6 @@ _MAKERS = [
     ),
     _stream(),
     _stream(shuffle=True, shuffle_buffer_size=5, cycle_length=2, block_length=2),
-    lambda: Mixture([_stream()(), _stream(shuffle=True)()], weights=[0.7, 0.3]),
 ]
 
 

@@ -503,28 +503,6 @@ def test_wrong_labels(text, capsys):
     assert error(capsys, "photos", "out", "--labels-csv", "labels.csv").startswith("labels.csv: ")
 
 
-def test_rlds_to_lerobot_gets_its_options(monkeypatch):
-    taken = []
-    verb = convert.RLDS_TO_LEROBOT._replace(run=lambda *a, **k: taken.append((a, k)) or 0)
-    monkeypatch.setattr(convert, "RLDS_TO_LEROBOT", verb)
-    run("bridge", "out", "--fps", "5", "--feature", "a=b,c", "--images", "image", "--jobs", "2")
-    assert taken == [
-        (
-            ("bridge", "out"),
-            {
-                "jobs": 2,
-                "fps": 5,
-                "split": "train",
-                "robot_type": None,
-                "chosen": [("a", ["b", "c"])],
-                "images": "image",
-                "codec": "libsvtav1",
-                "crf": 30,
-            },
-        )
-    ]
-
-
 def test_the_printed_features_are_code(capsys):
     write("a.tfrecord", ROWS)
     run("a.tfrecord", "a.parquet")

@@ -80,7 +80,10 @@ def test_a_resumed_run_with_other_weights(sets, tmp_path, capsys, monkeypatch):
         ranks = loaders(world_size, state)
         received = [ids(islice(loader, 4)) for loader in ranks]
         for loader in ranks:
-            loader.set_weights(weights)
+            at, mixture = loader.state_dict(), loader.dataset.dataset
+            mixture.set_epoch(at["epoch"])
+            mixture.set_weights(weights, at["consumed"])
+            loader.load_state_dict(loader.state_dict())
         after = [ids(islice(loader, 5)) for loader in ranks]
         for part in (received, after):
             noted += [[*chain.from_iterable(step)] for step in zip(*part, strict=True)]

@@ -9,7 +9,6 @@ import pickle
 import pytest
 import torch
 from helpers import framed, pure_python
-from streams import stream_mixture
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.transforms import v2
 
@@ -186,10 +185,6 @@ def test_mixtures_name_each_datasets_files(tmp_path):
     known = write(tmp_path)
     parts = [TFRecordDataset(tmp_path / name, FEATURES, index="memory") for name in "ab"]
     assert flat(DataLoader(Mixture(parts, [1, 1]), 4, collate_fn=collate)).items() <= known.items()
-    streams = [TFRecordIterableDataset(tmp_path / name, FEATURES) for name in "ab"]
-    found = flat(DataLoader(stream_mixture(streams, [1, 1]), 4, collate_fn=collate))
-    assert found.items() <= known.items()
-    assert len(found) > 4
 
 
 def test_damaged_records_before_it_count(tmp_path):

@@ -84,7 +84,7 @@ NOT_RUN = {
     ("migration/mds", "py"): "the same",
     ("migration/webdataset", "py"): "the same",
     ("ports", "bash"): "test_ports runs them",
-    ("rlds", "py"): "the TensorFlow code that the page ports, and LeRobot's own reader",
+    ("rlds", "py"): "the TensorFlow code that the page ports",
     ("tools", "console"): "what the commands printed once",
     ("robots", "py"): "calls of the originals, and of one of their classes",
 }

@@ -14,14 +14,14 @@ from torch_tfrecord import tfds
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
 # By the heading above them, where they are no part of the page's one program.
-APART = ("Kept steps", "Goal images", "Mixtures", "Export to LeRobot")
+APART = ("Kept steps", "Goal images", "Mixtures")
 BLOCKS = {
     section.partition("\n")[0]: re.findall(
         r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL
     )
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)
 }
-KEEP, GOALS, MIXTURE, LEROBOT = (BLOCKS[heading] for heading in APART)
+KEEP, GOALS, MIXTURE = (BLOCKS[heading] for heading in APART)
 PLAIN = [block for heading, blocks in BLOCKS.items() if heading not in APART for block in blocks]
 
 
@@ -82,17 +82,6 @@ def test_kept_steps_and_goals(names):
         run(GOALS[0], names)
         assert names["sample"]["task"]["image"].shape == (3, 32, 40)
         assert 3 <= names["sample"]["task"]["timestep"] <= 23
-
-
-@pytest.mark.daily
-def test_export_to_lerobot(names):
-    pytest.importorskip("av")
-    pytest.importorskip("pyarrow")
-    run(PLAIN[0], names)
-    run(LEROBOT[0], names)
-    assert names["result"].features["observation.images.wrist"] == ("observation/wrist_image",)
-    assert names["result"].left_out == ["reward"]
-    assert names["result"].num_episodes == 10
 
 
 @pytest.mark.daily

@@ -208,7 +208,6 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "salvage",
         "PackedCollate",
         "ScanTask",
-        "features_from_meta",
         "show",
         "write_arrow",
     }

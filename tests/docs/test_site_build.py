@@ -37,7 +37,7 @@ NOT_OURS = {"_len", "_traj_index", "_frame_index", "_parse"}
 PLUMBING = {
     *("reader", "context_reader", "step_reader", "key_of", "encoder", "stored", "decode", "column"),
     *("value", "plan", "draw", "pin_memory", "write_block", "answered", "of", "locate", "path"),
-    *("of_order", "records_of", "skip_to", "skip", "place_at", "begin_again", "batch_size"),
+    *("of_order", "records_of", "skip_to", "batch_size"),
     *("begin_at", "checked_place", "num_replicas", "num_samples", "rank", "total_size"),
     *("check_fresh", "find_kept", "seek_points", "of_version", "with_facts", "without_records"),
     *("bare", "to_bytes", "columns"),

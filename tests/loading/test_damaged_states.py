@@ -8,7 +8,6 @@ import random
 
 import pytest
 import torch
-from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 import torch_tfrecord as tfr
@@ -64,8 +63,6 @@ def dealt_anew(files):
     return after(ds, 2)
 
 
-MIXED = {"stop": "all_exhausted_without_replacement"}
-
 KINDS = {
     "sampler": (lambda f: RecordSampler(dataset(f), seed=2), lambda f, make: after(make(f), 3)),
     "blocks": (
@@ -99,16 +96,8 @@ KINDS = {
         lambda f, make: merged(f),
     ),
     "mixture": (
-        lambda f: stream_mixture([stream(f), stream(f, shuffle_buffer_size=4)], [2, 1], **MIXED),
-        lambda f, make: after(make(f), 12),
-    ),
-    "mixture_of_lists": (
-        lambda f: stream_mixture([list(range(9)), "abc"], [2, 1], stop="all_exhausted"),
-        lambda f, make: after(make(f), 7),
-    ),
-    "choices": (
-        lambda f: stream_mixture([list(range(9)), stream(f)], choices=[0, 1, 1] * 5, **MIXED),
-        lambda f, make: after(make(f), 7),
+        lambda f: tfr.make_dataloader(tfr.Mixture([dataset(f), dataset(f)]), 3, shuffle=False),
+        lambda f, make: after(make(f), 2),
     ),
 }
 
@@ -222,34 +211,23 @@ def test_every_change_is_refused_by_name_or_read(kind, files):
         ("dealt", "pieces", [[0, 0, 1, 0, [3, 1]]]),
         ("dealt", "pieces", 7),
         ("plain", "num_consumers", 10**30),
-        ("mixture_of_lists", "left", [0]),
-        ("mixture_of_lists", "left", [0, 0]),
-        ("mixture_of_lists", "phase", 1),
-        ("mixture_of_lists", "turn", 0),
-        ("mixture_of_lists", "consumer", [1, 1]),
-        ("choices", "turn", 99),
         ("batches", "first_epoch", 1 << 62),
+        ("batches", "jobs", [[0, 1, 3]]),
+        ("batches", "skips", [[1, 2, 1, 3]]),
+        ("loader", "skips", []),
+        ("loader", "run", 3),
+        ("loader", "run", {"weights": [[0, 2, [1, 2]]]}),
+        ("mixture", "run", {"weights": 7}),
+        ("sampler", "jobs", []),
         ("sampler", "consumed", 10**50),
     ],
 )
 def test_a_refusal_names_the_field(kind, field, value, files):
     make, state_of = KINDS[kind]
     state = state_of(files, make)
-    with pytest.raises(
-        ValueError,
-        match=rf"\b{field if field != 'turn' or kind != 'mixture_of_lists' else 'turn'}\b",
-    ):
+    named = "changes of weights 7" if (kind, field) == ("mixture", "run") else rf"\b{field}\b"
+    with pytest.raises(ValueError, match=named):
         make(files).load_state_dict({**state, field: value})
-
-
-def test_the_state_inside_a_mixture_is_checked_when_it_is_loaded(files):
-    make, state_of = KINDS["mixture"]
-    state = copy.deepcopy(state_of(files, make))
-    state["components"][1]["state"]["slot"] = 9
-    with pytest.raises(
-        ValueError, match=r"components\[1\]\['state'\]: expected a place of .*, got slot=9"
-    ):
-        make(files).load_state_dict(state)
 
 
 def test_more_records_than_the_file_has(files):

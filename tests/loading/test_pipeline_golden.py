@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
@@ -429,7 +428,6 @@ def test_choose_from_datasets(case, name):
     )
     mixture = Mixture(datasets, choices=case["choices"], shuffle=False, stop=stop)
     assert [mixture[position] for position in range(len(mixture))] == case["elements"]
-    assert list(stream_mixture(datasets, choices=case["choices"], stop=stop)) == case["elements"]
     same(name)
 
 

@@ -2,12 +2,10 @@
 that.
 """
 
-import itertools
 import json
 
 import pytest
 import torch
-from streams import stream_mixture
 
 from torch_tfrecord import RecordSampler
 from torch_tfrecord.order.samplers import RecordBatchSampler
@@ -120,71 +118,3 @@ def test_a_state_of_another_world_size():
     )
     alone.load_state_dict(states[1])
     assert sum(received(alone), []) == whole[12:]  # noqa: RUF017
-
-
-STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
-
-
-class Numbers(torch.utils.data.IterableDataset):
-    """Each worker's part of the numbers from first on."""
-
-    def __init__(self, first, count):
-        self.first, self.count = first, count
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        number, of = (worker.id, worker.num_workers) if worker else (0, 1)
-        return iter(range(self.first + number, self.first + self.count, of))
-
-
-class Stateful(Numbers):
-    """With a state of its own."""
-
-    def __iter__(self):
-        return Place(list(super().__iter__()))
-
-
-class Place:
-    def __init__(self, numbers):
-        self.numbers, self.place = numbers, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.place == len(self.numbers):
-            raise StopIteration
-        self.place += 1
-        return self.numbers[self.place - 1]
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
-
-
-@pytest.mark.daily
-@pytest.mark.parametrize(
-    ("num_workers", "kind", "stop"),
-    [
-        *itertools.product([0], [Numbers, Stateful], STOPS),
-        *((2, Numbers, stop) for stop in STOPS),
-        (1, Numbers, "all_exhausted"),
-        (1, Stateful, "first_exhausted"),
-        (2, Stateful, "all_exhausted_without_replacement"),
-    ],
-)
-def test_mixtures_of_streams(kind, num_workers, stop):
-    def make():
-        mixture = stream_mixture([kind(0, 12), kind(100, 5)], weights=[2, 1], seed=1, stop=stop)
-        return StatefulDataLoader(mixture, 3, num_workers=num_workers)
-
-    loader, states = make(), []
-    whole = received(loader, states)
-    assert received(loader) == whole
-    for place in range(len(whole)) if num_workers == 0 else [0, 2, len(whole) - 1]:
-        again = make()
-        again.load_state_dict(states[place])
-        assert received(again) == whole[place + 1 :]
-        assert received(again) == whole

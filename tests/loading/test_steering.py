@@ -1,5 +1,5 @@
-"""Batches by length from `make_dataloader`, and steering: which records are in a step, skipping,
-weights that change.
+"""Batches by length from `make_dataloader`, and steering: which records are in a step, going to a
+step, a mixture's weights that change.
 
 Covers loading/described.
 """
@@ -249,34 +249,7 @@ def test_a_batch_size_that_changed(files):
         assert [position for *_, position in other.records_of(step)] == wanted
 
 
-# Skipping.
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
-def test_skip(files, kind, num_workers):
-    whole = ids(make(files, kind))
-    loader = make(files, kind, num_workers=num_workers)
-    taken = ids(islice(loader, 3))
-    loader.skip(range(5, 9))
-    loader.skip(range(12, 13))
-    assert len(loader) == len(whole) - 3 - 5
-    rest = ids(islice(loader, 4))
-    assert taken + rest == whole[:5] + whole[9:11]
-    # The state remembers the span that is to come, and where it is.
-    state = plain(loader.state_dict())
-    again = make(files, kind)
-    again.load_state_dict(state)
-    assert ids(again) == whole[11:12] + whole[13:]
-    assert ids(again) == ids(make_at(files, kind, 1))  # the next epoch is whole
-    assert [position for *_, position in loader.records_of(6)] == whole[6]
-    assert len(state["skips"]) == 1  # the other is behind it
-    other = make(files, kind, rank=0, world_size=2)
-    other.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"skipped as 1 ranks with batch_size=\d count them"):
-        next(iter(other))
-    with pytest.raises(ValueError, match="a range of steps from 11 on, each after the other, got"):
-        loader.skip(range(4, 20))
+# Going to a step.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -293,13 +266,19 @@ def test_skip_to(files, kind):
         make(files, kind).skip_to(9999)
 
 
-def test_both_ranks_skip_alike(files):
-    for kind in KINDS:
-        whole = [ids(make(files, kind, rank=rank, world_size=2)) for rank in range(2)]
-        for rank in range(2):
-            loader = make(files, kind, rank=rank, world_size=2)
-            loader.skip(range(2, 5))
-            assert ids(loader) == whole[rank][:2] + whole[rank][5:]
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_left_out_by_going_to_the_next_one(files, kind):
+    whole = [ids(make(files, kind, rank=rank, world_size=2)) for rank in range(2)]
+    ranks = [make(files, kind, rank=rank, world_size=2) for rank in range(2)]
+    for loader, wanted in zip(ranks, whole, strict=True):
+        assert ids(islice(loader, 2)) == wanted[:2]
+        loader.skip_to(5)
+        assert len(loader) == len(wanted) - 5
+        assert ids(islice(loader, 1)) == wanted[5:6]
+        again = make(files, kind, rank=loader.sampler.rank, world_size=2)
+        again.load_state_dict(plain(loader.state_dict()))
+        assert ids(again) == wanted[6:]
+        assert not hasattr(loader, "skip")
 
 
 # Weights that change.
@@ -321,17 +300,25 @@ def mixed(two_sets, weights=(3, 1), num_samples=160, **options):
     return make_dataloader(mixture, 4, shuffle=False, **options)
 
 
+def change(loader, weights):
+    """Change the weights after the batches that were received."""
+    state = loader.state_dict()
+    mixture = loader.dataset.dataset
+    mixture.set_epoch(state["epoch"])
+    mixture.set_weights(weights, state["consumed"])
+    loader.load_state_dict(loader.state_dict())
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_weights_change_at_a_step(two_sets, num_workers):
     plain_run = ids(mixed(two_sets))
     loader = mixed(two_sets, num_workers=num_workers)
-    taken = ids(islice(loader, 6))
-    loader.set_weights([1, 3], from_step=10)
-    rest = ids(loader)
-    assert taken + rest[:4] == plain_run[:10]
-    later = [number >= 1000 for batch in rest[4:] for number in batch]
+    loader.dataset.dataset.set_weights([1, 3], from_position=10 * 4)
+    found = ids(loader)
+    assert found[:10] == plain_run[:10]
+    later = [number >= 1000 for batch in found[10:] for number in batch]
     assert abs(sum(later) - 0.75 * len(later)) <= 2
-    assert len(taken + rest) == 40
+    assert len(found) == 40
     # The next epoch has the new weights from its beginning.
     following = [number >= 1000 for batch in ids(loader) for number in batch]
     assert abs(sum(following) - 120) <= 2
@@ -342,7 +329,7 @@ def test_weights_are_in_the_state_and_the_same_on_all_ranks(two_sets):
     states, rest = [], []
     for loader in ranks:
         ids(islice(loader, 3))
-        loader.set_weights([1, 5])
+        change(loader, [1, 5])
         iterator = iter(loader)
         ids(islice(iterator, 2))
         states.append(plain(loader.state_dict()))
@@ -359,7 +346,7 @@ def test_weights_are_in_the_state_and_the_same_on_all_ranks(two_sets):
 
 def test_a_state_is_loaded_as_a_whole_or_not_at_all(two_sets):
     loader = mixed(two_sets)
-    loader.set_weights([1, 5], from_step=4)
+    loader.dataset.dataset.set_weights([1, 5], from_position=16)
     state = plain(loader.state_dict())
     for wrong, text in [
         ({"seed": 77}, "seed is 77 in the state, 0 here"),
@@ -381,24 +368,3 @@ def resume(two_sets, state, rank):
     loader = mixed(two_sets, rank=rank, world_size=2)
     loader.load_state_dict(state)
     return loader
-
-
-def test_weights_that_cannot_change(files, two_sets):
-    with pytest.raises(TypeError, match="expected a loader of a Mixture, got RecordLoader"):
-        make(files).set_weights([1, 2])
-    parts = [TFRecordDataset(paths, FEATURES) for paths in two_sets]
-    shuffled = make_dataloader(Mixture(parts), 4)
-    with pytest.raises(ValueError, match="expected shuffle=False: the Mixture shuffles"):
-        shuffled.set_weights([1, 2])
-    ending = make_dataloader(Mixture(parts), 4, shuffle=False)
-    length = len(ending.dataset)
-    with pytest.raises(ValueError, match=r'expected 2\d\d as before: pass Mixture\(stop="never"'):
-        ending.set_weights([1, 2])
-    assert len(ending.dataset) == length
-    persistent = mixed(two_sets, num_workers=1, persistent_workers=True)
-    with pytest.raises(ValueError, match="persistent_workers=False: they have the old weights"):
-        persistent.set_weights([1, 2])
-    loader = mixed(two_sets)
-    ids(islice(loader, 3))
-    with pytest.raises(ValueError, match="from_step must be an integer of at least 3, got 2"):
-        loader.set_weights([1, 2], from_step=2)

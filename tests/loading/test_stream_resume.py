@@ -12,7 +12,6 @@ from itertools import islice, product
 import pytest
 import torch
 from helpers import open_descriptors
-from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordIterableDataset, TFRecordWriter
@@ -382,42 +381,3 @@ def test_an_epoch_of_its_own(files):
     ds = stream(files, shuffle=True)
     ds.set_epoch(4)
     assert ids(ds.iter_epoch(2)) != ids(ds) == ids(ds.iter_epoch(4))
-
-
-@pytest.mark.daily
-def test_a_mixture_of_streams_asks_for_new_orders_and_goes_on(tmp_path):
-    for name, size in (("long", 20), ("short", 6)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, (size // 2, size // 2))
-
-    def make():
-        parts = [
-            stream(tmp_path / name, shuffle=True, shuffle_buffer_size=4)
-            for name in ("long", "short")
-        ]
-        return stream_mixture(parts, weights=[1, 1], stop="all_exhausted")
-
-    mixture, states = make(), []
-    iterator, whole = iter(mixture), []
-    for sample in iterator:
-        whole += ids([sample])
-        states.append(plain(mixture.state_dict()))
-    # 0 to 5 are in both; the short one's passes follow in new orders.
-    assert len(whole) >= 40
-    assert set(whole) == set(range(20))
-    assert Counter(whole)[19] == 1 < Counter(whole)[5]
-    following = ids(mixture)
-    assert following != whole
-    for place in range(0, len(states), 3):
-        again = make()
-        again.load_state_dict(states[place])
-        assert ids(again) == whole[place + 1 :]
-        assert ids(again) == following
-    again.set_epoch(0)
-    assert [ids(again), ids(again)] == [whole, following]
-    # In workers that know nothing of each other, too.
-    loader = DataLoader(again, batch_size=None, num_workers=1)
-    again.set_epoch(0)
-    assert [ids(loader), ids(loader)] == [whole, following]
-    again.load_state_dict({**states[4]})
-    assert [ids(loader), ids(loader)] == [whole[5:], following]

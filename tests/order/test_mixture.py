@@ -1,17 +1,13 @@
-"""Mixtures by position and of streams: the same order, each sample's place known, every way to
-stop.
-"""
+"""Mixtures: the order by position, each sample's place known, every way to stop."""
 
 import itertools
-import json
 import pickle
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from streams import stream_mixture
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -54,16 +50,13 @@ CASES = [
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(("sizes", "weights"), CASES)
-def test_positions_and_streams_agree(sizes, weights, stop):
+def test_counts_and_orders(sizes, weights, stop):
     length = 500 if stop == "never" else None
     mixture = Mixture(
         numbers(*sizes), weights, seed=4, stop=stop, shuffle=False, num_samples=length
     )
-    stream = list(
-        itertools.islice(stream_mixture(numbers(*sizes), weights, seed=4, stop=stop), length)
-    )
-    assert everything(mixture) == stream
-    counts = Counter(sample // 1000 for sample in stream)
+    samples = everything(mixture)
+    counts = Counter(sample // 1000 for sample in samples)
     if stop == "first_exhausted":
         assert any(counts[number] == size for number, size in enumerate(sizes))
         assert all(counts[number] <= size for number, size in enumerate(sizes))
@@ -71,11 +64,11 @@ def test_positions_and_streams_agree(sizes, weights, stop):
         assert any(counts[number] == size for number, size in enumerate(sizes))
         assert all(counts[number] >= size for number, size in enumerate(sizes))
     elif stop == "all_exhausted_without_replacement":
-        assert sorted(stream) == sorted(
+        assert sorted(samples) == sorted(
             sample for numbers_of_one in numbers(*sizes) for sample in numbers_of_one
         )
     for number, size in enumerate(sizes):  # each in its own order, again and again
-        assert [sample - 1000 * number for sample in stream if sample // 1000 == number] == [
+        assert [sample - 1000 * number for sample in samples if sample // 1000 == number] == [
             place % size for place in range(counts[number])
         ]
 
@@ -241,65 +234,9 @@ CHOICES = [0, 1, 2, 0, 1, 2, 0, 0, 1]
 def test_choices(stop, expected):
     sizes = (3, 1, 2)
     mixture = Mixture(numbers(*sizes), choices=CHOICES, stop=stop, shuffle=False)
-    assert everything(mixture) == expected
-    stream = stream_mixture(numbers(*sizes), choices=CHOICES, stop=stop)
-    assert list(stream) == list(stream) == expected
-    check_resume(
-        lambda: stream_mixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2
-    )
+    assert everything(mixture) == list(mixture) == expected
 
 
-def check_resume(make, length):
-    """Saved after every sample, loaded into a new object: what follows is the same."""
-    mixture = make()
-    iterator = iter(mixture)
-    whole = list(itertools.islice(make(), length))
-    for place in range(len(whole) + 1):
-        state = json.loads(json.dumps(mixture.state_dict()))
-        fresh = make()
-        fresh.load_state_dict(state)
-        assert fresh.state_dict() == state
-        rest = iter(fresh)
-        assert list(itertools.islice(rest, length - place)) == whole[place:]
-        assert list(itertools.islice(fresh, length)) == whole  # used once
-        assert (
-            next(iterator, "end") == (whole[place] if place < len(whole) else "end")
-            or len(whole) == length
-        )
-
-
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize(("sizes", "weights"), CASES[:3])
-def test_streams_resume_at_every_sample(sizes, weights, stop):
-    check_resume(lambda: stream_mixture(numbers(*sizes), weights, seed=2, stop=stop), 60)
-
-
-def test_mixtures_of_mixtures_keep_the_inner_state():
-    def make():
-        inner = stream_mixture(numbers(9, 4), [2, 1], seed=5, stop="all_exhausted")
-        return stream_mixture([inner, range(5000, 5010)], [1, 1], seed=6, stop="all_exhausted")
-
-    check_resume(make, 60)
-    mixture = make()
-    assert len(list(mixture)) > 20
-
-
-class Epochs:
-    """Says which epoch it was asked for."""
-
-    def iter_epoch(self, epoch):
-        return iter([(epoch, 0), (epoch, 1)])
-
-
-def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
-    mixture = stream_mixture([Epochs(), range(6)], stop="all_exhausted")
-    mixture.set_epoch(10)
-    assert [sample for sample in mixture if isinstance(sample, tuple)][:6] == [
-        (epoch, place) for epoch in (10, 11, 12) for place in (0, 1)
-    ]
-
-
-@pytest.mark.parametrize("kind", [Mixture, stream_mixture])
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -319,9 +256,9 @@ def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
         ),
     ],
 )
-def test_wrong_arguments(kind, options, text):
+def test_wrong_arguments(options, text):
     with pytest.raises(ValueError, match=f"^{text}"):
-        kind(**{"datasets": numbers(2, 2), **options})
+        Mixture(**{"datasets": numbers(2, 2), **options})
 
 
 @pytest.mark.parametrize("stop", ["all_exhausted", "never"])
@@ -333,45 +270,25 @@ def test_nothing_cannot_be_repeated(stop):
     with pytest.raises(ValueError, match="dataset 1 is empty"):
         Mixture(numbers(2, 0), choices=[0, 1], stop=stop)
     assert len(Mixture(numbers(2, 0), choices=[0], stop=stop)) == 1
-    with pytest.raises(
-        ValueError, match="dataset 1 is empty: it gave no sample, so it cannot be repeated"
-    ):
-        list(itertools.islice(stream_mixture(numbers(2, 0), stop=stop), 50))
-    once = [iter([1, 2]), [5] * 9]
-    with pytest.raises(ValueError, match="dataset 0 gave no sample when it was repeated"):
-        list(stream_mixture(once, stop=stop))
 
 
-def test_states_of_other_mixtures():
-    mixture = stream_mixture(numbers(4, 4), [1, 2])
-    next(iter(mixture))
-    state = mixture.state_dict()
-    for other, text in [
-        (
-            stream_mixture(numbers(4, 4), [1, 3]),
-            r"weights is \[1, 2\] in the state, \[1, 3\] here",
-        ),
-        (stream_mixture(numbers(4, 4), [1, 2], seed=1), "seed is 0 in the state, 1 here"),
-        (
-            stream_mixture(numbers(4, 4), [1, 2], stop="never"),
-            "stop is 'first_exhausted' in the state, 'never' here",
-        ),
-        (
-            stream_mixture(numbers(4, 4), choices=[0]),
-            r"weights is \[1, 2\] in the state, \[1, 1\] here",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=text):
-            other.load_state_dict(state)
-    with pytest.raises(ValueError, match="expected a state of version 1, got version None"):
-        mixture.load_state_dict({})
-    with pytest.raises(ValueError, match="expected the states of 2 datasets"):
-        mixture.load_state_dict({**state, "components": []})
-    mixture.load_state_dict({**state, "consumer": [1, 4]})
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [Stream(), iter([1, 2]), DataLoader(range(3)), {1, 2}],
+    ids=lambda one: type(one).__name__,
+)
+def test_streams_are_refused(stream):
     with pytest.raises(
-        ValueError, match=r"the state is of consumer 1 of 4 .*, this is consumer 0 of 1"
+        TypeError,
+        match=rf"^datasets: expected datasets with a length and ds\[i\], got {type(stream).__name__}: read its "
+        "files with TFRecordDataset, or put its samples into a list$",
     ):
-        iter(mixture)
+        Mixture({"a": range(4), "b": stream}, balance_weights=True)
 
 
 def write_ids(path, first, count):
@@ -404,10 +321,8 @@ def test_of_files(tmp_path):
     assert [
         int(pickle.loads(pickle.dumps(mixture))[position]["id"]) for position in sampler
     ] == ids[0]
-    streams = [TFRecordIterableDataset(path, features) for path in paths]
-    stream = stream_mixture(streams, [2, 1], stop="all_exhausted_without_replacement")
-    found = DataLoader(stream, batch_size=None, num_workers=2, generator=torch.Generator())
-    assert sorted(int(sample["id"]) for sample in found) == sorted(ids[0])
+    with pytest.raises(TypeError, match="got TFRecordIterableDataset: read its files with TFRec"):
+        Mixture([TFRecordIterableDataset(path, features) for path in paths])
 
 
 # By name.
@@ -433,8 +348,6 @@ def test_weights_by_name_are_those_in_the_order_of_the_datasets():
         "'taco' 12.5% of 7 samples)"
     )
     assert Mixture(numbers(4, 4)).names is None
-    stream = stream_mixture(datasets, pairs, seed=3)
-    assert list(stream) == list(stream_mixture([*datasets.values()], [5, 2, 1], seed=3))
     assert Mixture(datasets, choices=[0, 2]).shares is None
     assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(
         Mixture(datasets, choices=[0, 2])

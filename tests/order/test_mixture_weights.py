@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from streams import stream_mixture
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import Mixture
@@ -385,10 +384,6 @@ def test_mixtures_without_weights_to_change():
         mixture._set_weight_changes([[0, 0, [1, 2]]])
     mixture._set_weight_changes([])
     assert (mixture._weight_changes(), mixture.shares) == ([], None)
-    with pytest.raises(
-        TypeError, match=r"^set_weights is for datasets with a length, got a stream"
-    ):
-        stream_mixture(numbers(4, 4)).set_weights([1, 2])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pytest
 import torch
 from helpers import run_program
 from rlds_episodes import LENGTHS, write_episodes
-from streams import stream_mixture
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import torch_tfrecord.shown as shown
@@ -603,7 +602,7 @@ def test_wrong_kinds_of_arguments(folder):
         ),
         (lambda: Mixture([ds], seed="a"), f"seed {number}, got 'a'"),
         (lambda: Mixture([ds], shuffle="yes"), "shuffle must be True or False, got 'yes'"),
-        (lambda: stream_mixture([ds], seed=None), f"seed {number}, got None"),
+        (lambda: Mixture([ds], seed=None), f"seed {number}, got None"),
         (
             lambda: TFRecordIterableDataset(folder / "?", batch_size="3"),
             f"batch_size {number} of at least 1, got '3'",

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import pytest
 import torch
-from streams import stream_mixture
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from torch_tfrecord import (
@@ -107,7 +106,6 @@ LOADERS = {
     ),
     "stream": lambda ds: TFRecordIterableDataset(ds.files, FEATURES),
     "stream's batches": lambda ds: TFRecordIterableDataset(ds.files, FEATURES, batch_size=5),
-    "mixture of streams": lambda ds: stream_mixture([TFRecordIterableDataset(ds.files, FEATURES)]),
 }
 
 

@@ -133,10 +133,16 @@ class RecordLoader(ReadAheadLoader):
         """
         place = self._order.checked_place(state_dict)
         run = state_dict.get("run")  # none in a state of the batch sampler, which knows no weights
-        if self._mixture is not None and run is not None:
+        if run is not None:
             if not isinstance(run, Mapping) or "weights" not in run:
                 raise ValueError(f"run must have weights in the state, got {shown_value(run)}")
-            self._mixture._set_weight_changes(run["weights"])
+            if self._mixture is not None:
+                self._mixture._set_weight_changes(run["weights"])
+            elif run["weights"] != []:
+                raise ValueError(
+                    "run has weights of a Mixture in the state, which this loader does not read: "
+                    f"{shown_value(run['weights'])}"
+                )
         self._order.begin_at(place)
 
     def stats(self) -> dict[str, float | int]:
@@ -186,7 +192,7 @@ class RecordLoader(ReadAheadLoader):
 
     @property
     def _mixture(self) -> Any:
-        """The map-style `Mixture` that it reads; None if it reads another dataset."""
+        """The `Mixture` that it reads; None if it reads another dataset."""
         dataset = self._dataset
         return dataset if isinstance(dataset, Mixture) else None
 
@@ -231,58 +237,6 @@ class RecordLoader(ReadAheadLoader):
             IndexError: The epoch has fewer steps.
         """
         self._order.skip_to(step, self._num_received)
-
-    def skip(self, steps: range) -> None:
-        """Leave out some coming steps of the running epoch, such as a span that made the loss jump.
-
-        Leave the loop over the loader first: the next iteration begins after the batches that you
-        have received, and jumps over these steps; the state remembers them. Call it on every rank.
-
-        Raises:
-            ValueError: They are not one span of coming steps.
-
-        Example:
-            >>> loader.load_state_dict(before_the_jump)  # doctest: +SKIP
-            >>> loader.skip(range(41_200, 41_251))  # doctest: +SKIP
-        """
-        self._order.skip(steps, self._num_received)
-
-    def set_weights(self, weights: Any, from_step: int | None = None) -> None:
-        """Change the weights of the `Mixture` that it reads, from a step of the running epoch on.
-
-        Leave the loop over the loader first: the next iteration begins after the batches that you
-        have received; the state remembers the weights. Call it on every rank.
-
-        Args:
-            weights: As for `Mixture`.
-            from_step: From 0, a coming one; None for the next one.
-
-        Raises:
-            TypeError: It does not read a `Mixture` of datasets with a length.
-            ValueError: The step is past; the loader shuffles, so that no step is one place of the
-                mixture; persistent workers have the old weights; or the mixture would get another
-                length.
-        """
-        mixture = self._mixture
-        if mixture is None:
-            raise TypeError(f"expected a loader of a Mixture, got {self!r}")
-        if self._order._identity()["shuffle"] is not False or self._order.batch_size is None:
-            raise ValueError(
-                "expected shuffle=False: the Mixture shuffles its datasets, and changes weights at a place of its order"
-            )
-        if self.persistent_workers:
-            raise ValueError("expected persistent_workers=False: they have the old weights")
-        place = self._order.place_at(from_step, self._num_received)
-        before = mixture._weight_changes()
-        mixture._change_weights([place.epoch, place.consumed, mixture._whole(weights)])
-        lengths = {mixture._at(epoch).length for epoch in (place.epoch, place.epoch + 1)}
-        if lengths != {self._order._order.num_records}:
-            mixture._set_weight_changes(before)
-            raise ValueError(
-                f"with these weights the mixture has {sorted(lengths)} samples in an epoch, expected "
-                f'{self._order._order.num_records} as before: pass Mixture(stop="never", num_samples=...)'
-            )
-        self._order.begin_again(self._num_received)
 
     def padding_report(self) -> dict[str, float]:
         """Return how full the batches of the running epoch are, from the lengths alone.

@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state
-from torch_tfrecord.order.plan import Job, Place, Plan, Skip, StepOrder
+from torch_tfrecord.order.plan import Job, Place, Plan, StepOrder
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.order.trainers import (
@@ -160,8 +160,7 @@ class EpochSampler(Generic[_Unit_co]):
         if first > epoch:
             raise ValueError(f"first_epoch={first} is after epoch={epoch} in the state")
         jobs = [Job(*job) for job in _checked_list("jobs", state, 4)]
-        skips = [Skip(*skip) for skip in _checked_list("skips", state, 4)]
-        place = Place(first, epoch, consumed, tuple(jobs), tuple(skips))
+        place = Place(first, epoch, consumed, tuple(jobs))
         self._order.check(place)
         return place
 

@@ -25,7 +25,6 @@ __all__ = [
     "WeightedPlan",
     "WeightedTurns",
     "check_stop",
-    "checked_choices",
     "listed_weights",
     "mixture_weights",
     "whole_weights",
@@ -298,7 +297,7 @@ class ChoicePlan:
     """
 
     def __init__(self, sizes: Sequence[int], choices: npt.ArrayLike, stop: str) -> None:
-        chosen = checked_choices(choices, len(sizes))
+        chosen = _checked_choices(choices, len(sizes))
         before = np.empty(len(chosen), np.int64)
         for component in range(len(sizes)):
             mine = chosen == component
@@ -337,7 +336,7 @@ def _first(marks: npt.NDArray[np.bool_]) -> int:
     return int(marks.argmax()) if marks.any() else len(marks)
 
 
-def checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[np.int64]:
+def _checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[np.int64]:
     """The choices as an array; ValueError if one is not the number of a component."""
     array = np.asarray(choices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

@@ -11,7 +11,7 @@ from torch_tfrecord.order.epochs import Epochs
 from torch_tfrecord.order.ranks import Rank
 from torch_tfrecord.order.shares import RankShare, rank_size
 
-__all__ = ["Job", "Place", "Plan", "RecordOrder", "RecordSteps", "Skip", "StepOrder", "Steps"]
+__all__ = ["Job", "Place", "Plan", "RecordOrder", "RecordSteps", "StepOrder", "Steps"]
 
 # Computed at once, in whole batches: at the beginning, and later.
 _FIRST_POSITIONS, _CHUNK_POSITIONS = 64, 4096
@@ -33,15 +33,6 @@ class Job(NamedTuple):
     num_steps: int
 
 
-class Skip(NamedTuple):
-    """Steps of an epoch to leave out, as a job of this world size and batch size counts them."""
-
-    begin: int
-    end: int
-    world_size: int
-    batch_size: int
-
-
 class Place(NamedTuple):
     """A place in an iteration.
 
@@ -50,14 +41,12 @@ class Place(NamedTuple):
         epoch: The epoch it is in.
         consumed: Places that were taken of that epoch's order.
         jobs: The steps that took them.
-        skips: Steps of that epoch to leave out.
     """
 
     first_epoch: int
     epoch: int
     consumed: int
     jobs: tuple[Job, ...] = ()
-    skips: tuple[Skip, ...] = ()
 
     @property
     def step(self) -> int:
@@ -204,10 +193,9 @@ class Plan:
         self.begin, self._order, self._rank = begin, order, rank
         self.world_size = rank.world_size
         self._batches_a_step = rank.world_size if of_all_ranks else 1
-        self._jobs, self._steps, first = self._go_on()
-        self._before = begin.step - first  # steps of the epoch before the first of these
-        self._runs = self._without_skips(first)
-        self.batches_left = sum(map(len, self._runs)) * self._batches_a_step
+        self._jobs, self._steps, self._first = self._go_on()
+        self._before = begin.step - self._first  # steps of the epoch before the first of these
+        self.batches_left = max(len(self._steps) - self._first, 0) * self._batches_a_step
         self._whole = order.steps(begin.epoch + 1, rank, ())  # or, later, of a later epoch
         self._whole_epoch = begin.epoch + 1
         self.batches_an_epoch = len(self._whole) * self._batches_a_step
@@ -231,26 +219,13 @@ class Plan:
             self._whole_epoch = epoch
         return self._whole
 
-    def _without_skips(self, first: int) -> list[range]:
-        runs, end = [], len(self._steps)
-        here = (self._rank.world_size, self._order.batch_size)
-        for begin, stop, *there in sorted(self.begin.skips):
-            if tuple(there) != here:
-                raise ValueError(
-                    f"steps {begin} to {stop - 1} are to be skipped as {there[0]} ranks with batch_size={there[1]} "
-                    f"count them: expected the same, got {here[0]} ranks with batch_size={here[1]}"
-                )
-            runs.append(range(first, min(max(begin - self._before, first), end)))
-            first = min(max(stop - self._before, first), end)
-        return [*runs, range(first, end)]
-
     def num_batches(self, num_epochs: int) -> int:
         """Batches up to the iteration's end; 0 if the place is beyond it."""
         return self._sum(self.batches_left, self.batches_an_epoch, num_epochs)
 
     def num_positions(self, num_epochs: int) -> int:
         """Positions in those batches."""
-        first = sum(self._steps.num_positions(run.start, run.stop) for run in self._runs)
+        first = self._steps.num_positions(self._first, max(len(self._steps), self._first))
         return self._sum(first, self._whole.num_positions(0, len(self._whole)), num_epochs)
 
     def _sum(self, first: int, whole: int, num_epochs: int) -> int:
@@ -272,12 +247,11 @@ class Plan:
         num_batches = max(len(steps) * self.world_size, 1)
         size = self._order.batch_size or self._order.num_records // num_batches + 1
         at_once = max(_FIRST_POSITIONS // size, 1)
-        for run in self._runs if epoch == self.begin.epoch else [range(len(steps))]:
-            begin = run.start
-            while begin < run.stop:
-                end = min(begin + at_once, run.stop)
-                yield steps, begin, end
-                begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
+        begin = self._first if epoch == self.begin.epoch else 0
+        while begin < len(steps):
+            end = min(begin + at_once, len(steps))
+            yield steps, begin, end
+            begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:
         """The place after `num_batches` batches: at the end of an epoch, never at the beginning of
@@ -285,18 +259,11 @@ class Plan:
         """
         begin, each = self.begin, self._batches_a_step
         if num_batches <= self.batches_left:
-            step = self._steps_after(-(-num_batches // each))
-            return self._place(begin.epoch, self._steps, step, self._jobs, begin.skips)
+            step = min(self._first + -(-num_batches // each), len(self._steps))
+            return self._place(begin.epoch, self._steps, step, self._jobs)
         epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
         epoch = begin.epoch + 1 + epochs_before
-        return self._place(epoch, self._steps_of(epoch), batch // each + 1, (), ())
-
-    def _steps_after(self, num_batches: int) -> int:
-        for run in self._runs:
-            if num_batches <= len(run):
-                return run.start + num_batches
-            num_batches -= len(run)
-        return len(self._steps)
+        return self._place(epoch, self._steps_of(epoch), batch // each + 1, ())
 
     def place_at(self, step: int) -> Place:
         """The place after so many steps of the epoch in which the iteration begins.
@@ -309,22 +276,13 @@ class Plan:
             raise IndexError(
                 f"step {step} is out of range: expected {self._before} to {self._before + len(self._steps)}"
             )
-        begin = self.begin
-        return self._place(begin.epoch, self._steps, number, self._jobs, begin.skips)
+        return self._place(self.begin.epoch, self._steps, number, self._jobs)
 
-    def _place(
-        self,
-        epoch: int,
-        steps: Steps,
-        step: int,
-        jobs: tuple[Job, ...],
-        skips: tuple[Skip, ...],
-    ) -> Place:
+    def _place(self, epoch: int, steps: Steps, step: int, jobs: tuple[Job, ...]) -> Place:
         start = steps.consumed(0)
         job = Job(start, self._rank.world_size, self._order.batch_size, step)
-        left = tuple(skip for skip in skips if skip.end > self._before + step)
         jobs = (*jobs, job) if step else jobs
-        return Place(self.begin.first_epoch, epoch, steps.consumed(step), jobs, left)
+        return Place(self.begin.first_epoch, epoch, steps.consumed(step), jobs)
 
     def records_of(self, step: int) -> list[int]:
         """The positions of a step of the epoch in which the iteration begins, on all ranks of the

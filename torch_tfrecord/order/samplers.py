@@ -14,7 +14,7 @@ from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checke
 from torch_tfrecord.order.epochs import Epochs
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
 from torch_tfrecord.order.leaves import draws_at_random
-from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, Skip, StepOrder
+from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, StepOrder
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.ranks import RankSampler
 from torch_tfrecord.order.trainers import (
@@ -190,7 +190,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     """
 
     _continues, _unit, _numbers = True, "batches", ("first_epoch", "epoch", "consumed")
-    _lists = ("jobs", "skips")
+    _lists = ("jobs",)
 
     def __init__(
         self,
@@ -349,27 +349,6 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         if at_least(0, "step", step) < place.step:
             place = Place(place.first_epoch, place.epoch, 0)
         self.begin_at(self._plan(place).place_at(step))
-
-    def place_at(self, step: int | None, num_received: int | None) -> Place:
-        """The place of a coming step of the running epoch, None for the next one."""
-        place = self._latest(num_received)
-        step = place.step if step is None else at_least(place.step, "from_step", step)
-        return self._plan(place).place_at(step)
-
-    def begin_again(self, num_received: int | None) -> None:
-        """Begin the next iteration after the batches that were received."""
-        self.begin_at(self._latest(num_received))
-
-    def skip(self, steps: range, num_received: int | None) -> None:
-        """Leave out steps of the running epoch, in the next iteration."""
-        place = self._latest(num_received)
-        if steps.step != 1 or not place.step <= steps.start < steps.stop:
-            raise ValueError(
-                f"expected a range of steps from {place.step} on, each after the other, got {steps}"
-            )
-        world_size = self._plan(place).world_size
-        skip = Skip(steps.start, steps.stop, world_size, self._order.batch_size)
-        self.begin_at(place._replace(skips=(*place.skips, skip)))
 
 
 class LengthBatchSampler(RecordBatchSampler):
