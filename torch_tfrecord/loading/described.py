@@ -25,7 +25,7 @@ def describe(dataset: object) -> Description | None:
     """
     if isinstance(dataset, Mixture):
         parts = [describe(part) for part in dataset.datasets]
-        arguments = dataset._arguments()  # type: ignore[attr-defined]  # a loader's has a length
+        arguments = dataset._arguments()
         return None if None in parts or arguments is None else {"datasets": parts, **arguments}
     if type(dataset) is not TFRecordDataset or not isinstance(dataset._positions, range):
         return None
