@@ -148,8 +148,8 @@ def resume(folder, checkpoint):
     loader.skip_to(SKIPPED.stop)
     left_out = [record for step in SKIPPED for record in loader.records_of(step)]
     path, offset, _ = left_out[0]
-    say(f"skipped {len(left_out)} texts, the first at byte {offset} of {Path(path).name}")
     skipped = {loader.dataset[position]["id"].item() for *_, position in left_out}
+    say(f"skipped {len(skipped)} texts, the first at byte {offset} of {Path(path).name}")
     seen = state["seen"] + train(DistributedDataParallel(model), loader)
     right = skipped.isdisjoint(seen) and skipped.union(seen) == set(range(NUM_TEXTS))
     # A bucket of which fewer texts are left than there are ranks gives each rank one all the same.
