@@ -338,10 +338,15 @@ def _run_split(
     matches = [match for match in map(_SET.fullmatch, sets) if match]
     fractions = {match[1]: float(match[2]) for match in matches}
     *paths, prefix = sets[: -len(matches)] or [""]
-    if not paths or (by and stratify) or abs(sum(fractions.values()) - 1) > 1e-6:
+    total = sum(fractions.values())
+    if not paths or (by and stratify) or abs(total - 1) > 1e-6:
+        *_, last = fractions or ["test"]
+        left = 1 - total + fractions.get(last, 0)
+        advice = f"{last}={left:g} would do" if left > 0 else "80 percent are 0.8"
+        hint = f": they sum to {total:g}; {advice}" if fractions else ""
         raise ValueError(
             "expected PATH... OUT_PREFIX NAME=FRACTION..., with fractions that sum to 1, and not both --by and "
-            f"--stratify, got {' '.join(sets)}"
+            f"--stratify, got {' '.join(sets)}{hint}"
         )
     files, positions = _select(paths, where, by or stratify)
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)

@@ -7,4 +7,14 @@ when it is first used: importing torch takes seconds, and the command line mostl
 import lazy_loader
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_found, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _found(name)
+    except AttributeError:
+        from torch_tfrecord.arguments import nearest
+
+        hint = nearest(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}") from None

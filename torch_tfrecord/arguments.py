@@ -1,13 +1,21 @@
-"""Arguments that several modules share: the allowed strings, and checks."""
+"""Arguments that several modules share: the allowed strings, checks, and what to write in place of a
+wrong name.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
+from collections.abc import Iterable
+from itertools import islice
 from operator import index as as_integer
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 from torch_tfrecord.shown import shown_value
 
 __all__ = [
+    "HintsOfDataset",
     "IndexPolicy",
     "OnError",
     "Pad",
@@ -15,6 +23,8 @@ __all__ = [
     "at_least",
     "check_callable",
     "integer",
+    "knows_keywords",
+    "nearest",
     "one_of",
     "true_or_false",
 ]
@@ -94,3 +104,65 @@ def check_callable(name: str, value: object) -> None:
         raise TypeError(
             f"{name} must be a function (anything that can be called with a sample) or None, got {shown_value(value)}"
         )
+
+
+# Wrong names.
+
+_MOST_NAMES = 10_000  # that are compared: a folder may have millions
+_Class = TypeVar("_Class", bound=type)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Which name was meant, for the end of an error text; empty where none is like it.
+
+    Example:
+        >>> nearest("lable", ["image", "label"])
+        "; did you mean 'label'?"
+    """
+    found = difflib.get_close_matches(name, islice(known, _MOST_NAMES), 1, 0.75)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def knows_keywords(kind: _Class) -> _Class:
+    """Let the TypeError for an unknown keyword of a class name the nearest one, as Python itself
+    does from 3.13 on.
+    """
+    make: Any = kind.__init__
+    known = inspect.signature(make).parameters
+
+    @functools.wraps(make)
+    def checked(*args: object, **named: object) -> None:
+        for name in named:
+            if name not in known and (hint := nearest(name, known)):
+                raise TypeError(
+                    f"{make.__qualname__}() got an unexpected keyword argument {name!r}{hint}"
+                )
+        make(*args, **named)
+
+    kind.__init__ = checked
+    return kind
+
+
+_INSTEAD = {
+    "batch": "make_dataloader(ds, batch_size) makes batches",
+    "cache": "cache_dir= keeps remote files on a local disk",
+    "filter": "where(name, value) selects records; with on_error='skip' a transform leaves out those for which it "
+    "returns None",
+    "map": "transform= is called with each sample",
+    "prefetch": "make_dataloader(ds, batch_size) reads ahead",
+    "repeat": "make_dataloader(ds, batch_size, num_epochs=None) never ends",
+    "shard": "make_dataloader and the samplers give each rank and worker its part",
+    "shuffle": "make_dataloader(ds, batch_size) shuffles; a stream takes shuffle=True",
+    "skip": "ds[n:] is a dataset of the rest",
+    "take": "ds[:n] is a dataset of the first n",
+}
+
+
+class HintsOfDataset:
+    """Says what to use in place of the methods of other libraries' datasets; there is no attribute."""
+
+    if not TYPE_CHECKING:  # type checkers would believe that any attribute is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.error_log import RAISES, ErrorLog
-from torch_tfrecord.shown import printable, shown_callable
+from torch_tfrecord.shown import printable, shown_callable, shown_list
 
 __all__ = [
     "LEFT_OUT",
@@ -128,7 +128,7 @@ def transform_one(
     """Apply the transform to one sample; an exception in it gets a note that names record `number`.
 
     Raises:
-        TypeError: It returned None, and records are not left out.
+        TypeError: It returned None, and records are not left out; or it takes no dicts.
     """
     if sample is LEFT_OUT:
         return sample
@@ -138,6 +138,14 @@ def transform_one(
         if errors.takes(error):
             errors.add(type(error).__name__, f"{_named(places, number)}{error}")
             return LEFT_OUT
+        # of torchvision's functions for pictures, which show what they were given
+        is_shown = isinstance(error, TypeError) and str(type(sample)) in str(error)
+        if is_shown and isinstance(sample, Mapping):
+            raise TypeError(
+                f"{_named(places, number)}the transform {shown_callable(transform)} takes a picture, and a sample is a "
+                f"dict of {shown_list([*sample], repr)}: take a class of torchvision.transforms.v2, or transform "
+                "sample['image'] in a function of yours"
+            ) from error
         # Python 3.10 has no notes, and changing the text or class could break code that catches it.
         if places is not None and hasattr(error, "add_note"):
             error.add_note(f"in the transform of {places(number)}")

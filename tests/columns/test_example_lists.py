@@ -221,8 +221,9 @@ def test_errors_name_the_example(tmp_path):
     told = {
         broken: "example 1: Could not parse example input: expected one Example message, got 2 bytes that are not one",
         wrong: "example 1: feature 'score' (float32): Data types don't match. "
-        "Data type: int64 but expected type: float",
-        context: "context: feature 'length' (int64): Data types don't match. Data type: float but expected type: int64",
+        "Data type: int64 but expected type: float; the record holds int64: read torch.int64, then convert",
+        context: "context: feature 'length' (int64): Data types don't match. Data type: float but expected type: int64"
+        "; the record holds float32: read torch.float32, then convert",
         good[:-1]: "Could not parse example list: expected one ExampleListWithContext message, got "
         f"{len(good) - 1} bytes that are not one",
     }

@@ -211,7 +211,8 @@ def test_errors_name_the_record_and_both_features(tmp_path):
         encode_example(
             {"id": "x", "inner": encode_example({"n": 1.5})}
         ): "feature 'inner' (NestedExample): feature 'n' (int64): "
-        "Data types don't match. Data type: float but expected type: int64",
+        "Data types don't match. Data type: float but expected type: int64; the record holds float32: read "
+        "torch.float32, then convert",
         encode_example(
             {"id": "x", "inner": encode_example({"n": 1, "d": b"\xff"})}
         ): "feature 'inner' (NestedExample): "

@@ -360,8 +360,8 @@ def test_images_that_do_not_fit():
     [
         (FixedLenFeature((), I64, key="two"), "feature 'x' (int64, key 'two'): Number of int64 values != expected: got 2, expected 1 for shape []"),
         (FixedLenFeature((3,), F32, key="f"), "feature 'x' (float32, key 'f'): Number of float values != expected: got 1, expected 3 for shape [3]"),
-        (FixedLenFeature((), bytes, key="two"), "feature 'x' (bytes, key 'two'): Data types don't match. Data type: int64 but expected type: string"),
-        (VarLenFeature(F32, key="two"), "feature 'x' (float32, key 'two'): Data types don't match. Data type: int64 but expected type: float"),
+        (FixedLenFeature((), bytes, key="two"), "feature 'x' (bytes, key 'two'): Data types don't match. Data type: int64 but expected type: string; the record holds int64: read torch.int64, then convert"),
+        (VarLenFeature(F32, key="two"), "feature 'x' (float32, key 'two'): Data types don't match. Data type: int64 but expected type: float; the record holds int64: read torch.int64, then convert"),
         (FixedLenFeature((), I64), "feature 'x' (int64): key 'x' is required but could not be found: the record has 'f', 'text', 'two', 'unset'; to read records that lack it, take VarLenFeature, or a spec with default_value="),
         (FixedLenFeature((), I64, key="unset"), "feature 'x' (int64, key 'unset'): key 'unset' is required but could not be found: it is there without a value; to read records that lack it, take VarLenFeature, or a spec with default_value="),
         (Text(key="text"), "feature 'x' (Text, key 'text'): expected UTF-8 text, got an invalid byte at 6 of 7"),

@@ -211,7 +211,7 @@ EMPTY = "0a090a070a016312021a00"
         (UNSET, FixedLenFeature((), I64, 5), "feature 'c' (int64): Unexpected number of elements: the feature is there without a value"),
         (UNSET, FixedLenFeature((), bytes, "x"), "feature 'c' (bytes): Unexpected number of elements: the feature is there without a value"),
         (EMPTY, FixedLenFeature((), I64, 5), "feature 'c' (int64): Number of int64 values != expected: got 0, expected 1 for shape []"),
-        (EMPTY, FixedLenFeature((), F32, 5), "feature 'c' (float32): Data types don't match. Data type: int64 but expected type: float"),
+        (EMPTY, FixedLenFeature((), F32, 5), "feature 'c' (float32): Data types don't match. Data type: int64 but expected type: float; the record holds int64: read torch.int64, then convert"),
         ("", FixedLenFeature((), I64), "feature 'c' (int64): key 'c' is required but could not be found: the record has no features; to read records that lack it, take VarLenFeature, or a spec with default_value="),
     ],
 )  # fmt: skip

@@ -428,7 +428,7 @@ def test_sparse_strings():
         ({"v": [1.0]}, "feature 'x' (index, key 'i'): Dimensions 0 and 1 are not compatible: expected an index for each of the 1 values of key 'v', got 0"),
         ({"i": [1]}, "feature 'x' (index, key 'i'): Dimensions 1 and 0 are not compatible: expected an index for each of the 0 values of key 'v', got 1"),
         ({"i": [1.0], "v": [1.0]}, "feature 'x' (index, key 'i'): Data types don't match. Data type: float but expected type: int64"),
-        ({"i": [1], "v": [1]}, "feature 'x' (float32, key 'v'): Data types don't match. Data type: int64 but expected type: float"),
+        ({"i": [1], "v": [1]}, "feature 'x' (float32, key 'v'): Data types don't match. Data type: int64 but expected type: float; the record holds int64: read torch.int64, then convert"),
         ({"i": [2, 2, 2], "v": [1.0, 2.0, 3.0]}, "feature 'x' (float32, key 'v'): expected distinct indices, got 2 duplicates"),
     ],
 )  # fmt: skip

@@ -678,7 +678,7 @@ OfTensorFlow.__module__ = "tensorflow.python.ops.parsing_config"
         (bytes, r"for one bytes in each record: FixedLenFeature\(\(\), bytes\)"),
         (str, r"for one str in each record: FixedLenFeature\(\(\), str\)"),
         ("label", r"for one integer in each record: FixedLenFeature\(\(\), torch.int64\)"),
-        (FixedLenFeature, r"for one integer in each record: FixedLenFeature\(\(\), torch.int64\)"),
+        (FixedLenFeature, r"this one is the class: FixedLenFeature\(\.\.\.\) makes a spec of it"),
         (None, r"for one integer in each record: FixedLenFeature\(\(\), torch.int64\)"),
         (OfTensorFlow(), "this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"),
     ],

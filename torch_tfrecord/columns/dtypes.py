@@ -52,11 +52,14 @@ Values: TypeAlias = dict[str, Value]
 
 
 class ListKind(NamedTuple):
-    """One of the three lists of a Feature: its field name, and its names in TensorFlow's errors."""
+    """One of the three lists of a Feature: its field name, its names in TensorFlow's errors, and what
+    reads it.
+    """
 
     field: str
     tf_name: str
     counted: str
+    read_by: str
 
     def __reduce__(self) -> str:
         """Pickle the name of the constant: kinds are compared by identity."""
@@ -71,9 +74,15 @@ class ListKind(NamedTuple):
         )
 
 
-INT64_LIST = ListKind("int64_list", "int64", "int64")
-FLOAT_LIST = ListKind("float_list", "float", "float")
-BYTES_LIST = ListKind("bytes_list", "string", "bytes")
+INT64_LIST = ListKind("int64_list", "int64", "int64", "int64: read torch.int64, then convert")
+FLOAT_LIST = ListKind("float_list", "float", "float", "float32: read torch.float32, then convert")
+BYTES_LIST = ListKind(
+    "bytes_list",
+    "string",
+    "bytes",
+    "bytes: Image() reads a picture, RawTensor(shape, dtype) an array, FixedLenFeature((), bytes) the bytes, Text() "
+    "a text",
+)
 
 # of an empty tensor, counting sizes of 0 as 1: far below where the sizes of a batch overflow
 _MAX_ELEMENTS = 1 << 40

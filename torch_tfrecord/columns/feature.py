@@ -401,6 +401,8 @@ def _hint(value: object) -> str:
     """
     if type(value).__module__.partition(".")[0] == "tensorflow":
         return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
+    if isinstance(value, type) and issubclass(value, Feature):
+        return f"; this one is the class: {value.__name__}(...) makes a spec of it"
     dtype = _meant_dtype(value)
     if dtype is not None:
         return f"; for one {_code(dtype)} in each record: FixedLenFeature((), {_code(dtype)})"

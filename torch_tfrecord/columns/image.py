@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.arguments import at_least, one_of
+from torch_tfrecord.arguments import at_least, knows_keywords, one_of
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
@@ -29,6 +29,7 @@ __all__ = ["Image", "ImageReader"]
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
 
 
+@knows_keywords
 @dataclass(frozen=True, repr=False)
 class Image(OneValueSpec, Feature):
     """An encoded image (JPEG, PNG, GIF, BMP, WebP), decoded to a ``torchvision.tv_tensors.Image``.
@@ -89,14 +90,20 @@ class Image(OneValueSpec, Feature):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if self.mode not in _CHANNELS:
+        if not isinstance(self.mode, str) or self.mode not in _CHANNELS:
             modes = ", ".join(map(repr, _CHANNELS))
-            raise ValueError(
-                f"mode must be one of {modes}, got {self.mode!r}: did you mean key={self.mode!r}?"
-            )
+            hint = "for pictures of one size crop=RandomResizedCrop(224), or a transform"
+            if isinstance(self.mode, str):
+                meant = self.mode.upper()
+                hint = (
+                    f"did you mean {f'{meant!r}' if meant in _CHANNELS else f'key={self.mode!r}'}?"
+                )
+            raise ValueError(f"mode must be one of {modes}, got {self.mode!r}: {hint}")
         if self.crop is not None and not isinstance(self.crop, Crop):
+            kind = type(self.crop)
             raise TypeError(
-                f"crop must be a RandomResizedCrop or ResizedCenterCrop, got {type(self.crop).__name__}"
+                "crop must be torch_tfrecord.RandomResizedCrop(size) or torch_tfrecord.ResizedCenterCrop(size), got "
+                f"{kind.__module__}.{kind.__qualname__}; torchvision's go in transform="
             )
         channels = _CHANNELS[self.mode]
         if channels is None and (self.crop is not None or self.normalize is not None):

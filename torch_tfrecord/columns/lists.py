@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import knows_keywords
 from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
@@ -57,6 +58,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POINTER_BYTES = 8  # per entry of a Python list
 
 
+@knows_keywords
 @dataclass(frozen=True, repr=False)
 class FixedLenFeature(Feature):
     """A feature with the same number of values in every record.

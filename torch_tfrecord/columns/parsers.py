@@ -187,14 +187,16 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
 
     def __init__(
         self,
-        features: Mapping[str, Feature],
+        features: Mapping[str, Feature] | None,
         *,
         pads: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__(max_batch_bytes)
         if features is None or (isinstance(features, Mapping) and not features):
-            raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
+            raise ValueError(
+                f"Argument `features` cannot be None or empty, got {features!r}; decode_example(record) needs none"
+            )
         if not isinstance(features, Mapping):
             raise TypeError(
                 f"features must be a mapping of names to specs, got {type(features).__name__}"

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import nearest
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.dtypes import (
     Array,
@@ -68,6 +69,7 @@ NO_OFFSETS = np.zeros(0, np.int64)
 """The offsets of a Column with a known number of values."""
 # A record may have thousands of keys, and its error should still be readable.
 _SHOWN_KEYS = 8
+_PARTS = ("size", "shape", "index")  # what is read for another feature, not for its own sake
 
 
 class Want:
@@ -117,8 +119,8 @@ class Want:
             else f"the record has {_shown_keys(record)}"
         )
         # A size in a shape is always required: no default_value would help.
-        is_size = self.what in ("size", "shape")
-        hint = (
+        is_size = self.what in _PARTS
+        hint = ("" if self.key in record else nearest(self.key, record)) or (
             ""
             if is_size
             else "; to read records that lack it, take VarLenFeature, or a spec with default_value="
@@ -135,7 +137,7 @@ class Want:
         """The error for a SequenceExample that lacks the feature list."""
         return self.error(
             f"Feature list {self.key!r} is required but could not be found: the record has "
-            f"{_shown_keys(lists)}. Did you mean to give allow_missing=True?"
+            f"{_shown_keys(lists)}{nearest(self.key, lists)}. Did you mean to give allow_missing=True?"
         )
 
     def wrong_count(self, found: int) -> ParseError:
@@ -147,7 +149,8 @@ class Want:
 
     def wrong_kind(self, found: ListKind) -> ParseError:
         """The error for values in another kind of list."""
-        return self.error(self.kind.mismatch(found))
+        hint = "" if self.what in _PARTS else f"; the record holds {found.read_by}"
+        return self.error(f"{self.kind.mismatch(found)}{hint}")
 
     def error(self, text: str) -> ParseError:
         """An error of this feature."""

@@ -52,7 +52,7 @@ def is_record_features(value: object) -> bool:
 
 
 def make_parser(
-    features: RecordFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
+    features: RecordFeatures | None, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
 ) -> Parser[Value, Value, Value]:
     """Build the parser for the kind of records that ``features`` describes.
 
@@ -218,7 +218,7 @@ def _offset(place: RecordPlace) -> int:
 def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]: ...
 @overload
 def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any: ...
-def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any:
+def parse_single_example(serialized: _Bytes, features: RecordFeatures | None = None) -> Any:
     """Parse one serialized tf.train.Example with a mapping of feature specs, like
     ``tf.io.parse_single_example``.
 
@@ -267,7 +267,7 @@ def parse_example(
 ) -> Any: ...
 def parse_example(
     serialized_list: Iterable[_Bytes] | _Bytes,
-    features: RecordFeatures,
+    features: RecordFeatures | None = None,
     *,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> Any:

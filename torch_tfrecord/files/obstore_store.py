@@ -23,6 +23,7 @@ REQUEST_SECONDS = 300  # for a whole answer
 _REGION_SECONDS = 5
 
 _STATUS = re.compile(r"status code: (\d{3})")
+_NO_RANGES = "Range request not supported"
 _LISTED_AT_ONCE = 1000
 _PARTS_AT_ONCE = 4
 _UPLOAD_RETRIES = 5  # of a part
@@ -122,6 +123,7 @@ class ObstoreStore:
             status in PASSING_STATUSES
             if status
             else kind in ("GenericError", "NotSupportedError", "JoinError")
+            and _NO_RANGES not in text
         )
         return StoreError(_reason(text, status, self._access), status=status, is_passing=is_passing)
 
@@ -139,7 +141,7 @@ def _reason(text: str, status: int | None, access: Access) -> str:
         ("IncompleteBody", "the answer was cut"),
         ("IncompleteMessage", "the connection was closed"),
         ("ConnectionRefused", "the connection was refused"),
-        ("Range request not supported", "the server does not send ranges"),
+        (_NO_RANGES, "the server does not send ranges, as python -m http.server: take another one"),
     ):
         if words in text:
             return reason

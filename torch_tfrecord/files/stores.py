@@ -17,6 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
 from torch_tfrecord.files.obstore_options import obstore_config
@@ -100,7 +101,15 @@ def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
 
 def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
     """`store_of` by fsspec, whatever else there is."""
-    filesystem, name = fsspec_filesystem(path, access)
+    try:
+        filesystem, name = fsspec_filesystem(path, access)
+    except ImportError:  # fsspec's names only its own package
+        scheme = path.partition("://")[0]
+        if scheme not in _SCHEMES_OF_OBSTORE:
+            raise
+        with needs_extra(f"reading {scheme}://", "remote"):
+            importlib.import_module("obstore")
+        raise
     kind = HttpStore if "http" in filesystem.protocol else FsspecStore
     return _find_or_make((filesystem, access), lambda: kind(filesystem, access)), name
 

@@ -25,7 +25,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from torch_tfrecord.arguments import true_or_false
+from torch_tfrecord.arguments import knows_keywords, true_or_false
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import CHANNELS, EncodedImage
@@ -102,6 +102,7 @@ class Crop:
         return show_code(self)
 
 
+@knows_keywords
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Crop):
     """A random region of the image, resized: torchvision's ``v2.RandomResizedCrop``, drawn before

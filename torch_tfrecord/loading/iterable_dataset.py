@@ -10,7 +10,15 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import OnError, at_least, check_callable, integer, true_or_false
+from torch_tfrecord.arguments import (
+    HintsOfDataset,
+    OnError,
+    at_least,
+    check_callable,
+    integer,
+    knows_keywords,
+    true_or_false,
+)
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
@@ -53,7 +61,8 @@ from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 __all__ = ["TFRecordIterableDataset"]
 
 
-class TFRecordIterableDataset(IterableDataset[Any]):
+@knows_keywords
+class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     """Stream the records of TFRecord files, without an index.
 
     Every record appears exactly once over all ranks and workers. Each of these consumers gets whole

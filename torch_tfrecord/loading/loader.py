@@ -24,7 +24,7 @@ from torch_tfrecord.arguments import (
     true_or_false,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
@@ -299,6 +299,10 @@ def _length_order(
 def _check_arguments(
     batch_size: int, shuffle: object, num_epochs: int | None, dataloader_kwargs: Iterable[str]
 ) -> None:
+    if is_record_features(batch_size):
+        raise TypeError(
+            "batch_size must be an integer, got features: the order is make_dataloader(paths, batch_size, features)"
+        )
     if integer("batch_size", batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
     if not isinstance(shuffle, bool) and shuffle != "blocks":
@@ -323,12 +327,17 @@ def _check_arguments(
 
 def _is_paths(paths: object) -> bool:
     is_usual = isinstance(paths, (str, bytes, os.PathLike, list, tuple, set, frozenset, np.ndarray))
-    return is_usual or not (isinstance(paths, Dataset) or hasattr(paths, "__getitem__"))
+    is_dataset = isinstance(paths, (Dataset, DataLoader)) or hasattr(paths, "__getitem__")
+    return is_usual or not is_dataset
 
 
 def _check_dataset(dataset: object, **of_dataset: object) -> None:
     """An error for a stream, and for arguments that belong to the dataset."""
     kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"expected paths or a dataset, got a {kind}: pass its dataset, loader.dataset"
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"expected paths, or a dataset with a length and ds[i], got {kind}: pass streams to DataLoader"

@@ -12,7 +12,13 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import IndexPolicy, OnError, at_least, check_callable
+from torch_tfrecord.arguments import (
+    IndexPolicy,
+    OnError,
+    at_least,
+    check_callable,
+    knows_keywords,
+)
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
@@ -36,13 +42,14 @@ from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.samples import Samples, Transform
-from torch_tfrecord.shown import shown_features, shown_files, shown_transform
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 
 __all__ = ["TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
+@knows_keywords
 class TFRecordDataset(TableDataset):
     """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
     and slices.
@@ -353,6 +360,11 @@ class TFRecordDataset(TableDataset):
         except IndexError:
             raise IndexError(
                 f"position {position} is out of range for {len(self)} records"
+            ) from None
+        except TypeError:
+            raise TypeError(
+                f"a position must be an integer, got {shown_value(position)}: ds[0] is a sample, "
+                "ds.select_columns([name]) a dataset of one feature"
             ) from None
 
     def _absolutes(self, positions: Sequence[int]) -> _Integers:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from torch_tfrecord.arguments import HintsOfDataset
 from torch_tfrecord.columns.one_value import Json, Proto, Text
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 
-class StagedDataset(Dataset[Value]):
+class StagedDataset(HintsOfDataset, Dataset[Value]):
     """A map-style dataset of ours: threads may load its samples, but may not run its transform.
 
     Attributes:

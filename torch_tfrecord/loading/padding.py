@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
@@ -30,6 +30,7 @@ from torch_tfrecord.samples import Batch, Columns, Samples, Values, place_of
 __all__ = ["PaddedCollate", "split_argument"]
 
 
+@knows_keywords
 @dataclass(frozen=True)
 class PaddedCollate:
     """A ``collate_fn`` that pads samples to equal sizes, like tf.data's ``padded_batch``; pickles.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.arguments import HintsOfDataset, at_least, integer, true_or_false
 from torch_tfrecord.order.leaves import (
     Inner,
     draws_at_random,
@@ -55,7 +55,7 @@ class _Epochs(NamedTuple):
         return self.before[component] + self.an_epoch[component] * (epoch - self.first)
 
 
-class Mixture(Dataset[Any]):
+class Mixture(HintsOfDataset, Dataset[Any]):
     """Mix several datasets into one: at any point each has given its share by weight, to within one
     or two samples.
 

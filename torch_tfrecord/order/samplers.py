@@ -9,7 +9,7 @@ from typing import cast
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
-from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
+from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords, true_or_false
 from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
 from torch_tfrecord.order.epochs import Epochs
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
@@ -38,6 +38,7 @@ BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it tak
 WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
 
+@knows_keywords
 class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
     """Sampler for one rank, whose order is a pure function of (seed, epoch), for any number of
     workers.
@@ -351,6 +352,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         self.begin_at(self._plan(place).place_at(step))
 
 
+@knows_keywords
 class LengthBatchSampler(RecordBatchSampler):
     """Batches of records of like length, for padded batches with little padding.
 

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
+from torch_tfrecord.arguments import nearest
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.descriptors import open_path
@@ -189,7 +190,8 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
     for item in items:
         if not isinstance(item, (str, os.PathLike)):
             raise TypeError(
-                f"paths must be a flat list of str or os.PathLike, got an item of type {type(item).__name__}"
+                f"paths must be a flat list of str or os.PathLike, got an item of type {type(item).__name__}; several "
+                "datasets are joined by torch.utils.data.ConcatDataset, or by Mixture"
             )
     return items
 
@@ -217,11 +219,26 @@ def _matching(path: str, files: _Names, counted: re.Match[str] | None) -> list[s
     if glob.has_magic(path):
         matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
-            raise FileNotFoundError(
-                errno.ENOENT, "no file matches the pattern", without_secrets(path)
-            )
+            raise _not_there(path, "no file matches the pattern")
         return _check_shards(matches, path, posixpath.basename(path))
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), without_secrets(path))
+    raise _not_there(path, os.strerror(errno.ENOENT))
+
+
+def _not_there(path: str, text: str) -> FileNotFoundError:
+    """The error for what is not there, with a local name that is like it."""
+    folder, name = os.path.split(path)
+    if not is_remote(path) and not glob.has_magic(folder):
+        if os.path.isdir(folder or os.curdir):
+            there = [
+                one for one in sorted(os.listdir(folder or os.curdir)) if not is_companion(one)
+            ]
+            # without a suffix, or the name of a set
+            longer = [one for one in there if one.startswith(name)][:1]
+            whole = [f"{name}-*" if _SHARD.fullmatch(one) else one for one in longer]
+            text += nearest(whole[0], whole) if whole else nearest(name, there)
+        else:
+            text += f"; there is no folder {folder!r}"
+    return FileNotFoundError(errno.ENOENT, text, without_secrets(path))
 
 
 class _Local:

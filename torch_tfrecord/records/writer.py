@@ -15,7 +15,7 @@ from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.files.storage import is_remote, local_path
@@ -190,6 +190,7 @@ class _Writer(ABC):
     def _commit(self) -> None: ...
 
 
+@knows_keywords
 class TFRecordWriter(_Writer):
     """Writes one TFRecord file; the final path appears complete at `close`, or not at all.
 
@@ -270,6 +271,7 @@ class TFRecordWriter(_Writer):
             upload_record_files([self._file], [self.path], self._access)
 
 
+@knows_keywords
 class ShardedTFRecordWriter(_Writer):
     """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
 

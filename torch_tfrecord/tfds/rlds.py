@@ -12,7 +12,14 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import IndexPolicy, Pad, at_least, check_callable, integer
+from torch_tfrecord.arguments import (
+    HintsOfDataset,
+    IndexPolicy,
+    Pad,
+    at_least,
+    check_callable,
+    integer,
+)
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.collate import collate
@@ -58,7 +65,7 @@ __all__ = [
 _Same = TypeVar("_Same", bound="EpisodeDataset")
 
 
-class EpisodeDataset(Dataset[Any]):
+class EpisodeDataset(HintsOfDataset, Dataset[Any]):
     """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes
     of a split.
     """
