@@ -127,7 +127,7 @@ def knows_keywords(kind: _Class) -> _Class:
     """Let the TypeError for an unknown keyword of a class name the nearest one, as Python itself
     does from 3.13 on.
     """
-    make: Any = kind.__init__
+    make: Any = kind.__init__  # type: ignore[misc]
     known = inspect.signature(make).parameters
 
     @functools.wraps(make)
@@ -139,7 +139,7 @@ def knows_keywords(kind: _Class) -> _Class:
                 )
         make(*args, **named)
 
-    kind.__init__ = checked
+    kind.__init__ = checked  # type: ignore[misc]
     return kind
 
 
