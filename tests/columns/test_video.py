@@ -180,10 +180,7 @@ def test_all_ways_in(torchcodec, path, is_pure):
             check(batches, [0, 2, 5], lambda video: video["frames"])
             assert [batch["video"]["frames"].shape for batch in batches] == [(4, 3, 3, 24, 32)] * 3
             assert [batch["video"]["pts_seconds"].shape for batch in batches] == [(4, 3)] * 3
-            is_plain = way in ("plain", "stream")  # torch's own collate
-            assert type(batches[0]["video"]["frames"]) is (
-                torch.Tensor if is_plain else tv_tensors.Video
-            ), way
+            assert type(batches[0]["video"]["frames"]) is torch.Tensor, way
         for way, batches in ways_in(path, features(return_times=True)):
             check(batches, [*range(6)], lambda video: video["frames"])
             for times in batches[0]["video"]["pts_seconds"]:

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
+    PaddedCollate,
     RawTensor,
     SerializedTensor,
     Text,
@@ -27,6 +29,7 @@ from torch_tfrecord import (
     VarLenFeature,
     collate,
     encode_image,
+    make_dataloader,
     parse_example,
     serialize_tensor,
 )
@@ -111,7 +114,7 @@ def expected(numbers):
     count = len(samples)
     return {
         "image": (
-            "Image",
+            "Tensor",
             torch.uint8,
             (count, 3, 2, 4),
             [np.full((3, 2, 4), number).tolist() for number in numbers],
@@ -235,20 +238,67 @@ def test_jagged_batches_can_be_computed_with():
     assert torch.nested.to_padded_tensor(batch, -1.0).tolist() == [[1.0, -1.0], [2.0, 3.0]]
 
 
-def test_tv_tensors_keep_their_type():
+def test_batches_of_tv_tensors_are_plain_tensors():
     images = [tv_tensors.Image(torch.full((3, 2, 2), n, dtype=torch.uint8)) for n in range(2)]
     masks = [tv_tensors.Mask(torch.full((2, 2), n, dtype=torch.uint8)) for n in range(2)]
     videos = [tv_tensors.Video(torch.full((4, 3, 2, 2), n, dtype=torch.uint8)) for n in range(2)]
     batch = collate(
         [{"i": i, "m": m, "v": v} for i, m, v in zip(images, masks, videos, strict=True)]
     )
-    assert [type(batch[name]) for name in "imv"] == [
-        tv_tensors.Image,
-        tv_tensors.Mask,
-        tv_tensors.Video,
-    ]
+    assert [type(batch[name]) for name in "imv"] == [torch.Tensor] * 3
     assert [batch[name].shape for name in "imv"] == [(2, 3, 2, 2), (2, 2, 2), (2, 4, 3, 2, 2)]
     assert all(batch[name].flatten(1).amax(1).tolist() == [0, 1] for name in "imv")
+
+
+PICTURES = {name: FEATURES[name] for name in ("image", "number")}
+
+
+def looked_at(samples):
+    for sample in samples:
+        assert type(sample["image"]) is tv_tensors.Image
+    return samples
+
+
+@pytest.mark.parametrize("transform", [None, v2.Identity(), v2.CenterCrop((2, 4)), looked_at])
+def test_every_batch_of_pictures_is_a_plain_tensor(path, transform):
+    if transform is looked_at:
+        transform = lambda sample: looked_at([sample])[0]  # noqa: E731
+    ds = TFRecordDataset(path, PICTURES, transform=transform)
+    stream = TFRecordIterableDataset(path, PICTURES, transform=transform)
+    batches = TFRecordIterableDataset(path, PICTURES, transform=transform, batch_size=COUNT)
+    options = {"shuffle": False, "transform": transform}
+    every = [*range(COUNT)]
+    looked_at([ds[0], next(iter(stream)), ds.__getitems__([1])[0]])
+    found = {
+        "torch": next(iter(DataLoader(ds, COUNT))),
+        "collate": next(iter(DataLoader(ds, COUNT, collate_fn=collate))),
+        "padded": PaddedCollate()(ds.__getitems__(every)),
+        "looked at": collate(looked_at(list(ds.__getitems__(every)))),
+        "looked at by torch": next(iter(DataLoader([*looked_at(list(ds))], COUNT))),
+        "one by one": collate([ds[position] for position in every]),
+        "list": ds[every],
+        "threads": next(iter(make_dataloader(path, COUNT, PICTURES, **options))),
+        "no threads": next(iter(make_dataloader(ds, COUNT, shuffle=False, num_threads=0))),
+        "stream": next(iter(DataLoader(stream, COUNT))),
+        "batches": next(iter(batches)),
+        "parsed": parse_example([*map(ds.raw, every)], PICTURES),
+        "alone": {"image": parse_example([record(n)["image"] for n in every], Image())},
+    }
+    pixels = [[[[number] * 4] * 2] * 3 for number in every]
+    for way, batch in found.items():
+        assert type(batch["image"]) is torch.Tensor, way
+        assert batch["image"].tolist() == pixels, way
+
+
+@pytest.mark.slow
+def test_torch_compiles_what_takes_a_batch(path):
+    def step(batch):
+        return batch["image"].float().mean((1, 2, 3)) + batch["number"]
+
+    compiled = torch.compile(step, backend="aot_eager")
+    loader = make_dataloader(path, COUNT, PICTURES, shuffle=False, num_workers=1)
+    for batches in (loader, DataLoader(TFRecordDataset(path, PICTURES), COUNT)):
+        assert [compiled(batch).tolist() for batch in batches] == [[*range(0, 2 * COUNT, 2)]]
 
 
 def test_boxes_stay_with_their_image():

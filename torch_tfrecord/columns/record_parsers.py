@@ -26,7 +26,7 @@ from torch_tfrecord.columns.parsers import (
     wrapped,
 )
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Keys, Reader, read_columns
-from torch_tfrecord.columns.stacking import rows_of
+from torch_tfrecord.columns.stacking import as_plain, rows_of
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 
@@ -305,7 +305,7 @@ def parse_example(
     parser = _parser(make_parser, (features,), max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.single(serialized_list)
-    return parser.batch(serialized_list)
+    return as_plain(parser.batch(serialized_list))
 
 
 def parse_single_sequence_example(
@@ -387,7 +387,6 @@ def parse_sequence_example(
     parser = _parser(SequenceExampleParser, specs, max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
-    batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(
-        serialized_list
-    )
+    batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]
+    batch = as_plain(parser.batch(serialized_list))
     return batch

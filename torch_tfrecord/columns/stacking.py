@@ -32,6 +32,7 @@ __all__ = [
     "JsonObject",
     "as_kind_of",
     "as_nested",
+    "as_plain",
     "is_ascending",
     "is_listed",
     "is_ragged",
@@ -75,6 +76,17 @@ def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return tensor
     wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
     return wrapped
+
+
+def as_plain(batch: Value) -> Value:
+    """A batch whose columns are plain tensors, as torch's own collate gives: torch.compile does not
+    take tv_tensors.
+    """
+    if isinstance(batch, dict):
+        return {name: as_plain(column) for name, column in batch.items()}
+    if type(batch) is tuple:
+        return tuple(map(as_plain, batch))
+    return batch.as_subclass(torch.Tensor) if isinstance(batch, tv_tensors.TVTensor) else batch
 
 
 def rows_of(column: Value) -> Sequence[Value]:

@@ -18,7 +18,7 @@ from torch_tfrecord.batch_memory import empty_bytes, empty_tensor
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import (
     WHOLE_KINDS,
-    as_kind_of,
+    as_plain,
     is_listed,
     is_ragged,
     mark_listed,
@@ -44,7 +44,7 @@ from torch_tfrecord.samples import (
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.torch_internals import jagged_parts
 
-__all__ = ["BATCHED_KINDS", "collate", "keep_type", "make_batch", "numbers", "take_columns"]
+__all__ = ["collate", "make_batch", "numbers", "take_columns"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -53,8 +53,8 @@ def collate(samples: Samples) -> Batch:
     """Make a batch of samples, like torch's ``default_collate``, plus what TFRecord data needs.
 
     - Bytes, str and (nested) lists of them become lists with one item for each sample.
-    - Tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors``
-      keep their type.
+    - Tensors of equal shape are stacked to [B, ...]; of images, videos and masks of
+      ``tv_tensors`` this is a plain tensor, as from torch's own.
     - Boxes and key points of ``tv_tensors``, which belong to one image each, become lists; so do
       sounds and videos of any length (`Audio`, `Video`), whatever their lengths.
     - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do
@@ -122,10 +122,12 @@ def _finish(columns: Columns, name: str) -> Batch:
     """The columns as they are, except that lists of values are collated."""
     # The usual case first: a batch has a column for each of perhaps hundreds of features.
     if isinstance(columns, torch.Tensor):
-        return columns
+        return as_plain(columns)
     if isinstance(columns, dict):
         return {
-            key: column if isinstance(column, torch.Tensor) else _finish(column, f"{name}[{key!r}]")
+            key: as_plain(column)
+            if isinstance(column, torch.Tensor)
+            else _finish(column, f"{name}[{key!r}]")
             for key, column in columns.items()
         }
     if isinstance(columns, tuple):
@@ -239,9 +241,8 @@ def _tensors(values: Values, name: str) -> Batch:
     # torch.stack knows neither.
     if first.is_nested or first.layout == torch.sparse_coo:
         return _stack_structures(values, name)
-    if not isinstance(first, tv_tensors.TVTensor):
-        return _stack(values, name)
-    return keep_type(_stack(values, name), first) if isinstance(first, BATCHED_KINDS) else values
+    is_of_one_image = isinstance(first, tv_tensors.TVTensor) and not isinstance(first, _STACKED)
+    return values if is_of_one_image else _stack(values, name)
 
 
 def _stack_structures(values: Values, name: str) -> Batch:
@@ -255,15 +256,8 @@ def _stack_structures(values: Values, name: str) -> Batch:
 # From this size on a batch is stacked in memory that is reused.
 _LARGE_BYTES = 1 << 16
 
-# The tv_tensors that exist as batches; boxes and key points belong to one image each.
-BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
-
-
-def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-    """The batch as the same tv_tensor as its samples; a plain tensor if tv_tensors has no batches
-    of that type.
-    """
-    return as_kind_of(batch, sample) if isinstance(sample, BATCHED_KINDS) else batch
+# Boxes and key points belong to one image each.
+_STACKED = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def _stack(values: Values, name: str) -> torch.Tensor:
@@ -442,11 +436,11 @@ def _join_rows(
         joined[place] = array[row]
     if isinstance(first, list):
         return joined.tolist()
-    return as_kind_of(torch.from_numpy(joined).view(first.dtype), first)
+    return torch.from_numpy(joined).view(first.dtype)
 
 
 def _kind_of(column: torch.Tensor) -> tuple[object, ...]:
-    return type(column), column.dtype, column.shape[1:]
+    return column.dtype, column.shape[1:]
 
 
 def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
 from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
-from torch_tfrecord.loading.collate import BATCHED_KINDS, make_batch, numbers, take_columns
+from torch_tfrecord.loading.collate import make_batch, numbers, take_columns
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
@@ -226,24 +225,17 @@ def _make_list(values: Samples, *, collate_fn_map: object = None) -> Values:
 
 
 def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
-    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain
-    tensors, like torch's.
+    """What ``default_collate`` makes of samples: the batch of `collate`.
 
     If a sample was changed, torch gets plain dicts instead and collates them itself.
     """
     columns = take_columns(samples)
     if columns is not None:
-        return for_transport(_strip_types(make_batch(samples, columns)))
+        return for_transport(make_batch(samples, columns))
     check_for_torch(samples, getattr(samples, "places", None))
     # torch makes a batch of the first sample's class, which must be a plain dict.
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
     return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
-
-
-def _strip_types(batch: Batch) -> Batch:
-    if isinstance(batch, dict):
-        return {name: _strip_types(part) for name, part in batch.items()}
-    return batch.as_subclass(torch.Tensor) if isinstance(batch, BATCHED_KINDS) else batch
 
 
 # From records.

@@ -17,7 +17,7 @@ from torch_tfrecord.columns.containers import offsets_of
 from torch_tfrecord.columns.dtypes import dtype_name
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
-from torch_tfrecord.loading.collate import keep_type, numbers
+from torch_tfrecord.loading.collate import numbers
 from torch_tfrecord.loading.sample import is_jagged, is_plain
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
@@ -103,7 +103,7 @@ def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
         plain = values.new_full((len(values), *inner), fill)
         plain[tuple(map(slice, values.shape))] = values
     if rows.offsets is None:
-        return keep_type(plain, rows.values), _lengths_of(sizes)
+        return plain, _lengths_of(sizes)
     return pad_rows(plain, rows.offsets, size[0], plain.new_full((), fill)), _lengths_of(sizes)
 
 
@@ -131,7 +131,7 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
         batch, lengths = plain[0].new_full((len(plain), *size), fill), _lengths_of(sizes)
         for number, tensor in enumerate(plain):  # views by index may be changed in place
             batch[number][tuple(map(slice, tensor.shape))] = tensor
-    return keep_type(batch, tensors[0]), lengths
+    return batch, lengths
 
 
 def _tensors(values: Values, name: str) -> list[torch.Tensor]:

@@ -36,11 +36,11 @@ class PaddedCollate:
     """A ``collate_fn`` that pads samples to equal sizes, like tf.data's ``padded_batch``; pickles.
 
     Padding is added at the end of each dimension; nothing is ever truncated. Tensors, arrays,
-    numbers and lists of numbers become tensors [B, ...]; ``tv_tensors`` keep their type as in
-    `collate`, and Python floats become float64. Lists of bytes or str, also nested, stay lists and
-    are padded in the same way. In mappings, tuples and lists of anything else, each part is padded
-    by itself. None, messages, JSON, and a single bytes or str for each sample, become a list. Lists
-    that are empty in the whole batch are taken to be of bytes.
+    numbers and lists of numbers become plain tensors [B, ...]; Python floats become float64. Lists
+    of bytes or str, also nested, stay lists and are padded in the same way. In mappings, tuples and
+    lists of anything else, each part is padded by itself. None, messages, JSON, and a single bytes
+    or str for each sample, become a list. Lists that are empty in the whole batch are taken to be
+    of bytes.
 
     Args:
         padded_shapes: The sizes to pad to, nested like a sample. For each feature None (pad every

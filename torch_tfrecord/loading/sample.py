@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.columns.stacking import as_kind_of, rows_of
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.samples import Columns, Samples, Value
 from torch_tfrecord.torch_internals import jagged_parts
@@ -323,8 +323,7 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     if is_plain(column):
         # Not a slice of the tensor, which would share its version counter: a change of one batch in
         # place would break backward for all others.
-        part = torch.from_numpy(as_array(column)[begin:end]).view(column.dtype)
-        return as_kind_of(part, column)
+        return torch.from_numpy(as_array(column)[begin:end]).view(column.dtype)
     parts = jagged_parts(column) if is_jagged(column) else None
     if parts is None or not is_plain(parts[0]):
         return None
