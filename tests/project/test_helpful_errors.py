@@ -544,7 +544,8 @@ def test_streams_have_no_positions(folder):
 def test_the_name_of_a_dataset_in_place_of_its_directory(open_it, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        FileNotFoundError, match=r"expected one that TFDS prepared, .* not its name: 'mnist'$"
+        FileNotFoundError,
+        match=r"expected one that TFDS prepared, .* load takes its name with data_dir=: 'mnist'$",
     ):
         open_it("mnist")
 

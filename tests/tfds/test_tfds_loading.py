@@ -368,3 +368,39 @@ def test_a_record_that_does_not_fit_is_named(tmp_path):
     ds = tfds.load(folder, "test", index="memory")
     with pytest.raises(ParseError, match=rf"{shard.name}: record 1 at byte \d+: feature 'id'"):
         ds[4]
+
+
+def test_split_none_is_every_split():
+    every, info = tfds.load(directory("drawings"), None, index="memory", with_info=True)
+    examples = EXPECTED["drawings"]["examples"]
+    assert {name: len(ds) for name, ds in every.items()} == {
+        name: len(examples[name]) for name in info.splits
+    }
+    for name, ds in every.items():
+        assert_same(ds[0], load("drawings", name)[0])
+    only = tfds.load(directory("drawings"), None, index="memory")
+    assert list(only) == list(info.splits) and type(only["train"]) is TFRecordDataset
+    ds, again = tfds.load(directory("drawings"), "train", index="memory", with_info=True)
+    assert (len(ds), again.name) == (len(every["train"]), info.name)
+
+
+def test_data_dir_and_names_as_in_tfds(tmp_path, monkeypatch):
+    source = directory("drawings")
+    shutil.copytree(source, tmp_path / "here" / "drawings" / "2.0.0")
+    shutil.copytree(source, tmp_path / "here" / "drawings" / "1.0.0")
+    monkeypatch.chdir(tmp_path)
+    for name, version in (
+        ("drawings", "2.0.0"),
+        ("drawings:1.0.0", "1.0.0"),
+        ("drawings/1.0.0", "1.0.0"),
+    ):
+        for folder in ("here", tmp_path / "here"):
+            ds, info = tfds.load(name, "train", data_dir=folder, index="memory", with_info=True)
+            assert f"drawings/{version}" in info.directory
+            assert f"drawings/{version}" in ds.files[0]
+            assert len(ds) == len(EXPECTED["drawings"]["examples"]["train"])
+    with pytest.raises(FileNotFoundError, match="load takes its name with data_dir="):
+        tfds.load("drawings", "train")
+    with pytest.raises(ValueError, match=r"^shuffle_files must be False: make_dataloader\(ds"):
+        tfds.load("drawings", "train", data_dir="here", shuffle_files=True)
+    assert len(tfds.load("drawings", data_dir="here", index="memory", shuffle_files=False))

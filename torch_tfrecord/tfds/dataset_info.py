@@ -406,7 +406,10 @@ def _version_folder(folder: str, access: Access) -> str:
     try:
         entries = _list_folder(folder, access)
     except FileNotFoundError:
-        text = "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist, not its name"
+        text = (
+            "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist; load takes its "
+            "name with data_dir="
+        )
         raise FileNotFoundError(errno.ENOENT, text, without_secrets(folder)) from None
     if INFO_FILE in entries:
         return folder

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
@@ -30,11 +30,22 @@ from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 
 __all__ = ["SplitFiles", "load", "open_split"]
 
+_Directory: TypeAlias = "str | os.PathLike[str] | DatasetInfo"
 
+
+@overload
 def load(
-    directory: str | os.PathLike[str] | DatasetInfo,
-    split: Split = "train",
+    directory: _Directory, split: Split = ..., *, with_info: Literal[False] = ..., **options: Any
+) -> TFRecordDataset: ...
+@overload
+def load(directory: _Directory, split: Split | None = ..., **options: Any) -> Any: ...
+def load(  # type: ignore[misc]  # which does not take any option
+    directory: _Directory,
+    split: Split | None = "train",
     *,
+    data_dir: str | os.PathLike[str] | None = None,
+    shuffle_files: bool = False,
+    with_info: bool = False,
     features: Chosen | RecordFeatures = None,
     transform: Callable[[Any], object] | None = None,
     as_supervised: bool = False,
@@ -46,7 +57,7 @@ def load(
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, object] | None = None,
-) -> TFRecordDataset:
+) -> object:
     """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a
     feature spec.
 
@@ -56,7 +67,11 @@ def load(
         directory: See `info`; or a `DatasetInfo`.
         split: ``"train"``, ``"train[:10%]"``, ``"train[100:200]"``, ``"train[:-5]"``,
             ``"train[:2shard]"``, ``"train+test"``, ``"all"``; or a `ReadInstruction` or a part from
-            `even_splits`. Only the shards of the slice are opened.
+            `even_splits`. Only the shards of the slice are opened. None gives a dict of all splits.
+        data_dir: Folder of the datasets; `directory` is then a name there, as TFDS takes it:
+            ``"mnist"``, ``"mnist:3.0.1"``, ``"dataset/config:1.0.0"``.
+        shuffle_files: False, which TFDS takes, too: `make_dataloader` shuffles records.
+        with_info: Return (dataset, info).
         features: The features to read: names and paths (``["image", "objects/label"]``), or a
             nested mapping. Others are neither parsed nor decoded, so their classes may be unknown.
             None reads everything. Or feature specs, as for `TFRecordDataset` (``{"image": Image(),
@@ -87,7 +102,7 @@ def load(
         KeyError: `features`, `decoders` or `defaults` name a feature that does not exist.
         ParseError: dataset_info.json or features.json is damaged, or a feature has an unknown
             class.
-        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys;
+        ValueError: `shuffle_files` is True; the split is invalid, unknown or empty; the dataset has no supervised keys;
             feature specs with an argument that needs features.json.
 
     Example:
@@ -96,6 +111,12 @@ def load(
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
     check_callable("transform", transform)
+    if shuffle_files:
+        raise ValueError(
+            "shuffle_files must be False: make_dataloader(ds, batch_size, shuffle=True) draws the examples themselves"
+        )
+    if data_dir is not None:
+        directory = posixpath.join(os.fspath(data_dir), str(directory).replace(":", "/"))
     found = info_of(directory, storage_options, features)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(
@@ -121,19 +142,21 @@ def load(
         )
         # Plain features are read as those of a `TFRecordDataset`, with all its short cuts.
         parser = parser if parser.plain_features is None else parser.plain_features
-    files = open_split(
-        found,
-        split,
-        IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access),
-    )
-    return TFRecordDataset._from_source(
-        files.files,
-        files.source(verify_crc, found.access),
-        parser,
-        positions=files.positions,
-        transform=transform,
-        max_batch_bytes=max_batch_bytes,
-    )
+    keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
+
+    def opened(split: Split) -> TFRecordDataset:
+        files = open_split(found, split, keeper)
+        return TFRecordDataset._from_source(
+            files.files,
+            files.source(verify_crc, found.access),
+            parser,
+            positions=files.positions,
+            transform=transform,
+            max_batch_bytes=max_batch_bytes,
+        )
+
+    ds = {name: opened(name) for name in found.splits} if split is None else opened(split)
+    return (ds, found) if with_info else ds
 
 
 def _check_unused(**arguments: object) -> None:
