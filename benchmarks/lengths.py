@@ -108,7 +108,7 @@ def write(folder: Path, lengths: np.ndarray) -> list[str]:
         with TFRecordWriter(path) as writer:
             for length in part.tolist():
                 writer.write({"tokens": draw.integers(32_000, size=length)})
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+        build_index(path, columns=["len(tokens)"])
     return paths
 
 

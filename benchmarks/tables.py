@@ -53,7 +53,7 @@ def _write_many(path: Path, rows: int) -> None:
         with path.open("wb") as file:
             for _ in range(rows // 1000):
                 file.write(block)
-        build_index(path, columns=["label"]).save(f"{path}.index.safetensors")
+        build_index(path, columns=["label"])
 
 
 # Probes: each returns a function that is timed, and gives the number of rows.

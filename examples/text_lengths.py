@@ -32,7 +32,6 @@ from torch_tfrecord import (
     ShardedTFRecordWriter,
     VarLenFeature,
     build_index,
-    find_files,
     make_dataloader,
 )
 
@@ -51,8 +50,7 @@ def write_texts(folder):
             writer.write({"id": number, "tokens": tokens})
     # The index keeps the lengths: planning an epoch reads no text. By the command line:
     # tfrecord index FOLDER/train-* --columns 'len(tokens)'
-    for path in find_files(f"{folder}/train-*"):
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    build_index(f"{folder}/train-*", columns=["len(tokens)"])
 
 
 class Model(torch.nn.Module):

@@ -37,8 +37,10 @@ from torch_tfrecord.files.storage import FileSource, is_remote
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path, write_sidecar
+from torch_tfrecord.records.kept_columns import check_columns
 from torch_tfrecord.records.manifest_shards import write_manifest
 from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.salvage import SalvageReport
 from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
@@ -194,6 +196,10 @@ def _run_index(
         )
     _print_indexed(outcomes, as_json)
     status = exit_code([outcome.error for outcome in outcomes])
+    if options["columns"] and not status:
+        built = (outcome.value.index for outcome in outcomes if outcome.value)
+        kept = (RecordIndex.load(place).kept for place in built)
+        check_columns(options["columns"], kept, read_records(files))
     # a manifest of some of the files would pass for that of all
     if manifest and not status:
         made = write_manifest(files, index_dir=output_dir, again=options["force"])
@@ -273,7 +279,8 @@ def _index_file(
         reader=reader,
     )
     if format == _SIDECAR:
-        write_sidecar(place, index.to_bytes())
+        before = {} if fresh is None else fresh.kept
+        write_sidecar(place, index.with_facts(kept={**before, **index.kept}).to_bytes())
     else:
         index.to_tfrecord2idx(place)
     return _Indexed(len(index), file.file_size, place, is_new=True)

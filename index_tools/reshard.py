@@ -45,6 +45,7 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex, index_source
 from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.kept_columns import check_columns
 from torch_tfrecord.records.manifest import manifest_path
 from torch_tfrecord.records.manifest_shards import write_manifest
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -91,7 +92,9 @@ def _select(
     files.has_warned = True  # neighbours are read together
     positions = np.arange(len(files.table))
     for name, values in conditions:
-        kept = files.column(name).take(positions)
+        kept = files.column(name)
+        check_columns([name], [{name: kept}], map(files.read, range(len(files.table))))
+        kept = kept.take(positions)
         wanted = [kept.parse(text, name) for text in values.split(",")]
         positions = positions[kept.matches(wanted, name)]
     if where and not len(positions):

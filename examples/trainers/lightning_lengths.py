@@ -24,7 +24,6 @@ from torch_tfrecord import (
     ShardedTFRecordWriter,
     VarLenFeature,
     build_index,
-    find_files,
     make_dataloader,
 )
 
@@ -37,8 +36,7 @@ def write_texts(folder):
     with ShardedTFRecordWriter(f"{folder}/train", num_shards=3) as writer:
         for number, length in enumerate(lengths.tolist()):
             writer.write({"id": number, "tokens": torch.arange(1, length + 1)})
-    for path in find_files(f"{folder}/train-*"):  # keeps the lengths
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    build_index(f"{folder}/train-*", columns=["len(tokens)"])  # keeps the lengths
 
 
 class Mean(LightningModule):

@@ -491,6 +491,15 @@ def test_columns_are_kept(folder, capsys):
     assert main(["index", "x.tfrecord"]) == 0
     assert capsys.readouterr().out.count("1 file: 0 indexed, 1 fresh") == 2
     assert len(TFRecordDataset("x.tfrecord").where("label", 2)) == 6
+    with TFRecordWriter("y.tfrecord") as writer:
+        writer.write({"name": "a"})
+    for _ in range(2):  # built, then fresh
+        assert main(["index", "?.tfrecord", "--columns", "label,lable"]) == 2
+        error = capsys.readouterr().err
+        assert "got ['lable'], which none of the records has; the first has ['label', 'tok" in error
+    assert main(["index", "?.tfrecord", "--columns", "name"]) == 0  # one of the files has it
+    assert TFRecordDataset("?.tfrecord", index="require").find("name", "a").tolist() == [20]
+    assert TFRecordDataset("x.tfrecord", index="require").find("label", 2).tolist()[0] == 2
     assert main(["index", "x.tfrecord", "--columns", "tokens"]) == 1
     assert (
         "column 'tokens': expected at most one value in a record, got 2" in capsys.readouterr().err

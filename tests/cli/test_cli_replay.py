@@ -37,7 +37,7 @@ def sets(tmp_path):
         with TFRecordWriter(path) as writer:
             for name in range(first, first + 90):
                 writer.write({"id": name, "tokens": np.full(name % 23, 1)})
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+        build_index(path, columns=["len(tokens)"])
         paths.append(str(path))
     return paths
 

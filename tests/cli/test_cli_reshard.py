@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import for_each
 from range_server import range_server
 
 from index_tools import reshard
@@ -285,6 +286,32 @@ def test_where(table, is_kept):
         )
 
 
+WHERE = [
+    ("n=9007199254740993,9223372036854775808,0.5", [1]),
+    ("n=9223372036854775807", [2]),
+    ("x=0.1,0.2", [0, 1]),
+    ("x=16777217,1e300,nan,2", [2]),
+]
+
+
+@for_each(["condition", "wanted"], WHERE)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_where_is_exact(is_kept, condition, wanted):
+    rows = [
+        {"n": 2**53, "x": 0.1},
+        {"n": 2**53 + 1, "x": 0.2},
+        {"n": 2**63 - 1, "x": 2.0},
+        {"n": 0, "x": 2.0**24},
+    ]
+    with TFRecordWriter("x.tfrecord") as writer:
+        for row in rows:
+            writer.write(row)
+    if is_kept:
+        assert main(["index", "x.tfrecord", "--columns", "n,x"]) == 0
+    assert main(["merge", "x.tfrecord", "y.tfrecord", "--force", "--where", condition]) == 0
+    assert records("y.tfrecord") == [encode_example(rows[n]) for n in wanted]
+
+
 def test_split_by_fractions(table):
     options = ["train=0.8", "validation=.1", "test=0.1", "--num-shards", "2"]
     assert main(["split", "table-*", "sets/", *options]) == 0
@@ -421,6 +448,10 @@ WRONG = {
     "no match": (
         ["merge", "table-*", "a.tfrecord", "--where", "label=77"],
         "no record has label=77",
+    ),
+    "no column": (
+        ["merge", "table-*", "a.tfrecord", "--where", "lable=1"],
+        "got ['lable'], which none of the records has; the first has ['group', 'label', 'number', 'share']",
     ),
     "no number": (
         ["merge", "table-*", "a.tfrecord", "--where", "label=cat"],

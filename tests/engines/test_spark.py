@@ -75,7 +75,7 @@ def test_fewer_columns(spark, golden):  # noqa: F811
 @pytest.mark.daily
 def test_filters_by_the_index(spark, golden, tmp_path):  # noqa: F811
     path = shutil.copy(golden["thousand"], tmp_path / "x.tfrecord")
-    build_index(path, columns=["i"]).save(f"{path}.index.safetensors")
+    build_index(path, columns=["i"])
     # Whoever reads another record than 5 and 7 meets damage.
     ds = TFRecordDataset(path, THOUSAND)
     status = os.stat(path)

@@ -22,7 +22,6 @@ from torch_tfrecord import (
     TFRecordDataset,
     VarLenFeature,
     build_index,
-    find_files,
     make_dataloader,
     read_records,
 )
@@ -46,8 +45,7 @@ def write(folder, first=0, num=N):
     with ShardedTFRecordWriter(folder / "train", max_shard_bytes=2000) as writer:
         for number, size in enumerate(sizes.tolist(), first):
             writer.write({"id": number, "tokens": [number] * size})
-    for path in find_files(f"{folder}/train-*"):
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    build_index(f"{folder}/train-*", columns=["len(tokens)"])
     return f"{folder}/train-*"
 
 

@@ -4,7 +4,9 @@ Covers records/kept_columns, columns/index_columns.
 """
 
 import dataclasses
+import io
 import pickle
+import re
 
 import duckdb
 import numpy as np
@@ -35,6 +37,7 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.kept_columns import KeptColumn, StoredColumns, pack_columns
 
 FEATURES = {
@@ -72,6 +75,12 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def ds(folder):
     return TFRecordDataset(folder / "x-*.tfrecord", FEATURES, index="require")
+
+
+@pytest.fixture
+def bare(folder):
+    """The same, without kept columns."""
+    return TFRecordDataset(folder / "x-*.tfrecord", FEATURES, index="memory")
 
 
 # Some features.
@@ -153,7 +162,9 @@ SEARCHES = {
 
 
 @for_each("what", SEARCHES)
-def test_where_and_find(ds, what):
+@pytest.mark.parametrize("way", ["ds", "bare"])
+def test_where_and_find(way, what, request):
+    ds = request.getfixturevalue(way)
     name, value, fits = SEARCHES[what]
     wanted = [n for n in range(NUM) if fits(row(n))]
     assert ds.find(name, value).tolist() == wanted
@@ -186,6 +197,192 @@ def test_where_reads_no_record(ds, monkeypatch):
     assert weights[ds.find("label", 6)].sum() == pytest.approx(1)
 
 
+def test_what_was_read_is_remembered(bare, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        "torch_tfrecord.loading.tables.ProgressBar",
+        lambda *args, **kwargs: ProgressBar(
+            *args, **kwargs | {"file": shown, "disable": False, "delay": 0, "mininterval": 0}
+        ),
+    )
+    monkeypatch.setattr("torch_tfrecord.loading.tables._ROWS_AT_ONCE", 100)
+    threes = [n for n in range(NUM) if n % 7 == 3]
+    assert bare.find("label", 3).tolist() == threes
+    assert re.search(r"reading label: +67%.* 200/300 .*record", shown.getvalue())
+    monkeypatch.setattr(bare._record_files, "read_batch", None)
+    assert len(bare.where("label", [3, 4])) == len([n for n in range(NUM) if n % 7 in (3, 4)])
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(bare)).find("label", 3).tolist() == threes
+    part = bare[50:].where("score", lambda scores: scores < 20)
+    assert part.find("label", 3).tolist() == [n - 50 for n in range(50, 80) if n % 7 == 3]
+
+
+def test_where_by_the_name_of_a_feature(folder):
+    features = {"cls": FixedLenFeature((), torch.int64, key="label")}
+    for index in ("memory", "require"):
+        ds = TFRecordDataset(folder / "x-*.tfrecord", features, index=index)
+        assert ds.find("cls", 3).tolist() == [n for n in range(NUM) if n % 7 == 3]
+        assert ds.find("label", 3).tolist() == ds.find("cls", 3).tolist()
+
+
+EDGES = {
+    "n": [2**53, 2**53 + 1, 2**63 - 1, -(2**63), 0, 1, 3],
+    "x": [0.1, 0.2, 0.5, 2.0**24, float("inf"), float("nan"), 1.0],
+    "b": [True, False, True, True, True, True, True],
+    "s": [b"a", b"", "é".encode(), b"\xff", b"a\0", b"b", b"c"],
+}
+EXACT = [
+    ("n", [2**53 + 1, 0.5], [1]),
+    ("n", 2.0**53, [0]),
+    ("n", np.array([2**53 + 1, 5]), [1]),
+    ("n", torch.tensor([2**53 + 1, 3]), [1, 6]),
+    ("n", torch.tensor(3), [6]),
+    ("n", [torch.tensor(3), np.int8(1)], [5, 6]),
+    ("n", {0, 1}, [4, 5]),
+    ("n", 2**63, []),
+    ("n", [2.0**63, -(2**63) - 1, 10**400], []),
+    ("n", np.array([2**63 - 1, 2**63], np.uint64), [2]),
+    ("n", -(2.0**63), [3]),
+    ("n", [float("nan"), float("inf"), 0.5], []),
+    ("n", True, [5]),
+    ("n", np.array([True, False]), [4, 5]),
+    ("n", np.bool_(False), [4]),
+    ("n", range(-(2**64), 2**64, 2**62), [3, 4]),
+    ("n", range(2**53 + 1, -5, -(2**53)), [1, 5]),
+    ("n", range(2**63, 2**70), []),
+    ("n", range(0, 2**70, 2**63), [4]),
+    ("n", range(5, 5), []),
+    ("x", 0.1, [0]),
+    ("x", [0.1, 0.2], [0, 1]),
+    ("x", np.array([0.1, 0.2]), [0, 1]),
+    ("x", np.float16(0.5), [2]),
+    ("x", torch.tensor([0.1, 7]), [0]),
+    ("x", 2**24, [3]),
+    ("x", [2**24 + 1, 10**400], []),
+    ("x", [1e300, -1e300, 2**128], []),
+    ("x", float("inf"), [4]),
+    ("x", [float("nan"), 1], [6]),
+    ("x", range(0, 100_000), [6]),
+    ("x", range(0, 10**40), [3, 6]),
+    ("x", range(2**24 + 1, 2**24 + 9), []),
+    ("x", [], []),
+    ("x", np.array([]), []),
+    ("b", True, [0, 2, 3, 4, 5, 6]),
+    ("b", [False], [1]),
+    ("s", ["a", b"\xff"], [0, 3]),
+    ("s", np.array(["é", "a"]), [0, 2]),
+    ("s", np.array([b"b"]), [5]),
+    ("s", "\ud800", []),
+    ("s", [], []),
+]
+
+
+@pytest.fixture(scope="module")
+def edges(tmp_path_factory):
+    """The rows of `EDGES` in three files; the second is empty."""
+    folder = tmp_path_factory.mktemp("edges")
+    for number, rows in enumerate((range(4), (), range(4, 7))):
+        with TFRecordWriter(folder / f"x-{number}") as writer:
+            for n in rows:
+                writer.write({name: values[n] for name, values in EDGES.items()})
+    indexes = build_index(folder / "x-*", columns=[*EDGES])
+    assert [*map(len, indexes)] == [4, 0, 3]
+    return folder
+
+
+@for_each(["name", "value", "wanted"], EXACT)
+@pytest.mark.parametrize("index", ["require", "memory"])
+def test_exact_searches(edges, index, name, value, wanted):
+    ds = TFRecordDataset(edges / "x-*", index=index)
+    assert ds.find(name, value).tolist() == wanted
+    # some of the rows alone: a column whose type is narrow, and one of a single record
+    for rows in (range(4, 7), range(5, 6)):
+        found = ds[rows.start : rows.stop].find(name, value)
+        assert [rows[n] for n in found] == [n for n in wanted if n in rows]
+
+
+def test_a_column_is_of_all_its_files(edges):
+    ds = TFRecordDataset(edges / "x-*", index="require")
+    np.testing.assert_array_equal(ds.column("x"), np.float32(EDGES["x"]))
+    assert ds.column("s").tolist() == EDGES["s"]  # one is not UTF-8
+
+
+# Where indexes are kept.
+
+
+def test_a_kept_index_is_found(folder, tmp_path, monkeypatch):
+    for path in folder.glob("x-*.tfrecord"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    paths = [tmp_path / f"x-{number}.tfrecord" for number in range(3)]
+    one = build_index(paths[0], ["label"], save=False)
+    assert isinstance(one, RecordIndex) and one.columns["label"].tolist() == [
+        n % 7 for n in range(100)
+    ]
+    assert sorted(tmp_path.iterdir()) == paths
+    for given_paths, files in (
+        (paths, 3),
+        ([paths[1]], 1),
+        (tmp_path / "x-[12].*", 2),
+        (tmp_path, 3),
+    ):
+        found = build_index(given_paths, columns=["label"], save=False)
+        assert found == [build_index(path) for path in paths[-files:]] or files == 1
+        assert len(found) == files
+    build_index(tmp_path / "x-*", columns=["label", "score"])
+    build_index(paths, columns=["split"])  # the others stay
+    build_index(paths, save=True)
+    ds = TFRecordDataset(tmp_path / "x-*", FEATURES, index="require")
+    monkeypatch.setattr(ds._record_files, "read_batch", None)
+    assert ds.find("label", 3).tolist() == [n for n in range(NUM) if n % 7 == 3]
+    assert ds.find("score", 2.5).tolist() == [10]
+    assert ds.find("split", "é").tolist() == [*range(2, NUM, 3)]
+
+
+def test_a_kept_index_in_a_folder(folder, tmp_path):
+    paths = folder / "x-*.tfrecord"
+    build_index(paths, columns=["label"], index_dir=tmp_path)
+    ds = TFRecordDataset(paths, index="require", index_dir=tmp_path)
+    assert ds.column("label").tolist() == [n % 7 for n in range(NUM)]
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+UNKNOWN = (
+    r"expected columns that a record has, got \['lable'\], which none of the records has; the first has "
+    r"\['id', 'label', 'score', 'split', 'tokens'\]"
+)
+
+
+def test_a_column_that_no_record_has(folder, tmp_path, bare, ds):
+    for names in (["lable"], ["label", "lable"]):
+        with pytest.raises(ValueError, match=UNKNOWN):
+            build_index(folder / "x-*.tfrecord", columns=names, index_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"got \['len\(lable\)'\]"):
+        build_index(folder / "x-*.tfrecord", columns=["len(lable)"], index_dir=tmp_path)
+    assert not [*tmp_path.iterdir()]
+    for search in (bare.find, ds.find, bare.where):
+        with pytest.raises(ValueError, match=UNKNOWN):
+            search("lable", 3)
+    assert len(bare[:0].where("lable", 3)) == 0
+
+
+def test_where_leaves_out_what_is_damaged(tmp_path):
+    with TFRecordWriter(tmp_path / "x") as writer:
+        for n in range(20):
+            writer.write(b"\xff\xff" if n == 19 else {"label": n % 2})
+    content = bytearray((tmp_path / "x").read_bytes())
+    content[TFRecordDataset(tmp_path / "x", index="memory").locate(3)[1] + 12] ^= 1
+    (tmp_path / "x").write_bytes(content)
+    ds = TFRecordDataset(tmp_path / "x", index="memory", on_error="skip")[:-1]
+    with pytest.warns(UserWarning, match="skipped 1 "):
+        found = ds.find("label", 1)
+    assert found.tolist() == [n for n in range(1, 19, 2) if n != 3]
+    assert ds.report.counts == {"CorruptRecordError": 1}
+    raising = TFRecordDataset(tmp_path / "x", index="memory", verify_crc=False)
+    for part, number in ((raising, 3), (raising[5:], 19)):
+        with pytest.raises(ParseError, match=f"/x: record {number} at byte"):
+            part.find("label", 1)
+
+
 def test_columns_do_not_travel_to_workers(ds):
     before = len(pickle.dumps(ds))
     assert len(ds.column("label")) == NUM
@@ -209,12 +406,11 @@ def test_wide_ranges_in_narrow_columns():
 
 
 WRONG = {
-    "no such column": (
+    "several values": (
         "tokens",
         3,
-        IndexMismatchError,
-        r"x-0\.tfrecord: expected an index with the column 'tokens', got one with \['id', 'label', "
-        r"'len\(tokens\)', 'score', 'split'\]: build it with `tfrecord index --columns tokens PATHS`",
+        ParseError,
+        r"x-0\.tfrecord: record 2 at byte \d+: column 'tokens': expected at most one value in a record, got 2",
     ),
     "text for numbers": (
         "label",
@@ -248,15 +444,20 @@ def test_wrong_searches(ds, kind):
             search(name, value)
 
 
+def test_a_column_that_is_not_kept(ds):
+    with pytest.raises(
+        IndexMismatchError,
+        match=r"x-0\.tfrecord: expected an index with the column 'tokens', got one with \['id', 'label', "
+        r"'len\(tokens\)', 'score', 'split'\]: build it with `tfrecord index --columns tokens PATHS`, or "
+        r"build_index\(paths, columns=\['tokens'\]\)",
+    ):
+        ds.column("tokens")
+
+
 def test_by_a_manifest(folder, tmp_path):
     for path in folder.glob("x-*.tfrecord"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-        index = build_index(tmp_path / path.name, columns=["label"])
-        place = tmp_path / ".torch_index"
-        place.mkdir(exist_ok=True)
-        from torch_tfrecord.records.index_paths import sidecar_path
-
-        index.save(sidecar_path(str(tmp_path / path.name)))
+    build_index(tmp_path, columns=["label"])
     build_manifest(tmp_path / "x-*.tfrecord")
     ds = TFRecordDataset(tmp_path / "x-*.tfrecord", FEATURES)
     assert type(ds._record_files._facts).__name__ == "ManifestShards"
@@ -267,7 +468,7 @@ def test_a_stale_index_is_not_believed(tmp_path):
     path = tmp_path / "x.tfrecord"
     with TFRecordWriter(path) as writer:
         writer.write({"label": 1})
-    build_index(path, columns=["label"]).save(f"{path}.index.safetensors")
+    build_index(path, columns=["label"])
     assert TFRecordDataset(path).column("label").tolist() == [1]
     content = path.read_bytes()
     path.write_bytes(content + content)
@@ -322,8 +523,8 @@ def test_a_file_without_values_fits_any_kind(tmp_path):
         with TFRecordWriter(path) as writer:
             for one in rows:
                 writer.write(one)
-        build_index(path, columns=["s"]).save(f"{path}.index.safetensors")
-    ds = TFRecordDataset(tmp_path / "x-?")
+    build_index(tmp_path / "x-?", columns=["s"])
+    ds = TFRecordDataset(tmp_path / "x-?", index="require")
     assert ds.column("s").tolist() == [None, "b", None, "a"]
     assert ds.find("s", ["a", "b"]).tolist() == [1, 3]
 

@@ -322,7 +322,7 @@ def written(folder, name="a", num=40):
     with TFRecordWriter(path) as writer:
         for number, size in enumerate(sizes):
             writer.write({"id": number, "size": size, "tokens": np.full(size, 7)})
-    build_index(path, columns=["len(tokens)", "size"]).save(f"{path}.index.safetensors")
+    build_index(path, columns=["len(tokens)", "size"])
     return str(path), sizes
 
 
@@ -356,7 +356,7 @@ def test_a_list_that_is_missing_has_no_length(tmp_path):
     with TFRecordWriter(path) as writer:
         writer.write({"id": 0})
         writer.write({"id": 1, "tokens": [1, 2]})
-    build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    build_index(path, columns=["len(tokens)"])
     batches = LengthBatchSampler(
         TFRecordDataset(path), lengths="tokens", batch_size=2, boundaries=[1], shuffle=False
     )

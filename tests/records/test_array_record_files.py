@@ -249,8 +249,6 @@ def test_what_their_own_index_does_not_know(tmp_path):
     no_columns = r"x: expected a TFRecord file, whose index can keep the column '(len\()?id\)?', got an ArrayRecord"
     for ask in (
         lambda: dataset.column("id"),
-        lambda: dataset.find("id", 3),
-        lambda: dataset.where("id", 3),
         lambda: LengthBatchSampler(dataset, lengths="id", max_tokens=99),
     ):
         with pytest.raises(IndexMismatchError, match=no_columns):

@@ -23,7 +23,9 @@ from torch_tfrecord import (
     LimitExceededError,
     RecordIndex,
     TFRecordError,
+    TFRecordWriter,
     build_index,
+    find_files,
     read_records,
 )
 from torch_tfrecord.files.storage import LocalFile, open_file
@@ -267,10 +269,32 @@ def test_wrong_options_raise_at_the_call(options, kind, text):
         read_records("no such file", **options)
 
 
-@pytest.mark.parametrize("path", [b"bytes", 3, None, ["a"]])
+@pytest.mark.parametrize("path", [b"bytes", 3, None, [b"a"]])
 def test_wrong_paths_raise_at_the_call(path):
-    with pytest.raises(TypeError, match="path must be a path or a binary file object, got"):
+    with pytest.raises(TypeError, match=r"paths must be a (path or a list of paths|flat list)"):
         read_records(path)
+
+
+def test_several_files(tmp_path):
+    for number in range(3):
+        with TFRecordWriter(tmp_path / f"x-{number}.gz") as writer:
+            for n in range(number):
+                writer.write(b"%d of %d" % (n, number))
+    wanted = [b"0 of 1", b"0 of 2", b"1 of 2"]
+    for paths in (tmp_path / "x-*", tmp_path, [tmp_path / "x-2.gz", tmp_path / "x-1.gz"]):
+        assert [*read_records(paths)] == wanted
+    assert [*read_records(tmp_path / "x-0.gz")] == []
+    with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
+        read_records(tmp_path / "y-*")
+
+
+def test_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with TFRecordWriter("~/x") as writer:
+        writer.write(b"a")
+    assert [*tmp_path.iterdir()] == [tmp_path / "x"]
+    assert [*read_records("~/x")] == [*read_records(["~/*"])] == [b"a"]
+    assert find_files("~/*") == [str(tmp_path / "x")]
 
 
 def test_missing_file():

@@ -13,7 +13,6 @@ from torch_tfrecord import (
     TFRecordDataset,
     VarLenFeature,
     build_index,
-    find_files,
     make_dataloader,
 )
 
@@ -29,8 +28,7 @@ def write(folder):
     with ShardedTFRecordWriter(folder / "train", num_shards=5) as writer:
         for number, length in enumerate(LENGTHS):
             writer.write({"id": number, "tokens": [number] * length})
-    for path in find_files(f"{folder}/train-*"):
-        build_index(path, columns=["len(tokens)"]).save(f"{path}.index.safetensors")
+    build_index(f"{folder}/train-*", columns=["len(tokens)"])
 
 
 class LengthLoaders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,13 +17,18 @@ from torch_tfrecord.columns.lists import VarLenFeature
 from torch_tfrecord.columns.parsers import InnerParser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.seek_points import INDEX_BYTES_RATIO
 from torch_tfrecord.files.storage import local_path, open_file
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf.example import decode_example
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex, index_source
-from torch_tfrecord.records.kept_columns import KeptColumn, KeptColumns
-from torch_tfrecord.records.scan import Block
+from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.kept_columns import KeptColumn, KeptColumns, check_columns
+from torch_tfrecord.records.paths import Paths, found_files
+from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["ExampleColumns", "build_index"]
 
@@ -61,34 +66,31 @@ class ExampleColumns:
             {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
         )
 
-    def add(self, block: Block, path: str) -> None:
-        """Read the columns of a block of records.
+    def add(
+        self, records: Iterable[bytes | memoryview], place: Callable[[int], RecordPlace]
+    ) -> None:
+        """Read the columns of some records; `place` says of a row where it is.
 
         Raises:
             ParseError: A record is no Example, has several values where one is expected, or values
                 of another kind than a record before.
         """
-        records: Any = block.records
-        while True:
-            try:
-                found = self._parser.batch(records)
-                break
-            except ParseError as error:
-                if not self._learn_kinds(records):
-                    raise self._located(error, block, path) from error.__cause__
-        for name, key in self._keys.items():
-            try:
+        try:
+            while True:
+                try:
+                    found = self._parser.batch(records)
+                    break
+                except ParseError:
+                    if not self._learn_kinds(records):
+                        raise
+            for name, key in self._keys.items():
                 self._add(name, key, found[key])
-            except ParseError as error:
-                raise self._located(error, block, path) from None
+        except ParseError as error:
+            where, error.position = place(error.position or 0), None
+            error.locate(path=where.path, offset=where.offset, position=where.position)
+            raise
 
-    def _located(self, error: ParseError, block: Block, path: str) -> ParseError:
-        row = error.position or 0
-        error.position = None
-        error.locate(path=path, offset=int(block.offsets[row]), position=block.position + row)
-        return error
-
-    def _learn_kinds(self, records: Sequence[bytes]) -> bool:
+    def _learn_kinds(self, records: Iterable[bytes | memoryview]) -> bool:
         """Whether the records tell the kind of a key that was not known."""
         unknown = {*self._keys.values()} - self._kinds.keys()
         for record in records if unknown else ():
@@ -157,47 +159,72 @@ class ExampleColumns:
 
 
 def build_index(
-    path: str | os.PathLike[str],
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    save: bool | None = None,
     *,
     verify_crc: bool = True,
     compression_type: str | None = "auto",
-    columns: Sequence[str] | None = None,
     index_bytes_ratio: float = INDEX_BYTES_RATIO,
+    index_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> RecordIndex:
-    """Find every record of a file by reading it once; without `verify_crc` only the headers, of
-    its records or (of what `TFRecordWriter` compressed) of its members.
+) -> RecordIndex | Any:
+    """Find every record of a file, or of several, by reading each once; without `verify_crc` only
+    the headers, of its records or (of what `TFRecordWriter` compressed) of its members.
 
     Args:
-        path: A local path, or one with a ``scheme://``: ``s3://...``, ``https://...``.
-        verify_crc: Check the payloads' checksums, too; headers are always checked.
-        compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
+        paths: A path, or what else `find_files` takes.
         columns: Keys of Examples to keep beside the offsets: one integer, float or string a record
             (bytes, for `TFRecordDataset.where`), or none; ``len(key)`` keeps the number of values.
-            `RecordIndex.columns` has them.
+            `RecordIndex.columns` has them. Columns that are kept already stay.
+        save: Keep the indexes where `TFRecordDataset` finds them; None does so if they have columns
+            (a dataset builds and keeps one without columns by itself).
+        verify_crc: Check the payloads' checksums, too; headers are always checked.
+        compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
         index_bytes_ratio: Share of a compressed file, 0 to 1, that its seek points may take; 16 KiB
             are always allowed, and at most 64 MiB. With the default, 0.5 %, they are 2 to some 10
             MiB of decompressed data apart (data that compress 2 to 10 times), and a record takes
             1 to 5 ms.
-        storage_options: See `TFRecordDataset`.
+        index_dir: Folder to keep them in; see `TFRecordDataset`.
+        storage_options: See there.
+
+    Returns:
+        The index of the file that `paths` names; a list, in the order of the files, if `paths` is
+        a pattern, a directory or a list.
 
     Raises:
-        CorruptRecordError, CompressionError: the file is damaged; there is no index of the good
-            part.
+        CorruptRecordError, CompressionError: a file is damaged; there is no index of the good part.
         ParseError: a column has several values in a record, or values of several kinds.
-        ValueError: an argument is not one of those above.
+        ValueError: an argument is not one of those above, or no record has a column.
 
     Example:
         >>> index = build_index("train.tfrecord")  # doctest: +SKIP
         >>> index.offsets[:3], len(index)  # doctest: +SKIP
         (array([  0,  51, 107]), 23)
+        >>> build_index(["data/train-*"], columns=["label"])  # doctest: +SKIP
     """
-    check_compression_type(compression_type)
-    return index_source(
-        open_file(local_path(path), Access(storage_options)),
-        verify_crc=verify_crc,
-        compression_type=compression_type,
-        index_bytes_ratio=index_bytes_ratio,
-        trusts_members=not verify_crc,
-        reader=None if columns is None else ExampleColumns(columns),
-    )
+    access, kind = Access(storage_options), check_compression_type(compression_type)
+    files, infos = found_files(paths, access)
+
+    def build(path: str) -> RecordIndex:
+        return index_source(
+            open_file(path, access, infos.get(path)),
+            verify_crc=verify_crc,
+            compression_type=kind,
+            index_bytes_ratio=index_bytes_ratio,
+            trusts_members=not verify_crc,
+            reader=None if columns is None else ExampleColumns(columns),
+        )
+
+    built = each_at_once(build, files, 2)
+    indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
+    if columns:
+        records = read_records(files, storage_options=storage_options)
+        check_columns(columns, [index.kept for index in indexes], records)
+    if columns if save is None else save:
+        keeper = IndexKeeper(index_dir=index_dir, access=access)
+        for path, index in zip(files, indexes, strict=True):
+            keeper.keep(open_file(path, access), index)
+        keeper.warn_of_displaced()
+    is_one = isinstance(paths, (str, os.PathLike)) and files == [local_path(paths)]
+    return indexes[0] if is_one else indexes

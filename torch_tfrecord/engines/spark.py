@@ -125,7 +125,8 @@ class _FilteringReader(_Reader):
         if not is_scalar or getattr(spec, "default_value", None) is not None:
             return self._dataset
         try:
-            return self._dataset.where(spec.key_of(name), value)
+            self._dataset._kept(spec.key_of(name))  # without it, all records would be read here
+            return self._dataset.where(name, value)
         except (IndexMismatchError, TypeError):  # not kept, or of another type
             return self._dataset
 

@@ -58,11 +58,11 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """A path as str; ``file://`` is taken off."""
+    """A path as str; ``file://`` is taken off, and ``~`` is the user's folder."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be str or os.PathLike[str], got {type(path).__name__}")
-    return text.removeprefix("file://")
+    return os.path.expanduser(text.removeprefix("file://"))
 
 
 class ByteSource(Protocol):

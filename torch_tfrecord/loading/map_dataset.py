@@ -210,7 +210,7 @@ class TFRecordDataset(TableDataset):
         self._errors, self._transform, self._max_batch_bytes = errors, transform, max_batch_bytes
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
-        self._record_files = source
+        self._record_files, self._scanned = source, {}
         self._positions: Any = (
             range(len(self._record_files.table)) if positions is None else positions
         )
@@ -397,7 +397,8 @@ class TFRecordDataset(TableDataset):
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
     def __getstate__(self) -> dict[str, object]:
-        own = {**self.__dict__, "_paths": None}  # perhaps a long list, which workers do not need
+        # perhaps large, and workers do not need them
+        own = {**self.__dict__, "_paths": None, "_scanned": {}}
         return own | ({} if self._record_files.paths is None else {"files": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:

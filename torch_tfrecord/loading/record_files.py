@@ -39,9 +39,13 @@ from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
-__all__ = ["ArrayRecordFiles", "RecordFiles", "SingleRecords", "open_indexed"]
+__all__ = ["ArrayRecordFiles", "NotKeptError", "RecordFiles", "SingleRecords", "open_indexed"]
 
 _MOST_OPEN = 256
+
+
+class NotKeptError(IndexMismatchError):
+    """The index of a file does not keep a column."""
 
 
 def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
@@ -151,18 +155,19 @@ class RecordFiles:
         """A column that the indexes of all files keep; read once.
 
         Raises:
-            IndexMismatchError: The index of a file has none of this name, or one of another kind
-                than the others, or it is damaged.
+            NotKeptError: The index of a file has none of this name.
+            IndexMismatchError: It has one of another kind than the others, or it is damaged.
         """
         if name not in self._columns:
             parts = []
             for file, path in enumerate(self._paths):
                 kept = self.facts(file).find_kept(self.access)
                 if name not in kept:
-                    raise IndexMismatchError(
+                    raise NotKeptError(
                         f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
                         f"with `tfrecord index --columns {shlex.quote(name)} PATHS`, or "
-                        f"build_index(path, columns=[{name!r}])",
+                        f"build_index(paths, columns=[{name!r}]) (with the dataset's index_dir, if it has one), and "
+                        "open the dataset again",
                         path=path,
                     )
                 parts.append(kept[name])
@@ -319,8 +324,8 @@ class ArrayRecordFiles(RecordFiles):
             return PackedRecords(b"".join(payloads), starts, lengths)
 
     def column(self, name: str) -> KeptColumn:
-        """IndexMismatchError: the index inside the file keeps none."""
-        raise IndexMismatchError(
+        """NotKeptError: the index inside the file keeps none."""
+        raise NotKeptError(
             f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
             "feature itself, such as by `ds.to_arrow()`",
             path=self._paths[0] if self._paths else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -12,15 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
+from torch_tfrecord.columns.index_columns import ExampleColumns
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.nested_dataset import StagedDataset, usual_num_threads
-from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles
+from torch_tfrecord.loading.record_files import ArrayRecordFiles, NotKeptError, RecordFiles
 from torch_tfrecord.loading.sample_maker import SampleMaker
 from torch_tfrecord.loading.scan_tasks import ScanTask, columns_of, plan_tasks, selected
-from torch_tfrecord.records.kept_columns import KeptColumn, Wanted
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.kept_columns import KeptColumn, Wanted, check_columns
+from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +37,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _D = TypeVar("_D", bound="TableDataset")
 
 _LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
+_ROWS_AT_ONCE = 1024  # of which one feature is read: some 100 MiB of pictures
 _MOST_BYTES = (1 << 31) - 1
 _BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records, at most, in a record batch by default
 
@@ -45,6 +49,7 @@ class TableDataset(StagedDataset):
     _record_files: RecordFiles
     _positions: range | _Integers
     _max_batch_bytes: int
+    _scanned: dict[str, KeptColumn]  # by key, of these positions
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -59,7 +64,7 @@ class TableDataset(StagedDataset):
     def _part(self: _D, positions: range | _Integers) -> _D:
         # A slice of a subclass is one, too; files, index and report are shared.
         part = copy(self)
-        part._positions = positions
+        part._positions, part._scanned = positions, {}
         return part
 
     def select(self: _D, names: Sequence[str]) -> _D:
@@ -103,18 +108,24 @@ class TableDataset(StagedDataset):
         return self._kept(name).array()
 
     def where(self: _D, name: str, value: Wanted) -> _D:
-        """Return a dataset of the records whose kept column has a value, in their order.
+        """Return a dataset of the records that have a value of a feature, in their order.
 
-        Reads no record. What is missing equals nothing.
+        Reads no record if the index keeps the column (see `build_index`); else it reads this
+        dataset's records once, with a progress bar, and remembers the column.
 
         Args:
-            name: The column; see `column`.
-            value: A number or string; a list, array or range of them; or a function that takes the
-                column and returns a bool for each record.
+            name: A key of the records or a name in `features`, with at most one value a record; or
+                ``len(key)``, for the number of values.
+            value: A number or string; a list, array, tensor or range of them; or a function that
+                takes the column (see `column`) and returns a bool for each record. Numbers are
+                compared as the column stores them: 0.1 as the nearest float32. What it cannot store
+                (0.5 among integers), NaN, and what is missing equal nothing.
 
         Raises:
-            IndexMismatchError: See `column`.
+            IndexMismatchError: The indexes of the files keep columns of several kinds.
+            ParseError: A record that is read does not fit the column.
             TypeError: Strings are asked for in a column of numbers, or numbers in one of strings.
+            ValueError: No record has the feature.
 
         Example:
             >>> ds.where("label", 3), ds.where("len(tokens)", lambda n: n < 512)  # doctest: +SKIP
@@ -124,7 +135,39 @@ class TableDataset(StagedDataset):
 
     def find(self, name: str, value: Wanted) -> _Integers:
         """Return the positions of the records that `where` selects: int64, ascending."""
-        return np.flatnonzero(self._kept(name).matches(value, name))
+        return np.flatnonzero(self._searched(name).matches(value, name))
+
+    def _searched(self, name: str) -> KeptColumn:
+        """The column that is kept, or else read."""
+        features = self.features if isinstance(self.features, Mapping) else {}
+        key: str = features[name].key_of(name) if name in features else name
+        try:
+            column = self._kept(key)
+        except NotKeptError:
+            if key not in self._scanned:
+                self._scanned[key] = self._scan(key)
+            column = self._scanned[key]
+        if name not in features and len(self) == self._record_files.extent[1]:
+            records = map(self._record_files.read, self._positions)
+            check_columns([name], [{name: column}], records)
+        return column
+
+    def _scan(self, key: str) -> KeptColumn:
+        """Read a column from the records; those that are left out have no value."""
+        columns, raw, rows = ExampleColumns([key]), self._reading(None, None), np.arange(len(self))
+        starts = range(0, len(self), _ROWS_AT_ONCE)
+        for begin in ProgressBar(
+            starts, f"reading {key}", unit="record", unit_scale=_ROWS_AT_ONCE, delay=1.0
+        ):
+            part = rows[begin : begin + _ROWS_AT_ONCE]
+            records: Any = raw._load_samples(part)  # type: ignore[arg-type]
+            filled = [b"" if record is LEFT_OUT else record for record in records]
+            columns.add(filled, partial(self._place, part))
+        self._errors.tell()
+        return columns.columns()[key]
+
+    def _place(self, rows: _Integers, row: int) -> RecordPlace:
+        return self._record_files.place(int(self._positions[rows[row]]))
 
     def _kept(self, name: str) -> KeptColumn:
         own: Any = self._positions

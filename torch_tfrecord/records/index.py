@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -48,6 +48,7 @@ from torch_tfrecord.records.sidecar import (
     read_sidecar,
     stored_number,
 )
+from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex", "index_source", "load_fresh"]
 
@@ -369,8 +370,10 @@ class RecordIndex:
 class ColumnReader(Protocol):
     """Reads columns while an index is built."""
 
-    def add(self, block: Block, path: str) -> None:
-        """Read them of a block of records."""
+    def add(
+        self, records: Iterable[bytes | memoryview], place: Callable[[int], RecordPlace]
+    ) -> None:
+        """Read them of some records; `place` says of a row where it is."""
 
     def columns(self) -> KeptColumns:
         """The columns of all blocks."""
@@ -427,8 +430,8 @@ def index_source(
         ):
             offsets.append(block.offsets)
             lengths.append(block.lengths)
-            if reader is not None:
-                reader.add(block, file.path)
+            if reader is not None and block.records is not None:
+                reader.add(block.records, partial(_place, block, file.path))
     facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
     all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
     if not skipped:
@@ -442,6 +445,10 @@ def index_source(
         points=finder.points(),
         damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
     )
+
+
+def _place(block: Block, path: str, row: int) -> RecordPlace:
+    return RecordPlace(path, int(block.offsets[row]), block.position + row)
 
 
 def _check_contiguous(

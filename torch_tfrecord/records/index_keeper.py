@@ -258,7 +258,7 @@ class SidecarKeeper(Generic[_Index]):
         kept = f"its {self._kind} is kept at {place}" if place else failed
         warnings.warn(
             f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
-            "Give index_dir= to choose a place, or index='memory' if none is wanted.",
+            "Give index_dir= to choose a place, or index='memory' (build_index: save=False) if none is wanted.",
             stacklevel=outer_level(),
         )
         self._displaced.clear()
@@ -338,6 +338,14 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
     def index(self, data: FileSource) -> RecordIndex:
         """The index of one file; see `each`. May be called from several threads."""
         return self.find(self._kept(data))
+
+    def keep(self, data: FileSource, index: RecordIndex) -> None:
+        """Keep an index of a file, with the columns of the one that is there."""
+        kept = self._kept(data)
+        found, _ = self._load(kept, index_paths(data.path, self._index_dir))
+        with contextlib.suppress(OSError, IndexMismatchError):  # a column is damaged
+            index = index.with_facts(kept={**(found.kept if found else {}), **index.kept})
+        self._written(kept, index.to_bytes())
 
     def _kept(self, data: FileSource) -> Kept[RecordIndex]:
         load, build = partial(self._loaded, data), partial(self._build, data)

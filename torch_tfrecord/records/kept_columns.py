@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
@@ -18,15 +19,16 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.protobuf.example import decode_example
 
-__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "pack_columns"]
+__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "check_columns", "pack_columns"]
 
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
-Wanted: TypeAlias = "object | Sequence[object] | range | Callable[[npt.NDArray[Any]], _Mask]"
+Wanted: TypeAlias = "object | Iterable[object] | Callable[[npt.NDArray[Any]], _Mask]"
 """What a column is searched for."""
 
 _INTEGERS = ("<i1", "<i2", "<i4", "<i8")
-_MOST_LISTED = 1 << 16  # numbers of a range that are looked for one by one
+_LEAST, _MOST = -(2**63), 2**63 - 1
 _DTYPES = (*_INTEGERS, "<f4")
 
 
@@ -67,16 +69,23 @@ class KeptColumn:
             found = np.array([*strings, ""], dtype=object)[self.values]
         return found if self.missing is None else np.ma.MaskedArray(found, self.missing)
 
-    def parse(self, text: str, name: str) -> int | np.float32 | str:
+    @property
+    def has_values(self) -> bool:
+        """Whether a record has one."""
+        return bool(len(self.values)) and (self.missing is None or not self.missing.all())
+
+    def parse(self, text: str, name: str) -> int | float | str:
         """A value to look for in this column, of a command line.
 
         Raises:
             ValueError: The column has numbers, and the text is none.
         """
+        if self.strings is not None:
+            return text
+        with contextlib.suppress(ValueError):
+            return int(text)
         try:
-            if self.strings is not None:
-                return text
-            return np.float32(text) if self.kind == "floats" else int(text)
+            return float(text)
         except ValueError as error:
             raise ValueError(f"column {name!r}: expected {self.kind}, got {text!r}") from error
 
@@ -86,7 +95,8 @@ class KeptColumn:
         return KeptColumn(self.values[numbers], missing, self.strings)
 
     def matches(self, wanted: Wanted, name: str) -> _Mask:
-        """Which records have a value, or one of several; what is missing is none of them.
+        """Which records have a value, or one of several; what is missing is none of them, and what
+        the column cannot have (0.5 among integers) matches nothing.
 
         Raises:
             TypeError: A callable returned no bool array [N], or a value is of another type.
@@ -98,31 +108,43 @@ class KeptColumn:
                     f"column {name!r}: expected a bool for each of {len(self.values)} records from the callable, got "
                     f"{getattr(mask, 'dtype', type(mask).__name__)}"
                 )
+        elif isinstance(wanted, range) and self.strings is None:
+            mask = self._within(wanted) if wanted else np.zeros(len(self.values), np.bool_)
         else:
-            is_one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable)
-            values = [wanted] if is_one else wanted
-            mask = self._equal(values if isinstance(values, range) else list(values), name)  # type: ignore[call-overload]
+            mask = self._equal(_plain(wanted), name)
         found: _Mask = mask if self.missing is None else mask & ~self.missing
         return found
 
-    def _equal(self, wanted: list[Any] | range, name: str) -> _Mask:
+    def _within(self, wanted: range) -> _Mask:
+        values, step = self.values, abs(wanted.step)
+        if self.kind == "floats" or step > _MOST:
+            # One by one: a range's end may be no float32, and would be rounded.
+            is_in = (value == value // 1 and int(value) in wanted for value in values.tolist())
+            return np.fromiter(is_in, np.bool_, len(values))
+        low, high = sorted((wanted[0], wanted[-1]))
+        mask: _Mask = (values >= max(low, _LEAST)) & (values <= min(high, _MOST))
+        return mask if step == 1 else mask & (values.astype(np.int64) % step == low % step)
+
+    def _equal(self, wanted: object, name: str) -> _Mask:
         mask: _Mask
-        values = self.values
-        if isinstance(wanted, range) and self.strings is None and len(wanted) > _MOST_LISTED:
-            low, high = sorted((wanted[0], wanted[-1]))
-            mask = (values >= low) & (values <= high)
-            step = abs(wanted.step)
-            return mask if step == 1 else mask & (values.astype(np.int64) % step == low % step)
+        is_one = isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable)
+        values: list[Any] = [wanted] if is_one else [*map(_plain, wanted)]  # type: ignore[call-overload]
         kinds = (int, float, np.number) if self.strings is None else (str, bytes)
-        other = next((value for value in wanted if not isinstance(value, kinds)), None)
+        other = next((value for value in values if not isinstance(value, kinds)), None)
         if other is not None:
             got = type(other).__name__
             raise TypeError(f"column {name!r} holds {self.kind}, got {got} to look for")
         if self.strings is not None:
-            texts = {value.encode() if isinstance(value, str) else value for value in wanted}
-            mask = np.array([*(string in texts for string in self.strings), False])[values]
+            texts = {
+                value.encode(errors="surrogatepass") if isinstance(value, str) else value
+                for value in values
+            }
+            mask = np.array([*(string in texts for string in self.strings), False])[self.values]
+        elif self.kind == "floats":
+            mask = np.isin(self.values, np.array([*map(_as_float32, values)], np.float32))
         else:
-            mask = np.isin(values, wanted) if len(wanted) != 1 else values == wanted[0]
+            whole = [int(each) for each in values if _LEAST <= each <= _MOST and each == each // 1]
+            mask = np.isin(self.values, np.array(whole, np.int64))
         return mask
 
     @classmethod
@@ -135,7 +157,7 @@ class KeptColumn:
         if len(parts) == 1:
             return parts[0]
         # A file in which no record has a value says nothing of the kind.
-        has_values = [part.missing is None or not part.missing.all() for part in parts]
+        has_values = [part.has_values for part in parts]
         known = [*compress(parts, has_values)] or parts
         kinds = {part.kind for part in known}
         if len(kinds) > 1:
@@ -158,7 +180,49 @@ class KeptColumn:
         return cls(np.concatenate(values), mask, None if strings is None else tuple(strings))
 
 
+def _plain(value: object) -> object:
+    """Python's own values of an array, a tensor or their scalars: exact, whatever the dtype."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _as_float32(value: float) -> float:
+    """The float32 that is stored for a number; NaN, which equals none, if there is none."""
+    try:
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except (OverflowError, struct.error):
+        return np.nan
+    return np.nan if isinstance(value, int) and found != value else found
+
+
 KeptColumns: TypeAlias = Mapping[str, KeptColumn]
+
+
+def check_columns(
+    names: Iterable[str], kept: Iterable[KeptColumns], records: Iterable[bytes]
+) -> None:
+    """Check that some record has each of the columns, or for ``len(key)`` a value there.
+
+    Args:
+        names: Of the columns.
+        kept: Those of each file.
+        records: Of all files; the first one is for the error.
+
+    Raises:
+        ValueError: None has.
+    """
+    unknown = {*names}
+    for columns in kept:
+        for name in [*unknown]:
+            column = columns[name]
+            if column.has_values and (column.values.any() or not name.startswith("len(")):
+                unknown.remove(name)
+        if not unknown:
+            return
+    for record in records:
+        raise ValueError(
+            f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
+            f"has {sorted(decode_example(record))}"
+        )
 
 
 class _Place(NamedTuple):

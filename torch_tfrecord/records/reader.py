@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, TypeAlias, get_args
+from typing import Any, BinaryIO, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ from torch_tfrecord.records.framing import (
     payload_length,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
+from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.shown import printable
 
@@ -46,17 +48,18 @@ _LONG_BYTES = 1 << 15
 
 
 def read_records(
-    path: str | os.PathLike[str] | BinaryIO,
+    paths: Paths | BinaryIO,
     *,
     compression_type: str | None = "auto",
     verify_crc: bool = True,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
-    """Read all records of a file, in order.
+    """Read all records of a file, or of several, in order.
 
     Args:
-        path: A local path, a URL (``s3://...``), or a binary file object, which is read forward.
+        paths: A path or what else `find_files` takes; or a binary file object, which is read
+            forward.
         compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB"
             or "SNAPPY", in any case. Snappy needs the extra `snappy`.
         verify_crc: Check the payload checksums. Lengths and their checksums are always checked.
@@ -72,7 +75,7 @@ def read_records(
         CorruptRecordError: A checksum is wrong, or the file ends inside a record.
         CompressionError: The compression is not the declared one, or is damaged or truncated.
         LimitExceededError: A compressed record has an implausible length.
-        OSError: The file cannot be opened or read; names the path.
+        OSError: A file is not there, or cannot be read; names the path.
         ValueError: `compression_type` or `on_error` is unknown.
 
     Example:
@@ -81,18 +84,18 @@ def read_records(
     """
     compression = check_compression_type(compression_type)
     one_of("on_error", on_error, *get_args(OnError))
-    if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
-        raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
     access = Access(storage_options)
-    blocks = read_blocks(
-        path,
-        compression,
+    is_file = callable(getattr(paths, "read", None))
+    files: list[Any] = [paths] if is_file else found_files(cast("Paths", paths), access)[0]
+    read = partial(
+        read_blocks,
+        compression_type=compression,
         verify_crc=verify_crc,
         on_error=on_error,
         reuse_buffer=True,
         access=access,
     )
-    return chain.from_iterable(block.payloads or () for block in blocks)
+    return chain.from_iterable(block.payloads or () for file in files for block in read(file))
 
 
 def read_blocks(
