@@ -34,6 +34,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns.feature import features_code
 from torch_tfrecord.columns.inference import InferredFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.loading.arrow import ArrowColumns
@@ -219,7 +220,8 @@ def _plan(
     count: int,
 ) -> tuple[Any, list[_Read], _Write]:
     """The features, what reads the rows of each file, and what writes one."""
-    from index_tools.table_formats import read_tables, write_table
+    with needs_extra("this conversion", "arrow"):
+        from index_tools.table_formats import read_tables, write_table
 
     reads: list[_Read]
     if kind != _TFRECORD:

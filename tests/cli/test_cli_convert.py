@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -455,14 +456,22 @@ def test_a_damaged_record_is_named(capsys):
 
 
 def test_a_missing_package(monkeypatch, capsys):
-    def missing(*args):
-        raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
-
     write("a.tfrecord", ROWS)
-    monkeypatch.setattr(convert, "_convert", missing)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "index_tools.table_formats", raising=False)
+    assert error(capsys, "a.tfrecord", "a.csv") == (
+        "this conversion needs the package pyarrow: pip install pyarrow, or all of its extra: pip install "
+        "'torch-tfrecord[arrow]', in a clone pip install -e '.[arrow]'"
+    )
+
+
+def test_a_missing_package_of_no_extra(monkeypatch, capsys):
+    Path("saved").mkdir()
+    Path("saved/state.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert (
-        error(capsys, "a.tfrecord", "a.csv")
-        == "this conversion needs the package pyarrow: pip install pyarrow"
+        error(capsys, "saved", "a.tfrecord")
+        == "this conversion needs the package datasets: pip install datasets"
     )
 
 

@@ -1,7 +1,10 @@
 """A folder that many processes write, and what other tools make of files that TensorFlow wrote."""
 
+import importlib
 import os
 import pickle
+import re
+import sys
 from pathlib import Path
 
 import duckdb
@@ -15,6 +18,7 @@ from helpers import for_each
 from torch_tfrecord import TFRecordDataset, infer_features
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 
+ENGINES = {"dask": "dask", "polars": "polars", "ray": "ray", "spark": "pyspark"}
 TOOLS = {
     "pyarrow": lambda ds: pa.table(ds).to_pylist(),
     "pandas": lambda ds: pandas.DataFrame.from_arrow(ds).to_dict("records"),
@@ -22,6 +26,19 @@ TOOLS = {
     "polars": lambda ds: polars.DataFrame(ds).to_dicts(),
     "duckdb": lambda ds: duckdb.sql("select * from ds").fetchall(),
 }
+
+
+@for_each("engine", ENGINES)
+def test_an_engine_without_its_package_names_the_extra(engine, monkeypatch):
+    package, name = ENGINES[engine], f"torch_tfrecord.engines.{engine}"
+    for module in [module for module in sys.modules if module.split(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    advice = f"pip install 'torch-tfrecord[{engine}]'"
+    with pytest.raises(ImportError, match=re.escape(advice)) as caught:
+        importlib.import_module(name)
+    assert f" needs the package {package}" in str(caught.value)
 
 
 @for_each("name", GOLDEN)

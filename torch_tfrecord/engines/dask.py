@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import dask.dataframe
-import pandas
-import pyarrow
-
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.loading.scan_tasks import ScanTask
 from torch_tfrecord.records.paths import Paths
+
+with needs_extra("Dask", "dask"):
+    import dask.dataframe
+    import pandas
+    import pyarrow
 
 __all__ = ["to_dataframe"]
 

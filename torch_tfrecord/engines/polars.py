@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import polars as pl
-from polars.io.plugins import register_io_source
-
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.records.paths import Paths
+
+with needs_extra("polars", "polars"):
+    import polars as pl
+    from polars.io.plugins import register_io_source
 
 __all__ = ["scan_tfrecord"]
 

@@ -8,17 +8,19 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-import pyarrow
-import ray.data
-from ray.data.block import BlockAccessor, BlockMetadata
-from ray.data.datasource import Datasink, Datasource, ReadTask
-
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.scan_tasks import ScanTask
 from torch_tfrecord.protobuf.example import WritableSpec
 from torch_tfrecord.records.paths import Paths
+
+with needs_extra("Ray", "ray"):
+    import pyarrow
+    import ray.data
+    from ray.data.block import BlockAccessor, BlockMetadata
+    from ray.data.datasource import Datasink, Datasource, ReadTask
 
 __all__ = ["TFRecordDatasource", "read_tfrecords", "write_tfrecords"]
 

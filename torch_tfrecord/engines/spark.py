@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-import pyarrow
-from pyspark.sql import datasource
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
-
 from torch_tfrecord.columns.one_value import Text
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
-from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.errors import IndexMismatchError, needs_extra
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.scan_tasks import ScanTask
+
+with needs_extra("Spark", "spark"):
+    import pyarrow
+    from pyspark.sql import datasource
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+    from pyspark.sql.types import StructType
 
 __all__ = ["TFRecordDataSource"]
 
