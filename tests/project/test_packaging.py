@@ -82,6 +82,22 @@ def test_the_oldest_versions_tested_are_those_required():
     assert oldest == {name: required[name] for name in oldest}
 
 
+def test_each_extra_whose_promises_are_checked_has_its_packages():
+    table = read(".ci/promises.py").split("EXTRAS = {")[1].split("\n}")[0]
+    promised = dict(re.findall(r'"(\w+)": \{(.*?)\}', table))
+    project = read("pyproject.toml")
+    for extra, packages in promised.items():
+        (line,) = re.findall(rf"^{extra} = (.*)$", project, re.MULTILINE)
+        if "torch-tfrecord[arrow]" in line:
+            line += promised["arrow"]
+        for package in re.findall(r'"(\w+)"', packages):
+            assert f'"{package.replace("_", "-")}' in line, (extra, package)
+    names = " ".join(["none", *promised])
+    assert f"set -- {names}\n" in read(".ci/environment")
+    assert f"names=({names})\n" in read(".ci/run")
+    assert "for versions in current oldest newest; do\n" in read(".ci/daily")
+
+
 def test_versions_agree():
     assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [
         torch_tfrecord.__version__
