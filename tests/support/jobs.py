@@ -32,6 +32,8 @@ def run_job(*command, timeout=240, environment=(), **options):
             raise AssertionError(
                 f"{command} took more than {timeout} s:\n{stacks[-30000:]}"
             ) from None
+    if not process.returncode:  # others may warn there, but nothing fails in silence
+        assert "Traceback" not in err and "Exception ignored" not in err, err
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 

@@ -405,11 +405,13 @@ class _Folder:
         with self.locked(checked=False):
             self._agree(max_bytes)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for fd in (self._fd, self._users):
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+                try:  # noqa: SIM105
+                    close(fd)
+                except OSError:
+                    pass
 
     def is_current(self) -> bool:
         """Whether the folder was not cleared since it was opened."""
@@ -589,9 +591,11 @@ class _Copy:
         # In each check, so that no sector of an old version is taken for one of this.
         self._seed = crc32c(file.version)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        try:  # noqa: SIM105
+            close(self._fd)
+        except OSError:
+            pass
 
     def is_current(self) -> bool:
         """Whether it was not deleted."""

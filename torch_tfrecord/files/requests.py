@@ -5,7 +5,6 @@ bears.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import random
@@ -205,8 +204,9 @@ class Transfer:
                 state.changed.notify_all()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # when Python ends, anything may be gone
-            self._state.is_cancelled = True  # without the lock, which this thread may hold
+        state = getattr(self, "_state", None)
+        if state is not None:
+            state.is_cancelled = True  # without the lock, which this thread may hold
 
 
 class _State:

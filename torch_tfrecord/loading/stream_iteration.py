@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,8 +164,10 @@ class StreamIteration(Iterator[Batch]):
         # Not set if __init__ failed.
         last = getattr(self, "last", None)
         if last is not None:
-            with contextlib.suppress(Exception):  # at interpreter exit, anything may be gone
+            try:  # noqa: SIM105
                 last.keep(self.state_dict())
+            except Exception:  # at interpreter exit, anything may be gone
+                pass
 
 
 def check_states(source: _Source, states: StreamStates) -> None:

@@ -179,9 +179,14 @@ class _OpenReader:
         self.reader = reader
         self._pid = os.getpid()
 
-    def __del__(self) -> None:
-        if os.getpid() != self._pid:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.reader))  # for ever
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        keep: Any = ctypes.pythonapi.Py_IncRef,
+        as_object: Any = ctypes.py_object,
+    ) -> None:
+        if getpid() != self._pid:
+            keep(as_object(self.reader))  # for ever
 
 
 def _reader(place: str, path: str) -> Any:

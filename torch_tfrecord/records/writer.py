@@ -5,8 +5,8 @@ all.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import sys
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -51,9 +51,8 @@ class _Writer(ABC):
         # A forked child has a copy of the writer, and of its buffer, but not its file.
         self._pid = os.getpid()
         self._count = 0
-        # such a process ends without dropping its objects
-        if multiprocessing.parent_process() is not None:
-            util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
+        # While everything is there still; workers end without dropping their objects.
+        util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
 
     def write(self, record: bytes | bytearray | memoryview | Mapping[str, Any]) -> None:
         """Append one record.
@@ -147,9 +146,9 @@ class _Writer(ABC):
     def __del__(self) -> None:
         self._give_up()
 
-    def _give_up(self) -> None:
+    def _give_up(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Leave nothing behind and say so, since nobody closed the writer."""
-        if self._closed:
+        if self._closed or is_finalizing():  # then it is a forked child's copy
             return
         self._closed = True
         self._discard()
