@@ -22,8 +22,8 @@ def run(name, *arguments):
         capture_output=True,
         text=True,
         timeout=200,
-        env=os.environ
-        | {"PYTHONWARNINGS": ",".join(warnings)},  # which reaches the processes that it starts, too
+        # of the processes that it starts, too; torchrun warns where the threads are not chosen
+        env=os.environ | {"PYTHONWARNINGS": ",".join(warnings), "OMP_NUM_THREADS": "1"},
     )
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout

@@ -18,7 +18,7 @@ pytest.importorskip("aiohttp")
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "obstore_module", lambda: None)
+    monkeypatch.setattr(stores, "obstore_stores", lambda: None)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
     write(tmp_path, b"old")

@@ -108,7 +108,7 @@ def way(request, monkeypatch):
     client, way = request.param
     pytest.importorskip({"obstore": "obstore", "fsspec": "aiohttp"}[client])
     if client == "fsspec":
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
     return way
 
 

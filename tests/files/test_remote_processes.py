@@ -4,19 +4,28 @@ forked.
 Covers files/stores.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import traceback
+from pathlib import Path
 
 import pytest
+from jobs import run_job
 from range_server import range_server
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import stores
+from torch_tfrecord import (
+    CorruptRecordError,
+    RemoteError,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+)
+from torch_tfrecord.files import per_process, stores
+from torch_tfrecord.files.access import Access
 
 NUM_RECORDS = 40
 ALL = [b"%04d" % number * 500 for number in range(2 * NUM_RECORDS)]
@@ -115,34 +124,121 @@ def test_forked_while_threads_read(paths):
 
 
 @needs_fork
-def test_the_childs_module_is_another_one_and_nobody_elses():
+def test_a_child_reads_and_lists_by_obstore_as_its_parent_does(server):
     pytest.importorskip("obstore")
-    own = stores.obstore_module()
-    assert own is sys.modules["obstore"]
+    path = f"{server}/x-00000-of-00002"
 
-    def check():
-        mine = stores.obstore_module()
-        return mine is not own and sys.modules["obstore"] is own and stores.obstore_module() is mine
+    def answers():
+        (store, name), found = stores.store_of(path), []
+        for call in (
+            lambda: store.info(name)[:2],
+            lambda: bytes(store.read_range(name, 3, 70_000)),
+            lambda: store.info("nothing"),
+            lambda: store.read_range(name, 3, 9, "another"),
+            lambda: store.path_of(name),
+        ):
+            try:
+                found.append(call())
+            except Exception as error:
+                found.append((type(error), str(error).partition(":")[0]))
+        return found
 
-    assert in_child(check)
-    assert stores.obstore_module() is own
+    here = answers()
+    assert [kind for kind, _ in here[2:4]] == [FileNotFoundError, CorruptRecordError]
+    assert len(here[1]) == 69_997 and here[4] == path
+    assert in_child(lambda: answers() == here and not hasattr(stores.store_of(path)[0], "_client"))
 
 
 @needs_fork
-def test_without_a_copy_of_the_module_the_child_reads_by_fsspec(server, monkeypatch):
+def test_the_process_of_a_child_ends(server):
+    """When it is killed, that is an error; after the child, nothing stays."""
     pytest.importorskip("obstore")
-    pytest.importorskip("aiohttp")
-
-    def no_copy():
-        raise ImportError("no executable memory")
-
-    monkeypatch.setattr(stores, "_own_copy", no_copy)
-    path = f"{server}/x-00000-of-00002"
-    dataset = TFRecordDataset(path, index="memory")
+    psutil = pytest.importorskip("psutil")
+    dataset = TFRecordDataset(f"{server}/x-00000-of-00002", index="memory")
     assert dataset[1] == ALL[1]
-    assert in_child(
-        lambda: type(stores.store_of(path)[0]).__name__ == "HttpStore" and dataset[2] == ALL[2]
-    )
+    ours, theirs = os.pipe()
+
+    def check():
+        assert dataset[2] == ALL[2]
+        (process,) = psutil.Process().children()
+        os.write(theirs, b"%d" % process.pid)
+        process.kill()
+        process.wait(60)
+        for _ in range(2):  # also whoever asks later
+            with pytest.raises(RemoteError, match="the process that uses obstore for this forked"):
+                dataset[3]
+        return True
+
+    def leave():
+        assert dataset[2] == ALL[2]
+        os.write(theirs, b"%d" % psutil.Process().children()[0].pid)
+        return True
+
+    for task in (check, leave):
+        assert in_child(task)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(os.read(ours, 20))).wait(60)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_an_obstore_that_does_not_load_is_told(monkeypatch):
+    """In one warning with the reason, not in silence."""
+    pytest.importorskip("obstore")
+
+    def broken(name):
+        raise ImportError(f"{name}: undefined symbol: PyFoo")
+
+    monkeypatch.setattr(stores.importlib, "import_module", broken)
+    monkeypatch.setattr(per_process, "_loaded", {})
+    text = r"obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"
+    with pytest.warns(RuntimeWarning, match=text):
+        assert stores.obstore_stores() is None
+    assert stores.obstore_stores() is None  # and not again
+
+
+def test_options_that_obstore_does_not_take_are_told(monkeypatch):
+    pytest.importorskip("s3fs")
+
+    def refuse(root, config, access):
+        raise ValueError("no key of this kind: top-s3cret")
+
+    monkeypatch.setattr(stores, "_STORES", per_process.PerProcess(stores._Stores))
+    monkeypatch.setattr(stores, "obstore_stores", lambda: refuse)
+    text = r"^s3://bucket: obstore: no key of this kind: \.\.\.: fsspec reads in its place$"
+    with pytest.warns(RuntimeWarning, match=text):
+        store, _ = stores.store_of("s3://bucket/x", Access({"secret": "top-s3cret"}))
+    assert type(store).__name__ == "FsspecStore"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.daily),
+        pytest.param("forkserver", marks=pytest.mark.daily),
+    ],
+)
+def test_a_bucket_by_the_extra_alone(method):
+    """Without s3fs and aiohttp, workers read and write as their parent does."""
+    pytest.importorskip("obstore")
+    boto3, moto_server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    server = moto_server.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        keys = {"aws_access_key_id": "somebody", "aws_secret_access_key": "s3cret"}
+        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys)
+        client.create_bucket(Bucket="alone")
+        done = run_job(Path(__file__).with_name("bucket_job.py"), url, method)
+        client.close()
+    finally:
+        server.stop()
+    told = [line for line in done.stderr.splitlines() if "DataLoader will create" not in line]
+    assert (done.returncode, told) == (0, []), done.stderr
+    name = {"fork": "_ForkedStore"}.get(method, "ObstoreStore")
+    assert done.stdout.splitlines() == [f"True {{'{name}'}}", "[0, 20]"]
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def fresh(server, monkeypatch):
 def client(request, monkeypatch):
     pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
     if request.param == "fsspec":
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 

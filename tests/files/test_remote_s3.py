@@ -81,7 +81,7 @@ def bucket(server, tmp_path_factory):
 def store(request, monkeypatch, bucket):
     pytest.importorskip(request.param)
     if request.param == "s3fs":
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     return {"obstore": ObstoreStore, "s3fs": FsspecStore}[request.param]
 

@@ -54,7 +54,7 @@ CASES = [
 def test_every_request_says_who_pays(bucket, kind, payer, monkeypatch):
     pytest.importorskip("s3fs" if kind == "s3fs" else "obstore")
     if kind == "s3fs":
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
         monkeypatch.setattr(stores, "_STORES", stores.PerProcess(stores._Stores))
     kind = kind[:2]
     with range_server(bucket, payer=GCS if kind == "gs" else S3) as url:

@@ -48,7 +48,7 @@ def s3(server, request, monkeypatch):
     """Options that reach an empty bucket, and a client that looks into it beside us."""
     pytest.importorskip(request.param)
     if request.param == "s3fs":
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
         monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
     client = boto3.client(
         "s3",

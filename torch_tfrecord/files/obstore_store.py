@@ -1,13 +1,23 @@
-"""A bucket, or a host's files, by `obstore`: the fast way."""
+"""A bucket, or a host's files, by `obstore`: the fast way, also in a process that was forked."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import json
+import os
 import re
+import signal
+import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import IO, Any
 
 from torch_tfrecord.errors import CorruptRecordError
@@ -15,7 +25,14 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.obstore_options import ObstoreConfig
 from torch_tfrecord.files.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
 
-__all__ = ["CONNECT_SECONDS", "REQUEST_SECONDS", "STALL_SECONDS", "ObstoreStore"]
+__all__ = [
+    "CONNECT_SECONDS",
+    "REQUEST_SECONDS",
+    "STALL_SECONDS",
+    "ObstoreProcess",
+    "ObstoreStore",
+    "answer_requests",
+]
 
 CONNECT_SECONDS = 10
 STALL_SECONDS = 20  # in which no byte comes
@@ -27,6 +44,7 @@ _NO_RANGES = "Range request not supported"
 _LISTED_AT_ONCE = 1000
 _PARTS_AT_ONCE = 4
 _UPLOAD_RETRIES = 5  # of a part
+_MOST_THREADS = 256  # as many requests as `requests` ever has in flight
 
 
 class ObstoreStore:
@@ -198,3 +216,169 @@ def bucket_region(bucket: str) -> str | None:
         return None
     region: str | None = headers.get("x-amz-bucket-region")
     return region
+
+
+# obstore's threads do not survive a fork (its maintainers: "not fork safe", obstore#441; tokio's
+# runtime documents the same), and a child that waits for them hangs. So where it was used before the
+# fork, a new process uses it, which this one asks through a socket and which ends with it.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from torch_tfrecord.files.obstore_store import answer_requests
+answer_requests()
+"""
+
+
+class ObstoreProcess:
+    """Makes stores for a process that was forked from one that has used `obstore`: see `Store`.
+
+    Raises:
+        OSError: No process can be started.
+    """
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        with theirs:
+            os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-c", _PROGRAM, json.dumps([*map(str, sys.path)])],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)],
+                setsigmask=[signal.SIGINT],  # a Ctrl-C is for those who ask
+            )
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._waiting: dict[int, Future[Any]] | None = {}  # None once the process has ended
+        threading.Thread(target=self._receive, name="tfrecord-obstore", daemon=True).start()
+
+    def __call__(self, root: str, config: ObstoreConfig, access: Access) -> _ForkedStore:
+        """The store of a bucket or host.
+
+        Raises:
+            Exception: obstore does not take the options.
+        """
+        number = self.ask("", root, config, access.without_cache())
+        return _ForkedStore(self, number, root)
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of a store, whose number is the first argument; without a name, make a
+        store.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._waiting is None:
+                raise _ended()
+            number = next(self._numbers)
+            self._waiting[number] = future
+            try:
+                self._pipe.send((number, method, arguments))
+            except OSError:
+                raise _ended() from None
+        return future.result()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                number, kind, answer = self._pipe.recv()
+                future = (self._waiting or {}).pop(number)
+                if kind == "error":
+                    future.set_exception(answer)
+                else:
+                    future.set_result(self._read(answer) if kind == "bytes" else answer)
+        except (EOFError, OSError):
+            with self._lock:
+                left, self._waiting = self._waiting or {}, None
+            for future in left.values():
+                future.set_exception(_ended())
+
+    def _read(self, num_bytes: int) -> memoryview:
+        """Bytes that come after an answer, at once into their place: `recv_bytes` takes four times
+        as long.
+        """
+        data, done = memoryview(bytearray(num_bytes)), 0
+        while done < num_bytes:
+            got = os.readv(self._pipe.fileno(), [data[done:]])
+            if not got:
+                raise EOFError
+            done += got
+        return data
+
+
+def _ended() -> StoreError:
+    return StoreError(
+        "the process that uses obstore for this forked one has ended", is_passing=False
+    )
+
+
+class _ForkedStore:
+    """A store of the process that is asked."""
+
+    checks_etag = True
+
+    def __init__(self, process: ObstoreProcess, number: int, root: str) -> None:
+        self._process, self._number, self._root = process, number, root
+
+    def path_of(self, name: str) -> str:
+        return self._root + name
+
+    def info(self, name: str) -> RemoteInfo:
+        found: RemoteInfo = self._process.ask("info", self._number, name)
+        return found
+
+    def read_range(
+        self, name: str, begin: int, end: int, etag: str | None = None
+    ) -> bytes | memoryview:
+        found: memoryview = self._process.ask("read_range", self._number, name, begin, end, etag)
+        return found
+
+    def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
+        found: list[tuple[str, RemoteInfo]] = self._process.ask(
+            "listing", self._number, prefix, recursive
+        )
+        return found
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        place = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        if not Path(place).exists():
+            text = "needs /proc after a fork: write in a process that was started by spawn"
+            raise StoreError(text, is_passing=False)
+        found: RemoteInfo = self._process.ask("upload", self._number, name, place, size)
+        return found
+
+    def remove(self, name: str) -> None:
+        self._process.ask("remove", self._number, name)
+
+
+def answer_requests() -> None:
+    """Be the process that is asked, until nobody has the other end of standard input any more."""
+    pipe, lock = Connection(0), threading.Lock()
+    module, stores = importlib.import_module("obstore"), list[ObstoreStore]()
+
+    def answer(number: int, method: str, arguments: Any) -> None:
+        try:
+            found = _call(module, stores, method, *arguments)
+            kind = "bytes" if isinstance(found, memoryview) else "value"
+        except Exception as error:
+            kind, found = "error", error
+        with lock:
+            pipe.send((number, kind, len(found) if kind == "bytes" else found))
+            while kind == "bytes" and found:
+                found = found[os.write(pipe.fileno(), found) :]
+
+    threads = ThreadPoolExecutor(_MOST_THREADS)
+    try:
+        while True:
+            threads.submit(answer, *pipe.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _call(module: Any, stores: list[ObstoreStore], method: str, *arguments: Any) -> Any:
+    if not method:
+        stores.append(ObstoreStore(module, *arguments))
+        return len(stores) - 1
+    number, *rest = arguments
+    if method == "upload":
+        name, place, size = rest
+        with open(place, "rb") as file:  # noqa: PTH123 - no file's own path
+            return stores[number].upload(name, file, size)
+    return getattr(stores[number], method)(*rest)

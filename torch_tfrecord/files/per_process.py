@@ -172,13 +172,14 @@ class _Loaded:
 _loaded: dict[str, PerProcess[_Loaded]] = {}  # by name
 
 
-def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[], Any]) -> Any:
+def module_of_process(name: str, first: Callable[[], Any], in_fork: Callable[[], Any]) -> Any:
     """What this process uses of a compiled module; loaded once, unless that raises.
 
     Args:
         name: Name of the module.
         first: Loads it where no other process can have used it.
-        own_copy: Loads it in a child that was forked from a process that may have used it.
+        in_fork: Loads it, or what stands in for it, in a child that was forked from a process that
+            may have used it.
     """
     processes = _loaded.setdefault(name, PerProcess(_Loaded, keeps_parents=True))
     loaded = processes.get()
@@ -187,7 +188,7 @@ def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[]
             # Whoever was forked from a process that has it imported cannot know whether it was used
             # there.
             was_forked = multiprocessing.parent_process() is not None and name in sys.modules
-            loaded.modules.append(own_copy() if was_forked or processes.was_forked else first())
+            loaded.modules.append(in_fork() if was_forked or processes.was_forked else first())
         return loaded.modules[0]
 
 

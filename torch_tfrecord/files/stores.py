@@ -7,58 +7,49 @@ else fsspec is.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import importlib.util
 import re
-import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import ModuleType
 from typing import Any, TypeVar
 
-from torch_tfrecord.errors import needs_extra
+from torch_tfrecord.errors import needs_extra, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
-from torch_tfrecord.files.obstore_options import obstore_config
-from torch_tfrecord.files.obstore_store import ObstoreStore
-from torch_tfrecord.files.per_process import PerProcess, compiled_copy, module_of_process
+from torch_tfrecord.files.obstore_options import ObstoreConfig, obstore_config
+from torch_tfrecord.files.obstore_store import ObstoreProcess, ObstoreStore
+from torch_tfrecord.files.per_process import PerProcess, module_of_process
 from torch_tfrecord.files.store import Store
 
-__all__ = ["fsspec_store_of", "obstore_module", "store_of"]
+__all__ = ["fsspec_store_of", "obstore_stores", "store_of"]
 
-_NAME = "obstore._obstore"
-
-
-def obstore_module() -> Any:
-    """The module `obstore` of this process; None where it is not installed, or cannot be loaded."""
-    first = partial(importlib.import_module, "obstore")
-    return module_of_process(_NAME, partial(_or_none, first), partial(_or_none, _own_copy))
+_StoreMaker = Callable[[str, ObstoreConfig, Access], Store]
 
 
-def _or_none(load: Callable[[], ModuleType]) -> ModuleType | None:
-    with contextlib.suppress(ImportError, OSError):
-        return load()
-    return None
-
-
-def _own_copy() -> ModuleType:
-    """The package once more, around another copy of what is compiled; what is imported stays as it
-    is.
+def obstore_stores() -> _StoreMaker | None:
+    """What makes stores of `obstore` in this process; None where it is not installed, or, with a
+    warning, cannot be loaded.
     """
-    compiled = compiled_copy(_NAME)
-    before = {
-        name: sys.modules.pop(name)
-        for name in [*sys.modules]
-        if name.partition(".")[0] == "obstore"
-    }
-    sys.modules[_NAME] = compiled
+    if importlib.util.find_spec("obstore") is None:
+        return None
+    # its threads do not come along through a fork
+    made: _StoreMaker | None = module_of_process("obstore", _here, ObstoreProcess)
+    return made
+
+
+def _here() -> _StoreMaker | None:
     try:
-        return importlib.import_module("obstore")
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
-            del sys.modules[name]
-        sys.modules.update(before)
+        return partial(ObstoreStore, importlib.import_module("obstore"))
+    except (ImportError, OSError) as error:
+        _warn(f"obstore is installed, but does not load ({error})")
+        return None
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"{what}: fsspec reads in its place", RuntimeWarning, stacklevel=outer_level())
 
 
 _HTTP = ("http", "https")
@@ -140,12 +131,13 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
     usual = fsspec.config.conf.get(scheme, {})  # the user's configuration of fsspec
     options = {**(usual if isinstance(usual, Mapping) else {}), **access.storage_options}
     config = obstore_config(scheme, f"{scheme}://{place}" if scheme in _HTTP else place, options)
-    module = None if config is None else obstore_module()
-    if config is None or module is None:
+    make = None if config is None else obstore_stores()
+    if config is None or make is None:
         return None
     try:
-        return ObstoreStore(module, f"{scheme}://{place}/", config, access)
-    except Exception:  # the client does not take the options: whoever knows them says what is wrong
+        return make(f"{scheme}://{place}/", config, access)
+    except Exception as error:  # whoever knows the options says what is wrong with them
+        _warn(f"{scheme}://{place}: obstore: {access.without_secrets(str(error))[:300]}")
         return None
 
 
