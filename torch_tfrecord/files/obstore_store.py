@@ -12,18 +12,18 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.obstore_options import ObstoreConfig
-from torch_tfrecord.files.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
+from torch_tfrecord.files.store import PASSING_STATUSES, RemoteInfo, Store, StoreError, part_bytes
 
 __all__ = [
     "CONNECT_SECONDS",
@@ -250,19 +250,13 @@ class ObstoreProcess:
         self._waiting: dict[int, Future[Any]] | None = {}  # None once the process has ended
         threading.Thread(target=self._receive, name="tfrecord-obstore", daemon=True).start()
 
-    def __call__(self, root: str, config: ObstoreConfig, access: Access) -> _ForkedStore:
-        """The store of a bucket or host.
+    def __call__(self, root: str, config: ObstoreConfig, access: Access) -> Store:
+        """The store of a bucket or host: see `ObstoreStore`."""
+        number = self._ask("", root, config, access.without_cache())
+        return cast("Store", _ForkedStore(self._ask, number, root))
 
-        Raises:
-            Exception: obstore does not take the options.
-        """
-        number = self.ask("", root, config, access.without_cache())
-        return _ForkedStore(self, number, root)
-
-    def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method of a store, whose number is the first argument; without a name, make a
-        store.
-        """
+    def _ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of a store, whose number is the first argument; without a name, make one."""
         future: Future[Any] = Future()
         with self._lock:
             if self._waiting is None:
@@ -310,42 +304,25 @@ def _ended() -> StoreError:
 
 
 class _ForkedStore:
-    """A store of the process that is asked."""
+    """The methods of a store of the process that is asked."""
 
     checks_etag = True
 
-    def __init__(self, process: ObstoreProcess, number: int, root: str) -> None:
-        self._process, self._number, self._root = process, number, root
+    def __init__(self, ask: Callable[..., Any], number: int, root: str) -> None:
+        self._ask, self._number, self._root = ask, number, root
 
     def path_of(self, name: str) -> str:
         return self._root + name
 
-    def info(self, name: str) -> RemoteInfo:
-        found: RemoteInfo = self._process.ask("info", self._number, name)
-        return found
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._ask, method, self._number)
 
-    def read_range(
-        self, name: str, begin: int, end: int, etag: str | None = None
-    ) -> bytes | memoryview:
-        found: memoryview = self._process.ask("read_range", self._number, name, begin, end, etag)
-        return found
-
-    def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-        found: list[tuple[str, RemoteInfo]] = self._process.ask(
-            "listing", self._number, prefix, recursive
-        )
-        return found
-
-    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+    def upload(self, name: str, file: IO[bytes], size: int) -> Any:
         place = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-        if not Path(place).exists():
+        if not os.path.exists(place):
             text = "needs /proc after a fork: write in a process that was started by spawn"
             raise StoreError(text, is_passing=False)
-        found: RemoteInfo = self._process.ask("upload", self._number, name, place, size)
-        return found
-
-    def remove(self, name: str) -> None:
-        self._process.ask("remove", self._number, name)
+        return self._ask("upload", self._number, name, place, size)
 
 
 def answer_requests() -> None:
@@ -379,6 +356,6 @@ def _call(module: Any, stores: list[ObstoreStore], method: str, *arguments: Any)
     number, *rest = arguments
     if method == "upload":
         name, place, size = rest
-        with open(place, "rb") as file:  # noqa: PTH123 - no file's own path
+        with open(place, "rb") as file:  # noqa: PTH123
             return stores[number].upload(name, file, size)
     return getattr(stores[number], method)(*rest)

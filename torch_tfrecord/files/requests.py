@@ -204,9 +204,10 @@ class Transfer:
                 state.changed.notify_all()
 
     def __del__(self) -> None:
-        state = getattr(self, "_state", None)
-        if state is not None:
-            state.is_cancelled = True  # without the lock, which this thread may hold
+        try:  # noqa: SIM105
+            self._state.is_cancelled = True  # without the lock, which this thread may hold
+        except AttributeError:  # of an __init__ that failed
+            pass
 
 
 class _State:
