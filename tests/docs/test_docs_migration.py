@@ -18,6 +18,7 @@ from torch_tfrecord import (
     Image,
     Text,
     TFRecordDataset,
+    TFRecordWriter,
     decode_example,
     read_records,
 )
@@ -120,6 +121,29 @@ def test_pictures_of_mds_keep_their_bytes():
         for path in ("samples.tfrecord", "from_mds-00000-of-00001.tfrecord")
     ]
     assert pictures[0] == pictures[1]  # both were written by Pillow's own defaults
+
+
+def test_a_split_of_tfx(capsys):
+    """The commands of the page, on gzip files under the names that TFX gives."""
+    folder = Path("examples/4/Split-train")
+    folder.mkdir(parents=True)
+    records = [*read_records("samples.tfrecord")]
+    for number in range(2):
+        name = folder / f"data_tfrecord-{number:05d}-of-00002.gz"
+        with TFRecordWriter(name, compression_type="GZIP") as writer:
+            for record in records[number::2]:
+                writer.write(record)
+    commands = re.findall(r"^    (tfrecord (?:show|reshard) .*?) +#", text_of("migration"), re.M)
+    assert [command.split()[1] for command in commands] == ["show", "reshard"]
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    assert '"label": FixedLenFeature((), torch.int64)' in capsys.readouterr().out
+    written = sorted(Path().glob("train-*.tfrecord"))
+    assert written[0].name == "train-00000-of-00004.tfrecord"
+    assert len(written) == 4 and not any(path.read_bytes()[:2] == b"\x1f\x8b" for path in written)
+    found = [record for path in written for record in read_records(path)]
+    assert found == records[::2] + records[1::2]
+    assert len(TFRecordDataset(folder, index="memory")) == len(records)
 
 
 def test_dali_reads_the_index_that_we_write():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from helpers import run_python
+from helpers import run_program, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_examples import (
@@ -462,3 +462,42 @@ except ParseError as error:
     variables = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     done = run_python(program, env=variables)
     assert done.stdout.startswith("Could not parse example input: expected one Event"), done.stderr
+
+
+# The pool that all generated classes of a process share, where another package has registered
+# TensorFlow's messages under the same names, and one of its own with other fields.
+BESIDE_OTHERS = """
+import sys
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+def register(name, field):
+    file = descriptor_pb2.FileDescriptorProto(
+        name=name, package="tensorflow", message_type=[{"name": "Example", "field": [field]}]
+    )
+    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+
+FIELD = dict(name="other", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+
+def read():
+    from torch_tfrecord import decode_example, encode_example
+    return decode_example(encode_example({"label": 3}))["label"].tolist()
+
+if sys.argv[1] == "before":
+    register("tensorflow/core/example/example.proto", FIELD)
+    print(read())
+else:
+    print(read())
+    register("tensorflow/core/example/example.proto", FIELD)
+print(read())
+try:
+    register("other/example.proto", FIELD)
+except TypeError as error:
+    print("duplicate symbol" in str(error), "tensorflow.Example" in str(error))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_messages_of_other_packages_do_not_meet_ours(tmp_path, when):
+    """Two of theirs do: docs/install.md quotes that error."""
+    done = run_program(BESIDE_OTHERS, tmp_path, when)
+    assert (done.stdout, done.stderr) == ("[3]\n[3]\nTrue True\n", "")
