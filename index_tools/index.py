@@ -11,6 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from index_tools._terminal import (
 from index_tools._workers import Outcome, exit_code, open_executor, work_on_files
 from index_tools.salvage import extent
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.seek_points import INDEX_BYTES_RATIO
 from torch_tfrecord.files.storage import FileSource, is_remote
 from torch_tfrecord.records.compression import open_stream
@@ -39,7 +41,7 @@ from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path, write_sidecar
 from torch_tfrecord.records.kept_columns import check_columns
 from torch_tfrecord.records.manifest_shards import write_manifest
-from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records.paths import find_files, found_files
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.salvage import SalvageReport
 from torch_tfrecord.records.scan import SkippedBytes
@@ -77,8 +79,8 @@ Checks both checksums of every record, that the file ends where its last record 
 checksums of the compression. Prints one line for each bad file: the record and byte where the first
 damage begins (in the decompressed stream for compressed files), what is wrong, how much of the file
 is damaged, and how many good records are behind it; with --json, one line for each file, with each
-damaged part and its kind. A path that is not there gets a line, too, and the others are still checked (exit
-status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
+damaged part and its kind. A path or shard that is not there gets a line, too, and the others are still checked
+(exit status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
 
 With --decode, each record whose checksums match is read by --features. Without them it must be an Example or
 SequenceExample, and all its values that begin like a picture or a WAV file must decode. One line for each bad
@@ -335,9 +337,10 @@ def _run_verify(
     for path in data_paths(paths):
         try:
             files += find_files(path)
-        # the others are still checked
-        except OSError as missing:
-            outcomes.append(Outcome(path, error=missing))
+        except (OSError, ValueError, TFRecordError) as error:
+            outcomes.append(Outcome(path, error=error))
+            with suppress(OSError, ValueError, TFRecordError):  # the shards that are there
+                files += found_files(path, DEFAULT_ACCESS, are_whole=False)[0]
     is_decoded = decode or bool(features)
     task = functools.partial(_decode_file, features) if is_decoded else _verify_file
     with open_executor(executor) as workers:

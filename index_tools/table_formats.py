@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from itertools import chain, groupby, islice
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -22,9 +23,10 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv, dataset, parquet
 
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.files.atomic import AtomicFile
 from torch_tfrecord.images.codec import image_format
 from torch_tfrecord.protobuf.json_text import parse_json
@@ -35,6 +37,7 @@ _Row: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Iterator[_Row]
 
 _ROWS = 256  # at once: each may have a picture
+_MOST_BYTES = (1 << 31) - 1  # of a message of protobuf
 _WAY_OUT = "leave it out by --columns, or write Parquet"
 # Null is what is empty without quotes, and nothing else: NA may be Namibia, and nan is a number. An
 # empty line is a record that lacks its one feature.
@@ -49,6 +52,7 @@ _DAMAGE = (
     EOFError,
     ArithmeticError,
 )
+_INTEGER = re.compile(r"\s*([+-]?)0*(\d+)\s*")
 _CSV = dataset.CsvFileFormat(
     csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
     convert_options=csv.ConvertOptions(**_NULLS),
@@ -102,6 +106,9 @@ def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterato
             cells = [(one.name, _cell_type(types.get(one.name, one.type))) for one in inferred]
             data = dataset.dataset(path, pa.schema(cells), _CSV)
             found = data.to_batches(batch_size=_ROWS, batch_readahead=2)
+            found = _with_whole_integers(
+                path, found, [name for name, _ in cells if name not in types]
+            )
         elif kind == "dataset":
             data = import_module("datasets").load_from_disk(path)
             data = data[split] if isinstance(data, dict) else data
@@ -112,6 +119,8 @@ def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterato
             found = map(pa.Table.from_struct_array, map(pa.array, chunks))
         for table in found:
             yield pa.table(table).flatten()
+    except LimitExceededError as error:
+        raise error.locate(path=path) from error.__cause__
     except _DAMAGE as error:
         raise ParseError(str(error).partition("\n")[0], path=path) from error
 
@@ -120,6 +129,43 @@ def _cell_type(kind: pa.DataType) -> pa.DataType:
     kind = getattr(kind, "value_type", kind)
     # no feature holds dates
     return pa.string() if pa.types.is_temporal(kind) else kind
+
+
+def _with_whole_integers(
+    path: str, batches: Iterator[pa.RecordBatch], names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The batches; ParseError, naming the row, for an integer beyond int64 in one of these columns,
+    which Arrow takes for a float.
+    """
+    unread = {*names}
+    try:
+        for batch in batches:
+            for name in [*unread]:
+                column = batch.column(name)
+                if not pa.types.is_floating(column.type):
+                    unread.remove(name)
+                elif (pc.max(pc.abs(column)).as_py() or 0) >= 1 << 63:
+                    unread.remove(name)
+                    _check_integers(path, name)
+            yield batch
+    except pa.ArrowInvalid:
+        for name in names:
+            _check_integers(path, name)
+        raise
+
+
+def _check_integers(path: str, name: str) -> None:
+    data = dataset.dataset(path, pa.schema([(name, pa.string())]), _CSV)
+    cells = chain.from_iterable(batch.column(0) for batch in data.to_batches())
+    for row, cell in enumerate(cells, 1):
+        digits = _INTEGER.fullmatch(cell.as_py() or "")
+        if digits and (
+            len(digits[2]) > 19 or not -(1 << 63) <= int(f"{digits[1]}{digits[2]}") < 1 << 63
+        ):
+            raise ParseError(
+                f"row {row}, column {name!r}: expected an integer from -2^63 to 2^63 - 1, got one of "
+                f"{len(digits[2])} digits; as a float it needs a point, or --features"
+            )
 
 
 def _json_rows(path: str) -> _Rows:
@@ -136,26 +182,62 @@ def _tar_rows(path: str) -> _Rows:
     """Samples, as webdataset takes the names of members apart: the key up to the first dot, then the
     name of a value, whose last part says how it is encoded.
     """
+    places: dict[str, tuple[int, int]] = {}  # of the files that hard links may be to
     with tarfile.open(path, "r:") as tar:
-        for sample, members in groupby(tar, lambda member: _MEMBER.findall(member.name)[0][0]):
+        files = (member for member in tar if not member.isdir())
+        for sample, members in groupby(files, lambda member: _MEMBER.findall(member.name)[0][0]):
             row: _Row = {} if os.path.basename(sample).isdecimal() else {"__key__": sample}
             for member in members:
                 tar.members = []  # type: ignore[attr-defined]  # where it would keep all of them
                 _, stem, ending = _MEMBER.findall(member.name)[0]
                 name = unquote(stem or ending)
-                # What is sparse may pretend to be of any size.
-                if member.type == tarfile.REGTYPE:
-                    file: Any = tar.extractfile(member)
-                    value = _DECODERS.get(ending.lower(), bytes)(file.read())
-                    # seg.png and seg.json are two
-                    row[f"{name}.{ending}" if name in row else name] = value
+                try:
+                    value = _DECODERS.get(ending.lower(), bytes)(_member_bytes(tar, member, places))
+                except (*_DAMAGE, LimitExceededError) as error:
+                    kind = type(error) if isinstance(error, LimitExceededError) else ParseError
+                    raise kind(f"member {member.name!r}: {error}") from error
+                # seg.png and seg.json are two
+                row[f"{name}.{ending}" if name in row else name] = value
             yield row
+
+
+def _member_bytes(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, places: dict[str, tuple[int, int]]
+) -> bytes:
+    """The bytes of a file, or of the file before it that a hard link is to."""
+    if member.islnk() and member.linkname in places:
+        member.offset_data, member.size = places[member.linkname]
+        member.type = tarfile.REGTYPE
+    # What is sparse may pretend to be of any size.
+    if not member.isreg() or member.issparse():
+        what = f"a link to {member.linkname!r}" if member.linkname else f"type {member.type!r}"
+        raise ParseError(f"expected a file, or a hard link to a file before it, got {what}")
+    if member.size > _MOST_BYTES:
+        raise LimitExceededError(
+            f"expected at most {_MOST_BYTES} bytes, as a record has, got {member.size}"
+        )
+    places[member.name] = member.offset_data, member.size
+    file: Any = tar.extractfile(member)
+    return file.read()  # type: ignore[no-any-return]
+
+
+def _read_npy(data: bytes) -> object:
+    file = io.BytesIO(data)
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(file)[0] > 1:
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if (claimed := prod(shape) * dtype.itemsize) > len(data):
+        raise LimitExceededError(
+            f"expected an array of at most the {len(data)} bytes that are there, got {claimed}"
+        )
+    return np.load(io.BytesIO(data)).tolist()
 
 
 _DECODERS: dict[str, Callable[[bytes], object]] = {
     "cls": int,
     "json": parse_json,
-    "npy": lambda data: np.load(io.BytesIO(data)).tolist(),
+    "npy": _read_npy,
     "txt": bytes.decode,
 }
 
@@ -226,6 +308,10 @@ def _write_tar(file: AtomicFile, samples: Iterator[list[tuple[str, Any]]]) -> No
             if not pairs:
                 raise ValueError(f"record {number}: a tar has no sample without values: {_WAY_OUT}")
             for name, value in pairs:
+                if not name or "\0" in name:  # Arrow ends names there
+                    raise ValueError(
+                        f"feature {name!r}: a tar has no value of that name: {_WAY_OUT}"
+                    )
                 ending, data = _encode(name, value)
                 member = tarfile.TarInfo(f"{number:09d}.{quote(name, safe='')}.{ending}")
                 member.size = len(data)

@@ -24,7 +24,9 @@ from jobs import run_job
 
 from index_tools import convert
 from index_tools.main import main
+from index_tools.table_formats import read_tables
 from torch_tfrecord import (
+    LimitExceededError,
     TFRecordDataset,
     TFRecordWriter,
     decode_example,
@@ -283,6 +285,7 @@ def test_a_record_without_values_is_no_sample(capsys):
 HUGGING_FACE = """
 import datasets
 from index_tools.main import main
+from index_tools.table_formats import read_tables
 
 images = [{"bytes": %r, "path": None}] * 3
 table = datasets.Dataset.from_dict(
@@ -523,3 +526,138 @@ def test_the_printed_features_are_code(capsys):
     assert found["features"] == infer_features("a.tfrecord")
     exec(second, found)
     assert found["features"] == infer_features("b.tfrecord")
+
+
+# Integers of CSV.
+
+
+@pytest.mark.parametrize(
+    ("cells", "row"),
+    [
+        (["1", f"{2**63}", "2"], 2),
+        (["1.5", "", "-9223372036854775809"], 3),
+        (["9" * 400], 1),
+        ([*map(str, range(300_000)), f"{2**64}"], 300_001),  # after the type was inferred
+    ],
+)
+def test_integers_beyond_int64_are_refused(cells, row, capsys):
+    Path("a.csv").write_text("".join(f'"k\n",{cell}\n' for cell in ["n", *cells]))
+    digits = len(cells[row - 1].lstrip("-"))
+    assert error(capsys, "a.csv", "a.tfrecord", status=1) == (
+        f"a.csv: row {row}, column 'n': expected an integer from -2^63 to 2^63 - 1, got one of {digits} "
+        "digits; as a float it needs a point, or --features"
+    )
+
+
+def test_large_floats_and_the_ends_of_int64(capsys):
+    Path("a.csv").write_text(f"n,x\n{2**63 - 1},1e20\n-{2**63},{2**64}.0\n0{2**63 - 1},-inf\n")
+    run("a.csv", "a.tfrecord")
+    found = examples("a.tfrecord")
+    assert [int(each["n"][0]) for each in found] == [2**63 - 1, -(2**63), 2**63 - 1]
+    assert [float(each["x"][0]) for each in found] == [
+        float(np.float32(1e20)), float(np.float32(2**64)), -float("inf"),
+    ]  # fmt: skip
+    Path("b.csv").write_text(f"x\n{2**64}\n")
+    Path("f.py").write_text(
+        "import torch\nfrom torch_tfrecord import FixedLenFeature\n"
+        "features = {'x': FixedLenFeature((), torch.float32)}\n"
+    )
+    run("b.csv", "b.tfrecord", "--features", "f.py")
+    assert float(examples("b.tfrecord")[0]["x"][0]) == 2.0**64
+
+
+# Members of a tar that are no plain files, and what they claim.
+
+
+def write_tar(*members):
+    """Write a.tar of names with bytes, or with what else a member is."""
+    with tarfile.open("a.tar", "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                for key, value in content.items():
+                    setattr(member, key, value)
+                tar.addfile(member)
+
+
+def link(to, kind=tarfile.LNKTYPE):
+    return {"type": kind, "linkname": to}
+
+
+def test_hard_links_and_folders_of_a_tar():
+    write_tar(
+        ("photos", {"type": tarfile.DIRTYPE}),
+        ("photos/0.bin", b"one"),
+        ("photos/0.txt", b"text"),
+        ("photos/1.bin", link("photos/0.bin")),
+        ("photos/2.bin", link("photos/1.bin")),
+        ("photos/2.old", {"type": tarfile.AREGTYPE}),
+    )
+    with tarfile.open("a.tar") as tar:  # as tarfile itself gives them
+        wanted = {one.name: tar.extractfile(one).read() for one in tar if not one.isdir()}
+    run("a.tar", "a.tfrecord")
+    found = examples("a.tfrecord")
+    assert [bytes(each["bin"][0]) for each in found] == [b"one"] * 3
+    assert [wanted[f"photos/{number}.bin"] for number in range(3)] == [b"one"] * 3
+    assert [{*each} for each in found] == [{"bin", "txt"}, {"bin"}, {"bin", "old"}]
+
+
+@pytest.mark.parametrize(
+    ("member", "told"),
+    [
+        (link("0.bin", tarfile.SYMTYPE), "a link to '0.bin'"),
+        (link("../x"), "a link to '../x'"),
+        ({"type": tarfile.CHRTYPE}, "type b'3'"),
+        ({"type": tarfile.FIFOTYPE}, "type b'6'"),
+    ],
+)
+def test_links_and_devices_of_a_tar_are_refused(member, told, capsys):
+    write_tar(("0.bin", b"one"), ("1.bin", member))
+    assert error(capsys, "a.tar", "a.tfrecord", status=1) == (
+        f"a.tar: member '1.bin': expected a file, or a hard link to a file before it, got {told}"
+    )
+
+
+def test_claims_of_a_trillion_bytes(capsys):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (10**6, 125_000)}
+    )
+    head = header.getvalue()
+    write_tar(("0.x.npy", head))
+    assert error(capsys, "a.tar", "a.tfrecord", status=1) == (
+        f"a.tar: member '0.x.npy': expected an array of at most the {len(head)} bytes that are there, got {10**12}"
+    )
+    claim = tarfile.TarInfo("0.x.bin")
+    claim.size = 10**12
+    Path("b.tar").write_bytes(claim.tobuf() + bytes(1024))
+    assert error(capsys, "b.tar", "b.tfrecord", status=1) == (
+        f"b.tar: member '0.x.bin': expected at most {2**31 - 1} bytes, as a record has, got {10**12}"
+    )
+    with pytest.raises(LimitExceededError):
+        [*read_tables("tar", ["b.tar"], names=None, schema=None, split="train")]
+
+
+NAMES = [
+    *["a.b", "a/b", "/a", "a/", ".a", "a.", "..", "a..b", "%41", "100%", "a\nb", "é", "A", "0"],
+    *["txt", "a.txt", "json", "x.json", "cls", "__key__", "__url__", "a" * 300, " ", "000000000"],
+]
+
+
+@pytest.mark.parametrize("value", [1, 0.5, "text", b"\xff\0", [1, 2], ["a", "b"]], ids=repr)
+def test_names_come_back_from_a_tar(value, capsys):
+    write("a.tfrecord", [dict.fromkeys(NAMES, value), {"a": value, "a.txt": value}])
+    run("a.tfrecord", "a.tar")
+    run("a.tar", "b.tfrecord")
+    assert records("b.tfrecord") == records("a.tfrecord")
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0b"])
+def test_names_that_a_tar_does_not_bring_back_are_refused(name, capsys):
+    write("a.tfrecord", [{name: 1, "x": 2}])
+    assert error(capsys, "a.tfrecord", "a.tar") == (
+        f"feature {name!r}: a tar has no value of that name: leave it out by --columns, or write Parquet"
+    )

@@ -420,8 +420,32 @@ def test_verify_names_a_missing_shard(folder, capsys):
     assert main(["verify", "a@2"]) == 2
     assert capsys.readouterr().out == (
         "bad: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002; there are 1: a-00000-of-00002\n"
-        "1 file, 0 records, 0 bytes, 1 bad file\n"
+        "2 files, 3 records, 1051 bytes, 1 bad file\n"
     )
+
+
+@pytest.mark.parametrize("path", [".", "*", "a@3", "a-*"])
+def test_verify_checks_the_shards_beside_a_missing_one(path, folder, capsys):
+    write(folder / "a-00000-of-00003")
+    write(folder / "a-00002-of-00003", DATA[:-1])
+    assert main(["verify", path]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 of 3 shards missing: " in lines[0] and "a-00001-of-00003" in lines[0]
+    assert "a-00002-of-00003: record 2 at " in lines[1]
+    assert lines[2] == "3 files, 5 records, 2101 bytes, 2 bad files"
+
+
+def test_verify_checks_the_others_where_a_path_cannot_be_read(folder, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b-00000-of-00001")
+    write(folder / "b-00000-of-00002")
+    assert main(["verify", "nothing://x", "b-*", "a.tfrecord"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("bad: ") and "nothing" in lines[0]
+    assert lines[1].startswith(
+        "bad: b-*: expected one set of shards, got b-* of [1, 2] shards mixed"
+    )
+    assert lines[2] == "5 files, 9 records, 3153 bytes, 2 bad files"
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -13,7 +13,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -144,8 +144,13 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
     return found_files(paths, Access(storage_options))[0]
 
 
-def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, RemoteInfo]]:
-    """`find_files`, and what storages said of files on the way."""
+def found_files(
+    paths: Paths, access: Access, *, are_whole: bool = True
+) -> tuple[list[str], Mapping[str, RemoteInfo]]:
+    """`find_files`, and what storages said of files on the way; sets of shards may lack some if
+    they need not be whole.
+    """
+    check = _check_shards if are_whole else lambda found, *_: found
     items = [
         local_path(item)
         for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))
@@ -159,7 +164,7 @@ def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, R
     found = [
         file
         for item in items
-        for file in _expand(item, remote if is_remote(item) else _Local(access))
+        for file in _expand(item, remote if is_remote(item) else _Local(access), check)
     ]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
@@ -196,16 +201,16 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
     return items
 
 
-def _expand(path: str, files: _Names) -> list[str]:
+def _expand(path: str, files: _Names, check: Callable[..., list[str]]) -> list[str]:
     if _is_manifest_file(path):
         return shard_paths(path, Manifest(path, files.access).names())
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
             return [path]
-        return _check_shards(_directory_content(files, path), path)
+        return check(_directory_content(files, path), path)
     try:
-        return _matching(path, files, counted)
+        return _matching(path, files, counted, check)
     except FileNotFoundError:
         # a name that only looks like a pattern
         if is_remote(path) and files.exists(path) and not files.is_dir(path):
@@ -213,14 +218,16 @@ def _expand(path: str, files: _Names) -> list[str]:
         raise
 
 
-def _matching(path: str, files: _Names, counted: re.Match[str] | None) -> list[str]:
+def _matching(
+    path: str, files: _Names, counted: re.Match[str] | None, check: Callable[..., list[str]]
+) -> list[str]:
     if counted:
-        return _counted_shards(files, path, counted)
+        return _counted_shards(files, path, counted, check)
     if glob.has_magic(path):
         matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
             raise _not_there(path, "no file matches the pattern")
-        return _check_shards(matches, path, posixpath.basename(path))
+        return check(matches, path, posixpath.basename(path))
     raise _not_there(path, os.strerror(errno.ENOENT))
 
 
@@ -397,7 +404,9 @@ def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str
             return
 
 
-def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[str]:
+def _counted_shards(
+    files: _Names, asked: str, counted: re.Match[str], check: Callable[..., list[str]]
+) -> list[str]:
     """The shards of ``base@N``; a suffix that all of them have may be left out."""
     base, suffix = counted["base"], counted["suffix"]
     any_number = counted["total"] == "*"
@@ -410,7 +419,7 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
     present = [name for name in _glob(files, pattern) if not is_companion(name)]
     only = _whole_set(present) if present else None
     if only is not None and only.base == base and suffix in ("", only.suffix):
-        return _check_shards(present, asked)
+        return check(present, asked)
     shards = {
         name: shard
         for name in present
@@ -425,7 +434,7 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
         # in other sets
         near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))
         _raise_missing(base, suffix, range(total), total, sorted(near))
-    return _check_shards(list(shards), asked)
+    return check(list(shards), asked)
 
 
 def _asked_shards(files: RemoteNames, base: str, suffix: str, total: int) -> list[str] | None:
