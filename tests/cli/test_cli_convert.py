@@ -537,11 +537,11 @@ def test_the_printed_features_are_code(capsys):
         (["1", f"{2**63}", "2"], 2),
         (["1.5", "", "-9223372036854775809"], 3),
         (["9" * 400], 1),
-        ([*map(str, range(300_000)), f"{2**64}"], 300_001),  # after the type was inferred
+        ([*map(str, range(6000)), f"{2**64}"], 6001),  # after the first MiB, which decides the type
     ],
 )
 def test_integers_beyond_int64_are_refused(cells, row, capsys):
-    Path("a.csv").write_text("".join(f'"k\n",{cell}\n' for cell in ["n", *cells]))
+    Path("a.csv").write_text("".join(f'"{"k" * 200}\n",{cell}\n' for cell in ["n", *cells]))
     digits = len(cells[row - 1].lstrip("-"))
     assert error(capsys, "a.csv", "a.tfrecord", status=1) == (
         f"a.csv: row {row}, column 'n': expected an integer from -2^63 to 2^63 - 1, got one of {digits} "
@@ -642,14 +642,30 @@ def test_claims_of_a_trillion_bytes(capsys):
 
 
 NAMES = [
-    *["a.b", "a/b", "/a", "a/", ".a", "a.", "..", "a..b", "%41", "100%", "a\nb", "é", "A", "0"],
+    *[
+        "a",
+        "a.b",
+        "a/b",
+        "/a",
+        "a/",
+        ".a",
+        "a.",
+        "..",
+        "a..b",
+        "%41",
+        "100%",
+        "a\nb",
+        "é",
+        "A",
+        "0",
+    ],
     *["txt", "a.txt", "json", "x.json", "cls", "__key__", "__url__", "a" * 300, " ", "000000000"],
 ]
 
 
 @pytest.mark.parametrize("value", [1, 0.5, "text", b"\xff\0", [1, 2], ["a", "b"]], ids=repr)
 def test_names_come_back_from_a_tar(value, capsys):
-    write("a.tfrecord", [dict.fromkeys(NAMES, value), {"a": value, "a.txt": value}])
+    write("a.tfrecord", [dict.fromkeys(NAMES, value), dict.fromkeys(reversed(NAMES), value)])
     run("a.tfrecord", "a.tar")
     run("a.tar", "b.tfrecord")
     assert records("b.tfrecord") == records("a.tfrecord")
