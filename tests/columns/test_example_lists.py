@@ -254,7 +254,7 @@ def test_values_that_are_whole():
     assert sample["text"] == ["t0", "t1"]
     batch = parse_example([one, two], spec)[1]
     assert torch.equal(batch["image"], torch.stack([pixels, pixels.flip(0)]))
-    assert type(batch["image"]) is type(sample["image"])
+    assert type(batch["image"]) is torch.Tensor
     assert batch["text"] == [["t0", "t1"], ["t1", "t0"]]
     assert parse_single_example(none, spec)[1] == {"image": [], "text": []}
 

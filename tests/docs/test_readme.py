@@ -176,6 +176,7 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
     Path("b.tfrecord").write_bytes(Path("a.tfrecord").read_bytes())
     names["directory"] = "mnist/3.0.1"
     names["features"] = {"label": FixedLenFeature((), torch.int64)}
+    names["mixture"] = torch_tfrecord.Mixture([torch_tfrecord.TFRecordDataset("a.tfrecord")])
     try:
         value = eval(code, names)
     except SyntaxError:

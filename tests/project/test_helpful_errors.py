@@ -819,10 +819,6 @@ def test_repr(folder, episodes):
         repr(Mixture([ds, [1]]))
         == f"Mixture(3 samples of 2 datasets of [12, 1] samples: {text}, list)"
     )
-    assert (
-        repr(Mixture([ds, iter([1])]))
-        == f"Mixture(2 streams, weights=[1, 1]: {text}, list_iterator)"
-    )
     loader = make_dataloader(folder / "?", 7, FEATURES, transform=resize, num_threads=2)
     assert repr(loader) == f"RecordLoader({text}, batch_size=7, num_workers=0, num_threads=2)"
     loader = ReadAheadLoader(ds, batch_size=3, num_workers=2)
