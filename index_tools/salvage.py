@@ -15,9 +15,9 @@ from torch_tfrecord.shown import without_secrets
 __all__ = ["SALVAGE", "extent"]
 
 _SALVAGE = """\
-Copies every record whose checksums still match to OUT, which appears complete, with its index, or not at
-all. IN is only read. Behind each damage the next record is looked for; in a gzip or zlib file the next
-member, or block, that decompresses.
+Copies every record whose two checksums fit to OUT, which appears complete, with its index, or not at all.
+IN is only read. A piece that is twice in it comes out twice. Behind each damage the next record is looked
+for; in a gzip or zlib file the next member, or block, that decompresses.
 
 Prints what is lost: [begin, end) in bytes of the file, or of what is decompressed from it, and what is
 wrong there; for a compressed file also which of its bytes could not be decompressed. Exit status 0 if

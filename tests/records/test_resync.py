@@ -1,16 +1,21 @@
-"""The search for the next record: by its definition, and in a number of bytes that grows with the
+"""The search for the next record: by its definition, and in a number of steps that grows with the
 stream alone.
 """
 
+import gzip
+import io
 import random
+import struct
+import sys
 
 import pytest
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.files.inflated import InflatedSource, PipeSource
+from torch_tfrecord.files import inflated, rescue
+from torch_tfrecord.files.inflated import InflatedSource, PipeSource, SequentialSource
 from torch_tfrecord.files.storage import LocalFile
-from torch_tfrecord.records import resync
+from torch_tfrecord.records import resync, scan
 from torch_tfrecord.records.resync import RecordSearch
 
 
@@ -36,88 +41,44 @@ class Forward:
         return piece
 
 
+def length_at(data, place):
+    """What a header at a place says, or None."""
+    head = data[place : place + 12]
+    length = int.from_bytes(head[:8], "little")
+    return length if header(length) == head else None
+
+
+def is_payload(data, begin, end):
+    """Whether a payload and its checksum are between a header and an end."""
+    return end <= len(data) and framed(data[begin + 12 : end - 4])[-4:] == data[end - 4 : end]
+
+
 def record_end(data, place):
     """Where the good record at a place ends, or None."""
-    head = data[place : place + 12]
-    length = int.from_bytes(head[:8], "little")
-    if len(head) < 12 or header(length) != head or length > len(data):
+    length = length_at(data, place)
+    if length is None or length > len(data):
         return None
     end = place + length + 16
-    return (
-        end if end <= len(data) and framed(data[place + 12 : end - 4]) == data[place:end] else None
+    return end if is_payload(data, place, end) else None
+
+
+def next_record(data, begin):
+    """What docs/damaged.md promises, one place after the other."""
+    end = begin + 16 + int.from_bytes(data[begin : begin + 8], "little")
+    is_border = begin + 12 <= len(data) and (
+        end == len(data) or (end < len(data) and length_at(data, end) is not None)
     )
-
-
-def is_header(data, place):
-    head = data[place : place + 12]
-    return (
-        len(head) == 12
-        and header(int.from_bytes(head[:8], "little")) == head
-        and head[6:8] == b"\0\0"
-    )
-
-
-def is_border(data, place):
-    return place == len(data) or (place < len(data) and is_header(data, place))
-
-
-def chain_end(data, place, end):
-    """Where good records from a place on end, or lead past an offset, also over damaged payloads
-    that end at a border.
-    """
-    behind = record_end(data, place)
-    while behind is not None and behind < end:
-        place, behind = behind, record_end(data, behind)
-        if behind is None and is_header(data, place):
-            claimed = place + 16 + int.from_bytes(data[place : place + 8], "little")
-            behind = claimed if is_border(data, claimed) else None
-    return place if behind is None else behind
-
-
-def is_in_payload(data, place):
-    """Whether a checksum and a record are behind the good records from a place on."""
-    at = place
-    while (behind := record_end(data, at)) is not None:
-        at = behind
-    return record_end(data, at + 4) is not None
-
-
-def leads_past(data, place, end, is_inner):
-    """Whether good records from a place on lead to an offset or past it, or to the end."""
-    at = chain_end(data, place, end)
-    is_last = not is_inner and at == len(data)
-    return at > place and (at >= end or is_last)
-
-
-def next_record(data, begin, window):
-    """What `RecordSearch.find` promises, one place and one checksum after the other."""
-    head = data[begin : begin + 12]
-    length = int.from_bytes(head[:8], "little")
-    is_good = header(length) == head
-    end = begin + 16 + length if len(head) == 12 else begin
-    if not is_good:
-        places = [
-            at
-            for at in range(begin + 16, min(begin + window - 11, len(data)))
-            if is_header(data, at)
-        ]
-        places += [len(data)] if begin + 16 <= len(data) < begin + window else []
-        closed = [
-            at for at in places if framed(data[begin + 12 : at - 4])[-4:] == data[at - 4 : at]
-        ]
-        if closed:
-            return closed[-1]
-    limit = end if end > begin and is_border(data, end) else len(data)
-    if not is_good and limit == end:
+    is_good = length_at(data, begin) is not None
+    if is_border and not is_good and is_payload(data, begin, end):
         return end
-    at = begin + 12 if is_good else begin + 1
-    while at < limit:
-        if leads_past(data, at, end if is_good else begin, is_good and at == begin + 12) and not (
-            limit == len(data) and is_in_payload(data, at)
-        ):
-            return at
-        at = max(chain_end(data, at, end if is_good else begin), at + 1)
-    return limit
+    places = range(begin + 1, end if is_border and is_good else len(data))
+    found = next((at for at in places if record_end(data, at) is not None), places.stop)
+    if found < places.stop and is_border and is_good:
+        at = found
+        while at is not None and at < end:
+            at = record_end(data, at)
+        return end if at is None else found
+    return found
 
 
 def hostile(rng):
@@ -131,9 +92,11 @@ def hostile(rng):
         if how == 0:
             parts.append(framed(rng.choice([good, b"junk" + good, good + b"junk", framed(good)])))
         elif how == 1:
-            parts.append(header(rng.choice([0, 1, 5, 100, 700, 2**40, 2**48, 2**63])))
+            parts.append(header(rng.choice([0, 1, 5, 100, 700, 2**40, 2**47, 2**63])))
         elif how == 2:
             parts.append(bytes(rng.randrange(40)))
+        elif how == 3:  # a payload in place of another: the header seems right
+            parts += [header(len(good) + 4), good, rng.choice([b"", b"more", framed(b"")])]
         else:
             parts.append(good)
         if rng.random() < 0.5:
@@ -151,23 +114,19 @@ def hostile(rng):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Windows and pieces of a few bytes, so that records lie across them."""
+    """Pieces of a few bytes, so that records are across them."""
 
-    def change(window, piece):
-        monkeypatch.setattr(resync, "_RESYNC_BYTES", window)
+    def change(piece, step):
         monkeypatch.setattr(resync, "_PIECE_BYTES", piece)
-        return window
+        monkeypatch.setattr(resync, "_STEP_BYTES", step)
 
     return change
 
 
-@pytest.mark.daily
-@pytest.mark.parametrize("way", ["plain", "pipe", "GZIP"])
-@pytest.mark.parametrize("seed", range(6))
-def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
+def check_searches(small, way, seed, count):
     rng = random.Random(seed)
-    for _ in range(6):
-        window = small(rng.choice([64, 200, 1000, 5000]), rng.choice([64, 100, 1000]))
+    for _ in range(count):
+        small(rng.choice([64, 200, 1000, 5000]), rng.choice([4, 7, 60]))
         data = hostile(rng)
         if way == "plain":
             source = Memory(data)
@@ -179,38 +138,69 @@ def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
             )
         search, at = RecordSearch(source), 0
         while at < len(data):
-            if record_end(data, at) is None:
-                found, kind = search.find(at)
-                if kind == "doubled":
-                    break  # see test_salvage
-                assert found == next_record(data, at, window), (seed, at)
-                at = found
-            end = record_end(data, at)
-            at = rng.choice(
-                [at + 1, at + 2, at + 16] if end is None else [end, end, at + 1, at + 13]
-            )
+            end, length = record_end(data, at), length_at(data, at)
+            if length is not None and length < len(data):
+                error = search.error(at, length)
+                assert error is None or end is None
+            if end is None:
+                expected = next_record(data, at)
+                assert search.find(at)[0] == expected, (seed, at)
+                at = expected
+            else:
+                at = end
+
+
+@pytest.mark.parametrize("way", ["plain", "pipe", "GZIP"])
+def test_each_search_finds_what_is_defined(small, way):
+    check_searches(small, way, 99, 2)
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("way", ["plain", "pipe", "GZIP"])
+@pytest.mark.parametrize("seed", range(30))
+def test_every_search_finds_what_is_defined(small, way, seed):
+    check_searches(small, way, seed, 20)
+
+
+@pytest.mark.parametrize("chunk_bytes", [30, 1000, 1 << 19])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reader_has_what_is_defined(tmp_path, monkeypatch, recwarn, small, seed, chunk_bytes):
+    monkeypatch.setattr(LocalFile, "chunk_bytes", chunk_bytes)
+    small(200, 40)
+    data = hostile(random.Random(seed))
+    expected, at = [], 0
+    while at < len(data):
+        end = record_end(data, at)
+        if end is not None:
+            expected.append(data[at + 12 : end - 4])
+        at = next_record(data, at) if end is None else end
+    (tmp_path / "a").write_bytes(data)
+    assert list(read_records(tmp_path / "a", compression_type="", on_error="skip")) == expected
 
 
 # Work.
 
 
-def damaged_records(count, flipped):
-    """Records of which every second has a changed byte."""
-    parts = [bytearray(framed(random.Random(number).randbytes(60))) for number in range(count)]
-    for part in parts[::2]:
-        part[flipped] ^= 1
+def flipped(frames, places=(0,), every=2):
+    """Frames of which some have a changed byte."""
+    parts = [bytearray(frame) for frame in frames]
+    for number, part in enumerate(parts):
+        if number % every == 0:
+            part[places[number // every % len(places)]] ^= 1
     return b"".join(parts)
 
 
-def claiming(count, left):
-    """Damage, then good headers that each claim what `left` makes of the bytes behind them, then a
-    record.
+def records(count):
+    return [framed(random.Random(number).randbytes(60)) for number in range(count)]
+
+
+def claiming(count, left, between=b""):
+    """Damage, then good headers that each claim what `left` makes of the bytes behind them, with
+    something behind each, then a record.
     """
-    end = framed(b"the record")
-    # from each header on
-    behind = [12 * (count - number) + 20 + len(end) for number in range(count)]
-    headers = [header(left(size)) for size in behind]
-    return b"\xff" * 13 + b"".join(headers) + b"\xee" * 20 + end
+    end, size = b"\xee" * 20 + framed(b"the record"), 12 + len(between)
+    headers = [header(left(size * (count - at) - 12 + len(end))) for at in range(count)]
+    return b"\xff" * 13 + b"".join(head + between for head in headers) + end
 
 
 def nested(count):
@@ -219,52 +209,145 @@ def nested(count):
     return b"".join(b"\xff" * 13 + claims + framed(bytes(30)) for _ in range(count))
 
 
+def to_borders(count):
+    """Headers that each claim all up to one of the headers at the end, with a record behind each."""
+    one, last = framed(b"one"), header(5)
+    size, parts = 12 + len(one), []
+    for number in range(count):
+        parts.append(header(size * (count - number) - 28 + 12 * number) + one)
+    return b"".join(parts) + last * count
+
+
+ONE = framed(b"one")
 KINDS = {
-    "payloads": lambda size: damaged_records(size, 20),
-    "lengths": lambda size: damaged_records(size, 0),
-    "length checksums": lambda size: damaged_records(size, 9),
+    "payloads": lambda size: flipped(records(size), [20]),
+    "lengths": lambda size: flipped(records(size)),
+    "length checksums": lambda size: flipped(records(size), [9]),
     "tiny": lambda size: (framed(b"a")[:-1] + b"\0" + framed(b"b")) * (2 * size),
+    "empty": lambda size: flipped([framed(b"")] * 4 * size, [0, 9, 13]),
+    "equal": lambda size: flipped([framed(b"x" * 60)] * size, [0, 9, 20, 73]),
+    "alternating": lambda size: flipped([framed(b"x" * 300), framed(b"")] * size, [0, 9, 13], 7),
+    "few damaged": lambda size: flipped([framed(b"")] * 9 * size, [0, 9, 13], size),
     "all that follows": lambda size: claiming(3 * size, lambda behind: behind - 16),
     "half of what follows": lambda size: claiming(3 * size, lambda behind: behind // 2),
     "more than follows": lambda size: claiming(3 * size, lambda behind: behind + 1),
+    "all, with records": lambda size: claiming(size, lambda behind: behind - 16, ONE),
+    "half, with records": lambda size: claiming(size, lambda behind: behind // 2, ONE),
+    "more, with records": lambda size: claiming(size, lambda behind: behind + 1, ONE),
+    "to borders": to_borders,
     "nested": lambda size: nested(size // 4),
 }
 
 
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn, small, make):
-    """Each byte is read, searched and summed a few times, at any size, where it was once for each
-    damaged place.
-    """
-    small(1 << 14, 1 << 13)
-    monkeypatch.setattr(resync, "_BUDGET_BYTES", 1 << 14)
-    monkeypatch.setattr(resync, "_DOUBLE_BUDGET_BYTES", 1 << 15)
-    monkeypatch.setattr(LocalFile, "chunk_bytes", 1 << 12)
-    work = dict.fromkeys(("read", "headers", "sums"), 0)
+@pytest.fixture
+def work(tmp_path, monkeypatch, small):
+    """Counts what reading a file takes: bytes read, searched and summed, and calls."""
+    small(1 << 13, 1 << 6)
+    monkeypatch.setattr(LocalFile, "chunk_bytes", 1 << 10)
+    counts = {}
 
-    def count(what, function, size):
-        def counting(*args):
-            work[what] += size(*args)
-            return function(*args)
+    def count(module, name, what, size):
+        function = getattr(module, name)
 
-        return counting
+        def counting(*args, **options):
+            found = function(*args, **options)
+            counts[what] += found if name == "read_into" else size(found, *args)
+            return found
 
-    monkeypatch.setattr(
-        LocalFile, "read", count("read", LocalFile.read, lambda file, size, offset: size)
-    )
-    into = count("read", LocalFile.read_into, lambda file, buffer, offset: len(buffer))
-    monkeypatch.setattr(LocalFile, "read_into", into)
-    monkeypatch.setattr(resync, "find_headers", count("headers", resync.find_headers, len))
-    sums = count("sums", resync.crc32c, lambda data, *before: len(data))
-    monkeypatch.setattr(resync, "crc32c", sums)
-    for size in (400, 1600):
-        data = make(size)
+        monkeypatch.setattr(module, name, counting)
+
+    for source in (LocalFile, SequentialSource):
+        count(source, "read", "read", lambda found, *args: len(found))
+        count(source, "read_into", "read", int)
+    count(resync, "find_headers", "searched", lambda found, data: len(data))
+    count(resync, "crc32c", "summed", lambda found, data, *before: len(data))
+    count(scan, "crc32c", "summed", lambda found, data, *before: len(data))
+    count(scan, "walk", "summed", lambda found, data: len(data))
+    count(rescue, "block_bits", "searched", lambda found, data, num_bytes: num_bytes)
+    inflate = InflatedSource._inflate
+
+    def counting(source, inflater):
+        before = source._consumed - len(source._input)
+        try:
+            piece = inflate(source, inflater)
+        finally:
+            counts["inflated"] += max(source._consumed - len(source._input) - before, 1)
+        counts["produced"] += len(piece)
+        return piece
+
+    monkeypatch.setattr(InflatedSource, "_inflate", counting)
+
+    def measure(data, way):
+        counts.update(read=0, searched=0, summed=0, inflated=0, produced=0, calls=0)
         (tmp_path / "a").write_bytes(data)
-        work.update(read=0, headers=0, sums=0)
-        sum(1 for _ in read_records(tmp_path / "a", on_error="skip"))
-        assert work["headers"] <= 3.1 * len(data) + (1 << 16)
-        assert work["sums"] <= 10 * len(data) + (1 << 15), size
-        assert work["read"] <= 24 * len(data) + (1 << 17), size
+        path = io.BytesIO(data) if way == "pipe" else tmp_path / "a"
+        kind = "" if way in ("file", "pipe") else way
+
+        def see(frame, event, argument):
+            counts["calls"] += event in ("call", "c_call")
+
+        sys.setprofile(see)
+        try:
+            found = sum(1 for _ in read_records(path, compression_type=kind, on_error="skip"))
+        finally:
+            sys.setprofile(None)
+        return found, dict(counts)
+
+    return measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["file", "pipe"])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_the_work_grows_with_the_file(work, recwarn, make, way):
+    """Whatever a file has and claims."""
+    for size in (60, 240):
+        data = make(size)
+        _, took = work(data, way)
+        assert took["searched"] <= 1.1 * len(data) + (1 << 13)
+        assert took["summed"] <= 25 * len(data) + (1 << 14)
+        assert took["read"] <= 20 * len(data) + (1 << 14)
+        assert took["calls"] <= 7 * len(data) + 2000
+
+
+def compressed_records(kind, size):
+    if kind == "texts":
+        return b"".join(framed(b"%d" % number**9 * 9) for number in range(20 * size))
+    unit = {"equal": framed(b"x" * 60), "alternating": framed(b"x" * 300) + framed(b"")}
+    return unit.get(kind, framed(b"")) * 800 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize("kind", ["texts", "empty", "equal", "alternating"])
+def test_the_work_grows_with_a_compressed_file(work, recwarn, kind, way):
+    for size in (5, 20):
+        content = bytearray(compressed(compressed_records(kind, size), way))
+        for number in range(size // 5):
+            content[(number + 1) * len(content) // (size // 5 + 1)] ^= 0x55
+        _, took = work(bytes(content), way)
+        size = len(content) + took["produced"]
+        assert took["inflated"] <= 3 * len(content) + (1 << 18)
+        assert took["searched"] <= 3 * size + (1 << 18)
+        assert took["summed"] <= 8 * size + (1 << 14)
+        assert took["read"] <= 8 * size + (1 << 18)
+
+
+def test_members_in_a_member_are_not_all_tried(work, monkeypatch, recwarn):
+    """A member without compression, of headers that each lead to the same place."""
+    monkeypatch.setattr(inflated, "_MOST_AGAIN_BYTES", 1 << 15)
+    head = gzip.compress(b"", mtime=0)[:10]
+    for count in (100, 400):
+        payload = b""
+        for number in range(count):
+            length = 15 * number + 1000
+            payload = head + struct.pack("<BHH", 0, length, length ^ 0xFFFF) + payload
+        content = bytearray(gzip.compress(payload + b"\xff" * 2000, 0, mtime=0))
+        content[-5] ^= 1
+        content += gzip.compress(framed(b"the record"), mtime=0)
+        found, took = work(bytes(content), "GZIP")
+        assert found == 1
+        assert took["produced"] <= 20 * len(content)
 
 
 def test_headers_that_claim_what_follows(tmp_path, recwarn):

@@ -1,19 +1,17 @@
 """Files damaged in known ways, and what is still good in them."""
 
-import bisect
 from itertools import pairwise
 
 ZERO_PAGE = 512
 
 
-def damage(rng, data, kinds, count, borders=frozenset()):
+def damage(rng, data, kinds, count):
     """Damage data at `count` places, at each in all of the ways.
 
     Args:
         rng, data: Random numbers, and what is damaged.
         kinds: "flip", "cut", "insert", "zero", "double", "tail".
         count: How many places.
-        borders: Where no copy begins: whole records that come twice are no damage.
 
     Returns:
         The damaged data, and the stretches of the original in it: begin, end, and where it is now.
@@ -25,7 +23,6 @@ def damage(rng, data, kinds, count, borders=frozenset()):
         for turn, kind in enumerate(kinds):
             low = number * slot + slot // 2 + turn * room
             place = rng.randrange(low, low + room * 3 // 4)
-            place += place in borders
             begin, end, new = _change(rng, data, kind, place, slot // 2 - rng.randrange(9, 99))
             if begin >= at:
                 pieces += [(at, begin), *new]
@@ -64,27 +61,6 @@ def _change(rng, data, kind, place, most):
     if kind == "double":
         return place, place, [(place - min(most, rng.choice([1, 10, 100, 1000, 20_000])), place)]
     return place, place, []
-
-
-def good_records(sizes, kept):
-    """Number, begin and end of each record that lies whole in a stretch, once each.
-
-    Args:
-        sizes: Bytes of each record, framed.
-        kept: As of `damage`.
-    """
-    borders, found, seen = [0], [], set()
-    for size in sizes:
-        borders.append(borders[-1] + size)
-    for begin, end, now in kept:
-        for number in range(bisect.bisect_left(borders, begin), len(sizes)):
-            if borders[number + 1] > end:
-                break
-            if number not in seen:
-                seen.add(number)
-                at = now + borders[number] - begin
-                found.append((number, at, at + sizes[number]))
-    return found
 
 
 def between(ranges, size):

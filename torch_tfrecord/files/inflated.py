@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import threading
 import zlib
 from abc import ABC, abstractmethod
@@ -20,14 +19,12 @@ from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
     TRAILER_BYTES,
-    TRIAL_BYTES,
     WINDOW_BITS,
-    decompresses,
     fastest,
     lead_in,
 )
 from torch_tfrecord.files.gzip_members import MembersAhead
-from torch_tfrecord.files.rescue import behind_double, find_start
+from torch_tfrecord.files.rescue import find_start
 from torch_tfrecord.files.seek_points import PointFinder, SeekPoint
 from torch_tfrecord.files.storage import ByteSource
 
@@ -43,8 +40,7 @@ __all__ = [
 # call.
 _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
-_MOST_HELD_BYTES = 1 << 22
-_KEPT_BEHIND_BYTES = 1 << 20
+_MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
 
 # A record of a compressed stream may be this long, or this many times the compressed file, as its
 # length cannot be checked against the file's size. Real data above the first limit does not expand
@@ -218,7 +214,6 @@ class InflatedSource(SequentialSource):
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self._finder = source, compression_type, finder
         self._gaps = gaps
-        self.kept_behind = 0 if gaps is None else _KEPT_BEHIND_BYTES
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None
@@ -230,8 +225,8 @@ class InflatedSource(SequentialSource):
     def _restart(self) -> None:
         self._error: CompressionError | None = None
         self._to_drop = 0  # bytes that were returned already
+        self._again = 0  # compressed bytes gone through again for members that damage hid
         self._original = self._start  # where they came from
-        self._held = bytearray()  # of a member that is not returned before all of it is there
         if self._gaps:
             self._gaps.clear()
         self._enter(self._start)
@@ -261,17 +256,6 @@ class InflatedSource(SequentialSource):
             ) from self._error.__cause__
 
     def _more(self) -> bytes:
-        piece = self._piece()
-        # A member that a doubled piece cuts is taken back: see `_pass`.
-        while self._gaps is not None and piece:
-            self._held += piece
-            if self._inflater is None or len(self._held) > _MOST_HELD_BYTES:
-                break
-            piece = self._piece()
-        piece, self._held = bytes(self._held) or piece, bytearray()
-        return piece
-
-    def _piece(self) -> bytes:
         while self._error is None and self._produced < self.end:
             if self._inflater is None and (piece := self._whole_member()):
                 return piece
@@ -402,30 +386,9 @@ class InflatedSource(SequentialSource):
         piece = b"".join(pieces)
         self._produced += len(piece)
         piece = self._without_known(piece)
-        if self._gaps is not None:
-            self._held += piece
-            piece = b""
         what = "CRC" if "check" in str(error) else "data"
-        if self._gaps is not None:
-            self._drop_run(self._consumed - len(self._input))
         self._fail(f"the stream is damaged: {error}", f"{self._type.lower()} {what}", error)
         return piece
-
-    def _drop_run(self, end: int) -> None:
-        """Take back what a damaged member gave from a run of equal bytes on, such as a zeroed page:
-        it would repeat what is before it.
-        """
-        begin, offset = self._member.bit >> 3, self._member.offset
-        data = self._source.read(min(end - begin, _MOST_HELD_BYTES), begin)
-        run = re.search(rb"(.)\1{63}", data, re.DOTALL)
-        if run is None:
-            return
-        inflater = self._new_inflater(zlib)
-        before = lead_in(data[: run.start()], self._member.bit & 7)
-        good = offset + len(inflater.decompress(before, self._produced - offset + 1))
-        excess = min(max(self._produced - good, 0), len(self._held))
-        self._produced -= excess
-        del self._held[len(self._held) - excess :]
 
     def _fail(self, text: str, kind: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)
@@ -446,28 +409,15 @@ class InflatedSource(SequentialSource):
             self._finder.add_start(self._original)
         self._produced += self._to_drop
         self._to_drop = 0
-        begin = self._member.bit >> 3
-        point = find_start(self._source, at, self._type, max(begin, at - _MOST_HELD_BYTES))
-        # A doubled piece: what is in it twice must not come twice.
-        found = point.bit + 7 >> 3
-        behind = behind_double(self._source, begin, found)
-        if behind is not None and self._begins_at(behind):
-            again = self._produced - self._member.offset
-            self._to_drop = max(again - len(self._held), 0)
-            del self._held[max(len(self._held) - again, 0) :]
-            self._produced = self._member.offset
-            point = SeekPoint(8 * behind, 0)
-        elif point.is_block and (behind := behind_double(self._source, at, found)) is not None:
-            point = find_start(self._source, behind, self._type, found)
-        point = point._replace(offset=self._produced)
+        begin: int | None = max(self._member.bit >> 3, at - _MOST_AGAIN_BYTES)
+        self._again += at - (begin or 0)
+        if self._again > _MOST_AGAIN_BYTES + 4 * at:  # members in members would take quadratic time
+            begin = None
+        point = find_start(self._source, at, self._type, begin)._replace(offset=self._produced)
         if self._finder is not None:
             self._finder.add_start(point)
         self._enter(point)
         return self._consumed
-
-    def _begins_at(self, begin: int) -> bool:
-        """Whether a member, or the stream, begins at a byte."""
-        return decompresses(self._source.read(TRIAL_BYTES, begin), 0, False, self._type)
 
 
 class PipeSource(SequentialSource):

@@ -149,13 +149,13 @@ def open_stream(
     # the reader has a better error
     cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
     is_declared = compression_type not in ("auto", found)
-    is_known = bool(found) or is_header(first_bytes[:HEADER_BYTES])
-    if gaps is not None and compression_type in WINDOW_BITS and not is_known:
-        found = compression_type  # its first bytes may be damaged
+    is_plain = is_header(first_bytes[:HEADER_BYTES])
+    if gaps is not None and compression_type != "auto" and not is_plain and found != "GZIP":
+        found = compression_type  # what damaged first bytes look like counts less
     elif first_bytes and is_declared and not cut_header:
         raise CompressionError(
             f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
-            f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
+            f"got {_DESCRIPTION[found] if found or is_plain else 'neither gzip nor zlib nor a record'}",
             path=source.path,
             offset=0,
         )

@@ -28,8 +28,7 @@ class SalvageReport:
         lost: [begin, end) of each damaged part: bytes of the file, or of what is decompressed from
             it.
         kinds: What is wrong with each: "header CRC", "payload CRC", "cut" (the file ends inside a
-            record), "trailing bytes" (no record is behind), "doubled" (a piece was written twice;
-            what is lost is in the file once more).
+            record), "trailing bytes" (no record is behind).
         gaps: (begin, end, kind) of each part of a compressed file that was not decompressed:
             "gzip CRC", "gzip data", "cut", "trailing bytes"; for zlib streams "zlib CRC" and "zlib
             data". Bytes before `begin` may be wrong, too; what comes of them shows in `lost`.
@@ -65,18 +64,19 @@ def salvage(
     compression_type: str | None = "auto",
     storage_options: Mapping[str, Any] | None = None,
 ) -> SalvageReport:
-    """Copy every record of a damaged file whose checksums still match to a new file.
+    """Copy every record of a damaged file whose two checksums fit to a new file, in order.
 
     Records are looked for behind each damage, also inside a damaged gzip or zlib stream: at the
-    next member, or the next block that decompresses. Records inside the payload of a damaged record
-    are not taken for records of the file, wherever its header or its checksum shows where it ends.
+    next member, or the next block that decompresses. A piece that is twice in the file comes out
+    twice. Records inside the payload of a damaged record are not taken for records of the file,
+    where its header shows where it ends.
 
     Args:
         path: The damaged file, which is only read; local, or with a ``scheme://``.
         out: The new file: it appears complete, with its index (a remote one without), or not at
             all. Its compression goes by its name, as with `TFRecordWriter`.
         compression_type: Of the damaged file: "auto", None or "", "GZIP", "ZLIB" or "SNAPPY". Say
-            it where the first bytes may be damaged.
+            it where the first bytes may be damaged, by which "auto" guesses it.
         storage_options: See `TFRecordDataset`.
 
     Raises:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.files.inflated import Gap
+from torch_tfrecord.files.inflated import Gap, SequentialSource
 from torch_tfrecord.files.inflated_file import offset_note
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile
 from torch_tfrecord.native import native_module
@@ -39,7 +39,6 @@ _GUESS_BYTES = 64
 # Maximum records or bytes per call of the compiled core: a few milliseconds of work.
 _QUICK_RECORDS = 1 << 14
 _QUICK_BYTES = 1 << 24
-_FAR = 1 << 62
 # If only the headers of long records are needed, this much is read for each.
 _PEEK_BYTES = 1 << 12
 # After damage, this many bytes are walked first, then twice as many, as more damage may follow.
@@ -174,8 +173,6 @@ class RecordScanner:
         while True:
             if step == self._usual:
                 yield from self._quick_blocks()
-            most = self._pass_copies()
-            wanted, ahead = min(wanted, most), min(ahead, most)
             chunk = self._read(wanted, self._offset, ahead)
             at_end = len(chunk) < wanted
             found = walk(chunk, verify_crc=self._verify)
@@ -245,8 +242,7 @@ class RecordScanner:
         self._held = memoryview(b"")
         offsets, lengths = np.empty((2, _QUICK_RECORDS), np.int64)
         while True:
-            most = min(_QUICK_BYTES, self._pass_copies())
-            end = min(self._source.file_size, self._offset + most)
+            end = min(self._source.file_size, self._offset + _QUICK_BYTES)
             held = self._source.hold()
             found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
             del held  # not held while the caller uses the records
@@ -266,6 +262,8 @@ class RecordScanner:
 
     def _hold(self, num_bytes: int, offset: int) -> None:
         """Read into the buffer; if it is reused, bytes in it are moved rather than read again."""
+        if self._skipped is not None and isinstance(self._source, SequentialSource):
+            self._source.keep_from = offset  # a search behind damage reads these bytes, too
         if self._read_into is None:
             self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
             return
@@ -352,7 +350,7 @@ class RecordScanner:
             )
         if at_end:
             return self._check_end(left) or _truncated(length, left)
-        return None
+        return self._search.error(self._offset, length) if self._search and self._verify else None
 
     def _check_end(self, left: int) -> TFRecordError | None:
         """The error of a stream that ends `left` bytes after its last record; None if there is no
@@ -397,17 +395,6 @@ class RecordScanner:
         self._position += 1
         skipped.add(begin, self._offset, error, kind)
         return self._offset > begin
-
-    def _pass_copies(self) -> int:
-        """Pass over records that came before; the bytes up to the next ones."""
-        if self._search is None or self._skipped is None:
-            return _FAR
-        begin, self._offset = self._offset, self._search.pass_copies(self._offset)
-        if self._offset > begin:
-            text = "expected other records, got some that a file has twice behind damage"
-            error = CorruptRecordError(text).locate(path=self._source.path, offset=begin)
-            self._skipped.add(begin, self._offset, error, "doubled")
-        return self._search.left(self._offset)
 
 
 def _truncated(length: int, left: int) -> CorruptRecordError:
