@@ -123,7 +123,6 @@ def make_loader(folder):
         features=FEATURES,
         lengths="tokens",
         max_tokens=1024,
-        multiple_of=8,
         collate_fn=PaddedCollate(multiple_of=8),
     )
 

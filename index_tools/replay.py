@@ -18,6 +18,7 @@ from torch_tfrecord.loading.packing import PackedCollate
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.leaves import leaf_batches
 from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.samplers import LengthBatchSampler
 from torch_tfrecord.records.spread import SpreadRecord
 from torch_tfrecord.shown import shown_value
 
@@ -97,17 +98,24 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _reopen(path: str, state: Mapping[str, Any]) -> tuple[Any, RecordLoader]:
-    run = {name: value for name, value in state["run"].items() if name != "weights"}
-    description, max_length = run.pop("dataset"), run.pop("max_length")
-    if description is None:
+    run = state["run"]
+    if run["dataset"] is None:
         raise ValueError(
             f"{path}: the state does not say which records the loader reads (a Subset, an array of lengths, ...): call "
             "loader.records_of(step) in the program"
         )
-    if max_length is not None:
-        run["collate_fn"] = PackedCollate(max_length)
-    dataset: Any = open_described(description)
-    order = {name: state[name] for name in ("shuffle", "seed", "drop_last")}
-    loader = make_dataloader(dataset, rank=0, **order, **run)
+    dataset: Any = open_described(run["dataset"])
+    order: dict[str, Any] = {name: state[name] for name in ("shuffle", "seed", "drop_last")}
+    order |= {"rank": 0, "world_size": run["world_size"]}
+    if "max_tokens" in state:
+        names = ("batch_size", "max_tokens", "boundaries", "multiple_of", "too_long")
+        order |= {name: state[name] for name in names}
+        batches = LengthBatchSampler(dataset, lengths=run["lengths"], **order)
+        loader = make_dataloader(dataset, batch_sampler=batches)
+    else:
+        if "max_length" in state:
+            packs = PackedCollate(state["max_length"], too_long=state["too_long"])
+            order |= {"lengths": run["lengths"], "collate_fn": packs}
+        loader = make_dataloader(dataset, run["batch_size"], **order)
     loader.load_state_dict(state)
     return dataset, loader

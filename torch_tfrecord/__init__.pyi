@@ -39,6 +39,7 @@ from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
 from .loading.packing import PackedCollate
 from .loading.padding import PaddedCollate
+from .loading.record_loader import RecordLoader
 from .loading.scan_tasks import ScanTask
 from .order.mixture import Mixture
 from .order.orders import balanced_weights
@@ -81,6 +82,7 @@ __all__ = [
     "RandomResizedCrop",
     "RawTensor",
     "RecordIndex",
+    "RecordLoader",
     "RecordSampler",
     "RemoteError",
     "ResizedCenterCrop",

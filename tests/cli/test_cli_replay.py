@@ -12,6 +12,7 @@ import torch
 from index_tools.main import main
 from torch_tfrecord import (
     FixedLenFeature,
+    LengthBatchSampler,
     Mixture,
     PackedCollate,
     TFRecordDataset,
@@ -105,12 +106,18 @@ def test_a_resumed_run_with_other_weights(sets, tmp_path, capsys, monkeypatch):
     [
         {"batch_size": 4},
         {"batch_size": 4, "shuffle": False, "drop_last": True},
-        {"lengths": "tokens", "max_tokens": 66, "boundaries": (5, 12), "multiple_of": 2},
+        {"lengths": "tokens", "max_tokens": 66},
+        {"batch_sampler": {"lengths": "tokens", "max_tokens": 66, "boundaries": (5, 12)}},
+        {"batch_sampler": {"batch_size": 3, "multiple_of": 2, "drop_last": True}},
         {"batch_size": 2, "lengths": "tokens", "collate_fn": PackedCollate(40, features=["id"])},
     ],
 )
 def test_each_kind_of_batch(sets, tmp_path, capsys, options):
     def make():
+        if "batch_sampler" in options:
+            ds = TFRecordDataset(sets, FEATURES)
+            batches = LengthBatchSampler(ds, seed=2, **options["batch_sampler"])
+            return make_dataloader(ds, batch_sampler=batches, collate_fn=first_ids)
         parts = {"paths": sets, "features": FEATURES, "seed": 2}
         return make_dataloader(**parts, **({"collate_fn": first_ids} | options))
 

@@ -297,7 +297,9 @@ def test_compression_type_index_and_index_dir(tmp_path):
 
 
 def test_misspelt_keywords_before_anything_is_opened(tmp_path):
-    text = "^verify_crcs is not a keyword of make_dataloader, TFRecordDataset or DataLoader$"
+    text = (
+        "^verify_crcs is not a keyword of make_dataloader, TFRecordDataset or DataLoader; did you"
+    )
     with pytest.raises(TypeError, match=text):
         make_dataloader(tmp_path / "nothing", 2, verify_crcs=False)
 

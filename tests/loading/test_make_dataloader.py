@@ -280,7 +280,7 @@ def test_keywords_for_the_dataloader(files):
     assert features["ids"].tolist() == [[-1] * 4, [0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 2, -1]]
 
 
-@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset"])
+@pytest.mark.parametrize("name", ["sampler", "dataset"])
 def test_conflicting_keywords(files, name):
     with pytest.raises(ValueError, match=f"^{name} cannot be given"):
         make_dataloader(files, 4, FEATURES, **{name: None})

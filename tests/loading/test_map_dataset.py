@@ -361,6 +361,7 @@ def test_options_are_keyword_only():
         name: item.kind.name for name, item in inspect.signature(TFRecordDataset).parameters.items()
     }
     options = [
+        "label_key",
         "transform",
         "compression_type",
         "verify_crc",

@@ -15,6 +15,7 @@ import torch
 
 from torch_tfrecord import (
     FixedLenFeature,
+    LengthBatchSampler,
     Mixture,
     PackedCollate,
     PaddedCollate,
@@ -59,7 +60,6 @@ KINDS = {
     "lengths": {
         "lengths": "tokens",
         "max_tokens": 96,
-        "multiple_of": 8,
         "collate_fn": PaddedCollate(multiple_of=8),
     },
     "packs": {"batch_size": 2, "lengths": "tokens", "collate_fn": PackedCollate(64)},
@@ -156,7 +156,9 @@ def test_padding_report(files):
     assert report["tokens"] == sizes.sum()
     assert report["fill"] == report["tokens"] / padded
     assert report["dropped"] == 0
-    short = make(files, "lengths", max_tokens=16, too_long="drop").padding_report()
+    ds, options = TFRecordDataset(files, FEATURES), {"max_tokens": 16, "too_long": "drop"}
+    batches = LengthBatchSampler(ds, lengths="tokens", **options)
+    short = make_dataloader(ds, batch_sampler=batches).padding_report()
     assert (short["dropped"], short["tokens"]) == (sum(sizes > 16), sizes[sizes <= 16].sum())
     packed = make(files, "packs").padding_report()
     assert packed["tokens"] == sizes.sum()
@@ -174,8 +176,6 @@ def test_padding_report(files):
             "True or False for batches by length",
         ),
         ({"batch_size": None}, TypeError, "batch_size must be an integer"),
-        ({"batch_by": "size"}, ValueError, "batch_by must be 'length' or None"),
-        ({"multiple_of": 8}, ValueError, "multiple_of and too_long need lengths or max_tokens"),
         (
             {"lengths": "tokens", "max_tokens": 9, "collate_fn": PackedCollate(64)},
             ValueError,

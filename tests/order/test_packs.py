@@ -126,8 +126,6 @@ def test_what_is_too_long():
         match=r"record at position 1 has length 40: expected at most 32 \(max_length=32\)",
     ):
         batches_of(lengths, 32, 2)
-    with pytest.raises(ValueError, match='too_long must be "error" or "drop" for packs'):
-        batches_of(lengths, 32, 2, too_long="alone")
     order, (batches,) = batches_of(lengths, 32, 2, too_long="drop")
     assert sorted(p for batch in batches for p in batch) == [0, 2, 4]
     assert (order.num_dropped, order.padded_tokens(0, 1)) == (2, (40, 64))

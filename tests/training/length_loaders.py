@@ -18,7 +18,7 @@ from torch_tfrecord import (
 
 N = 203
 FEATURES = {"id": FixedLenFeature((), torch.int64), "tokens": VarLenFeature(torch.int64)}
-BY_LENGTH = {"lengths": "tokens", "max_tokens": 256, "multiple_of": 8, "seed": 3}
+BY_LENGTH = {"lengths": "tokens", "max_tokens": 256, "seed": 3}
 PACKED = {"lengths": "tokens", "batch_size": 2, "seed": 3}
 ROW_LENGTH = 64
 LENGTHS = np.random.default_rng(0).integers(1, ROW_LENGTH + 1, N).tolist()
@@ -49,7 +49,7 @@ class LengthLoaders:
 
     def sampler(self, cls=DataLoader, **options):
         dataset, pad = TFRecordDataset(self.paths, FEATURES), PaddedCollate(multiple_of=8)
-        batches = LengthBatchSampler(dataset, **BY_LENGTH)
+        batches = LengthBatchSampler(dataset, multiple_of=8, **BY_LENGTH)
         return cls(dataset, batch_sampler=batches, collate_fn=pad, **options)
 
 

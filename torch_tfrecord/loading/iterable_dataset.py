@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -26,7 +26,7 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.column_batch import dataset_parser
 from torch_tfrecord.loading.nested_dataset import transform_samples
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
@@ -113,7 +113,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     def __init__(
         self,
         paths: Paths,
-        features: RecordFeatures | None = None,
+        features: RecordFeatures | Literal["auto"] | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -142,9 +142,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._errors = ErrorLog(on_error, max_errors)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = (
-            None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        )
+        parser = dataset_parser(features, paths, storage_options, max_batch_bytes)
         self._maker = SampleMaker(parser, transform, self._errors)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle

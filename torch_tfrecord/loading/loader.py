@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,38 +14,38 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_tfrecord.arguments import (
-    IndexPolicy,
-    OnError,
     Shuffle,
     at_least,
     check_callable,
     integer,
-    one_of,
+    nearest,
     true_or_false,
 )
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
+from torch_tfrecord.loading.column_batch import with_label
 from torch_tfrecord.loading.described import describe
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
+from torch_tfrecord.loading.map_dataset import DatasetOptions, TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.packing import PackedCollate
 from torch_tfrecord.loading.record_loader import RecordLoader
-from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
+from torch_tfrecord.order.buckets import checked_lengths
 from torch_tfrecord.order.leaves import draw_salt, has_places, stores
 from torch_tfrecord.order.packs import PackOrder
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
-from torch_tfrecord.order.samplers import BLOCK_BYTES, RecordBatchSampler
+from torch_tfrecord.order.samplers import BLOCK_BYTES, LengthBatchSampler, RecordBatchSampler
 from torch_tfrecord.records.paths import Paths
-from torch_tfrecord.samples import Columns, Transform, Value
+from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable
 
-__all__ = ["make_dataloader"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-_OURS = ("dataset", "sampler", "batch_sampler")
+__all__ = ["LoaderOptions", "make_dataloader"]
+
+_OURS = ("dataset", "sampler")
 
 
 class SizedDataset(Protocol):
@@ -57,10 +57,25 @@ class SizedDataset(Protocol):
         """The sample at a position."""
 
 
+class LoaderOptions(DatasetOptions, total=False):
+    """The further keywords of `make_dataloader`: those of `TFRecordDataset` and DataLoader."""
+
+    collate_fn: Callable[[Samples], Batch]
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+
+
 def make_dataloader(
     paths: Paths | SizedDataset,
     batch_size: int | None = None,
-    features: RecordFeatures | None = None,
+    features: RecordFeatures | Literal["auto"] | None = None,
     *,
     label_key: str | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -70,25 +85,12 @@ def make_dataloader(
     drop_last: bool = False,
     lengths: str | npt.ArrayLike | None = None,
     max_tokens: int | None = None,
-    batch_by: Literal["length"] | None = None,
-    boundaries: Sequence[int] | None = None,
-    multiple_of: int = 1,
-    too_long: TooLong = "error",
+    batch_sampler: LengthBatchSampler | None = None,
     num_workers: int = 0,
     num_threads: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    compression_type: str | None = "auto",
-    verify_crc: bool = True,
-    index: IndexPolicy = "auto",
-    index_dir: str | os.PathLike[str] | None = None,
-    max_batch_bytes: int = MAX_BATCH_BYTES,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_bytes: int | None = None,
-    on_error: OnError = "raise",
-    max_errors: int | None = None,
-    **dataloader_kwargs: Any,
+    **options: Unpack[LoaderOptions],
 ) -> RecordLoader:
     """Make the DataLoader that most training runs need, like TensorFlow's
     ``make_batched_features_dataset``.
@@ -139,12 +141,13 @@ def make_dataloader(
             num_epochs. 0 gives no batch. None or -1: the iteration never ends, iteration k begins
             with epoch k, and ``len(loader)`` raises TypeError.
         drop_last: Drop an epoch's last batch if it is not full.
-        lengths, max_tokens, boundaries, multiple_of, too_long: Any of the first two makes batches of
-            records of like length, see `LengthBatchSampler`; so does ``batch_by="length"``, by the
-            records' bytes. With ``collate_fn=PackedCollate(L)`` and `lengths`, records that fill
-            rows of L tokens together make a batch, the same number on each rank. Then shuffle is
-            True or False. See ``loader.padding_report()``.
-        batch_by: "length", or None.
+        batch_sampler: A `LengthBatchSampler` of this dataset, for the finer options of batches by
+            length. Order, seed and ranks are then its own; choose epochs and resume by the loader.
+        lengths, max_tokens: Any of them makes batches of records of like length, by a
+            `LengthBatchSampler` with the `multiple_of` of a `PaddedCollate`. With
+            ``collate_fn=PackedCollate(L)`` and `lengths`, records that fill rows of L tokens
+            together make a batch, the same number on each rank. Then shuffle is True or False. See
+            ``loader.padding_report()``.
         num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead:
             the faster way, unless your transform is slow, since it then runs in the thread that
             iterates.
@@ -154,14 +157,13 @@ def make_dataloader(
             remote files. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`.
-            Not with a dataset.
-        storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`. Not with a dataset.
-        on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing
-            is left is passed over, on several ranks an error; ``loader.dataset.report`` lists what
-            was left out, and one warning at the end of the epoch names the first ten.
-        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...;
-            `collate_fn` defaults to `collate`.
+        **options: Not with a dataset: ``compression_type``, ``verify_crc``, ``index``,
+            ``index_dir``, ``max_batch_bytes``, ``storage_options``, ``cache_dir``, ``cache_bytes``,
+            ``on_error`` and ``max_errors``, as for `TFRecordDataset`. If records are left out, a
+            batch of which nothing is left is passed over, on several ranks an error;
+            ``loader.dataset.report`` lists them, and one warning at the end of the epoch names the
+            first ten. For `DataLoader`: ``pin_memory``, ``persistent_workers``,
+            ``prefetch_factor``, ...; ``collate_fn`` defaults to `collate`.
 
     Returns:
         A DataLoader of batches. Its ``len`` is the number of batches in the next iteration: of all
@@ -172,8 +174,8 @@ def make_dataloader(
         TypeError: An argument that must be a number is not one, a keyword is unknown, or the
             dataset is a stream.
         ValueError: `label_key` is not one of the features, a number is out of range, you passed
-            `sampler`, `batch_sampler` or `dataset`, or you passed a dataset together with one of
-            the dataset's own arguments.
+            `sampler` or `dataset`, or you passed a dataset or a `batch_sampler` together with one
+            of its own arguments.
 
     Example:
         >>> features = {"x": FixedLenFeature((40,), torch.float32), "y": FixedLenFeature((), torch.int64)}
@@ -181,14 +183,30 @@ def make_dataloader(
         >>> for x, y in make_dataloader("train-*", 64, features, label_key="y", num_workers=4):  # doctest: +SKIP
         ...     ...
     """
-    borders = None if boundaries is None else [*map(int, boundaries)]
-    options = LengthOptions(batch_size, max_tokens, borders, multiple_of, too_long)
-    by_length = lengths is not None or max_tokens is not None or batch_by is not None
-    one_of("batch_by", batch_by, "length", None)
-    if not by_length and options[2:] != LengthOptions()[2:]:
-        raise ValueError("boundaries, multiple_of and too_long need lengths or max_tokens")
-    size: Any = 1 if batch_size is None and max_tokens is not None else batch_size
-    _check_arguments(size, shuffle, num_epochs, dataloader_kwargs)
+    given: dict[str, Any] = {**options}
+    _check_keywords(given)
+    of_dataset = {name: given.pop(name) for name in DatasetOptions.__annotations__ if name in given}
+    collate_fn = given.setdefault("collate_fn", collate)
+    by_length = lengths is not None or max_tokens is not None
+    if batch_sampler is not None:
+        own: dict[str, object] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "seed": seed,
+            "drop_last": drop_last,
+        }
+        own |= {
+            "lengths": lengths,
+            "max_tokens": max_tokens,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        _check_sampler(batch_sampler, own)
+        rank, world_size = batch_sampler._rank, batch_sampler._world_size
+    size: Any = 1 if batch_sampler or (batch_size is None and max_tokens) else batch_size
+    _check_arguments(size, shuffle, num_epochs)
+    if by_length and not isinstance(shuffle, bool):
+        raise ValueError(f"shuffle must be True or False for batches by length, got {shuffle!r}")
     if num_threads is not None:
         at_least(0, "num_threads", num_threads)
     check_callable("transform", transform)
@@ -199,42 +217,51 @@ def make_dataloader(
             f"seed must be an integer, the same on all {here.world_size} ranks, got None: each would draw another one"
         )
     seed = draw_salt() if seed is None else integer("seed", seed)
-    # What belongs to the dataset, to pass on or to refuse.
     dataset: Any = paths
-    of_dataset: dict[str, Any] = {
-        "compression_type": compression_type,
-        "verify_crc": verify_crc,
-        "index": index,
-        "index_dir": index_dir,
-        "max_batch_bytes": max_batch_bytes,
-        "storage_options": storage_options,
-        "cache_dir": cache_dir,
-        "cache_bytes": cache_bytes,
-        "on_error": on_error,
-        "max_errors": max_errors,
-    }
     if _is_paths(paths):
-        _check_label(label_key, features)
         dataset = TFRecordDataset(
-            cast("Paths", paths),
-            features,
-            transform=_with_label(transform, label_key),
-            **of_dataset,
+            cast("Paths", paths), features, transform=transform, label_key=label_key, **of_dataset
         )
         transform = None
     else:
-        _check_dataset(dataset, features=features, **of_dataset)
-        transform = _with_label(transform, label_key)
+        _check_dataset(dataset, *(["features"] if features is not None else []), *of_dataset)
+        transform = with_label(transform, label_key)
     # else each would fetch every block for a part of it
     is_alone = here.world_size == 1 and not num_workers
     for store in stores(dataset):
         store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
     epochs = None if num_epochs == -1 else num_epochs
-    collate_fn = dataloader_kwargs.setdefault("collate_fn", collate)
-    order = None
-    if by_length:
-        order = _length_order(dataset, lengths, options, collate_fn, shuffle, seed, drop_last)
-        batches = RecordBatchSampler.of_order(dataset, order, epochs, rank, world_size, drop_last)
+    ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    if by_length and not isinstance(collate_fn, PackedCollate):
+        batch_sampler = LengthBatchSampler(
+            dataset,
+            lengths=lengths,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            multiple_of=getattr(collate_fn, "multiple_of", 1),
+            shuffle=bool(shuffle),
+            seed=seed,
+            drop_last=drop_last,
+            **ranks,
+        )
+    if batch_sampler is not None:
+        batches, lengths = batch_sampler.for_loader(dataset, epochs), batch_sampler.lengths
+    elif by_length:
+        if lengths is None or max_tokens is not None:
+            raise ValueError(
+                "with PackedCollate expected batch_size and lengths, without max_tokens: its max_length says how many "
+                "tokens a row has"
+            )
+        packs = PackOrder(
+            checked_lengths(dataset, lengths),
+            collate_fn.max_length,
+            collate_fn.too_long,
+            size,
+            bool(shuffle),
+            seed,
+            drop_last,
+        )
+        batches = RecordBatchSampler.of_order(dataset, packs, epochs, rank, world_size, drop_last)
     else:
         batches = RecordBatchSampler(
             dataset,
@@ -242,22 +269,23 @@ def make_dataloader(
             shuffle=_shuffle_of(dataset, shuffle),
             seed=seed,
             num_epochs=epochs,
-            rank=rank,
-            world_size=world_size,
             drop_last=drop_last,
+            **ranks,
         )
+    identity = batches._order.identity()
+    for store in stores(dataset) if "lengths" in identity and identity["shuffle"] else []:
+        store.warn()  # of a compressed file, which is read at random
+    is_named = lengths is None or isinstance(lengths, str)
     run = {
-        "dataset": describe(dataset) if isinstance(lengths, (str, type(None))) else None,
+        "dataset": describe(dataset) if is_named else None,
         "world_size": here.world_size,
-        "lengths": lengths if isinstance(lengths, str) else None,
-        "batch_by": "length" if by_length else None,
-        "max_length": order.max_length if isinstance(order, PackOrder) else None,
-        **options._asdict(),
+        "batch_size": batches._order.batch_size,
+        "lengths": lengths if is_named else None,
     }
-    if dataloader_kwargs.get("generator") is None:
+    if given.get("generator") is None:
         # Without one, DataLoader draws the workers' seeds from the global random state.
-        generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
-        dataloader_kwargs["generator"] = generator
+        stream = RandomStream(identity["seed"], here.rank)
+        given["generator"] = torch.Generator().manual_seed(stream.below(1 << 63))
     if transform is not None or not loads_ahead(dataset):
         dataset = NestedDataset(dataset, transform)
     return RecordLoader(
@@ -266,39 +294,42 @@ def make_dataloader(
         num_workers=num_workers,
         num_threads=num_threads if loads_ahead(dataset) else 0,
         run=run,
-        **dataloader_kwargs,
+        **given,
     )
 
 
-def _length_order(
-    dataset: Any,
-    lengths: str | npt.ArrayLike | None,
-    options: LengthOptions,
-    collate_fn: object,
-    shuffle: Shuffle,
-    seed: int,
-    drop_last: bool,
-) -> Buckets | PackOrder:
-    """Steps of records of like length, or of those that fill rows together."""
-    if not isinstance(shuffle, bool):
-        raise ValueError(f"shuffle must be True or False for batches by length, got {shuffle!r}")
-    for store in stores(dataset) if shuffle else []:
-        store.warn()  # of a compressed file, which is read at random
-    found = checked_lengths(dataset, lengths)
-    if not isinstance(collate_fn, PackedCollate):
-        return Buckets(found, options, shuffle, seed, drop_last)
-    if lengths is None or options[1:4] != LengthOptions()[1:4]:
-        raise ValueError(
-            "with PackedCollate expected batch_size and lengths, without max_tokens, boundaries and multiple_of: its "
-            "max_length says how many tokens a row has"
+def _check_sampler(sampler: object, given: Mapping[str, object]) -> None:
+    """An error for a sampler of others, and for arguments that belong to it."""
+    if not isinstance(sampler, LengthBatchSampler):
+        raise TypeError(
+            f"batch_sampler must be a LengthBatchSampler, got {type(sampler).__name__}: give others to "
+            "DataLoader(TFRecordDataset(...), batch_sampler=...)"
         )
-    size, too_long = at_least(1, "batch_size", options.batch_size), options.too_long
-    return PackOrder(found, collate_fn.max_length, too_long, size, shuffle, seed, drop_last)
+    known = inspect.signature(make_dataloader).parameters
+    for name, value in given.items():
+        if value is not known[name].default:
+            raise ValueError(
+                f"{name} cannot be given with a batch_sampler: pass it to the sampler itself"
+            )
 
 
-def _check_arguments(
-    batch_size: int, shuffle: object, num_epochs: int | None, dataloader_kwargs: Iterable[str]
-) -> None:
+def _check_keywords(given: Mapping[str, object]) -> None:
+    """An error for a keyword of nothing, before any file is opened."""
+    own = inspect.signature(make_dataloader).parameters
+    known = {*DatasetOptions.__annotations__, *inspect.signature(DataLoader.__init__).parameters}
+    for name in given:
+        if name in _OURS:
+            raise ValueError(
+                f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))"
+            )
+        if name not in known:
+            raise TypeError(
+                f"{name} is not a keyword of make_dataloader, TFRecordDataset or DataLoader"
+                f"{nearest(name, sorted(known.union(own)))}"
+            )
+
+
+def _check_arguments(batch_size: int, shuffle: object, num_epochs: int | None) -> None:
     if is_record_features(batch_size):
         raise TypeError(
             "batch_size must be an integer, got features: the order is make_dataloader(paths, batch_size, features)"
@@ -311,18 +342,6 @@ def _check_arguments(
         raise ValueError(
             f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}"
         )
-    for name in _OURS:
-        if name in dataloader_kwargs:
-            raise ValueError(
-                f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))"
-            )
-    # Before any file is opened; DataLoader would tell only afterwards.
-    known = inspect.signature(DataLoader.__init__).parameters
-    for name in dataloader_kwargs:
-        if name not in known:
-            raise TypeError(
-                f"{name} is not a keyword of make_dataloader, TFRecordDataset or DataLoader"
-            )
 
 
 def _is_paths(paths: object) -> bool:
@@ -331,7 +350,7 @@ def _is_paths(paths: object) -> bool:
     return is_usual or not is_dataset
 
 
-def _check_dataset(dataset: object, **of_dataset: object) -> None:
+def _check_dataset(dataset: object, *of_dataset: str) -> None:
     """An error for a stream, and for arguments that belong to the dataset."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
@@ -342,11 +361,10 @@ def _check_dataset(dataset: object, **of_dataset: object) -> None:
         raise TypeError(
             f"expected paths, or a dataset with a length and ds[i], got {kind}: pass streams to DataLoader"
         )
-    for name, value in of_dataset.items():
-        if value != inspect.signature(make_dataloader).parameters[name].default:
-            raise ValueError(
-                f"{name} cannot be given with a dataset: pass it to the dataset itself, got a {kind}"
-            )
+    for name in of_dataset:
+        raise ValueError(
+            f"{name} cannot be given with a dataset: pass it to the dataset itself, got a {kind}"
+        )
 
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
@@ -371,38 +389,3 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
             stacklevel=outer_level(),
         )
     return "blocks" if shuffle else False
-
-
-def _check_label(label_key: str | None, features: RecordFeatures | None) -> None:
-    if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
-        keys = list(features) if isinstance(features, Mapping) else None
-        raise ValueError(
-            f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}"
-        )
-
-
-def _with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
-    if label_key is None:
-        return transform
-    split = _SplitLabel(label_key)
-    return split if transform is None else ChainedTransforms(transform, split)
-
-
-class _SplitLabel(ColumnTransform):
-    """(features, label) of a sample, or of the columns of a batch."""
-
-    def __init__(self, label_key: str) -> None:
-        self._label_key = label_key
-
-    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
-        """Take the label out of a sample."""
-        if not isinstance(sample, Mapping) or self._label_key not in sample:
-            raise ValueError(
-                f"the dataset or the transform must return a mapping with the key label_key={self._label_key!r}"
-            )
-        rest = {key: value for key, value in sample.items() if key != self._label_key}
-        return rest, sample[self._label_key]
-
-    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
-        """Take the label's column out."""
-        return self(columns)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import index as as_integer
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.column_batch import BatchParser, dataset_parser, with_label
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles, SingleRecords
@@ -44,12 +44,27 @@ from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 
-__all__ = ["TFRecordDataset"]
+__all__ = ["DatasetOptions", "TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @knows_keywords
+class DatasetOptions(TypedDict, total=False):
+    """Keywords of `TFRecordDataset` that `make_dataloader` passes on."""
+
+    compression_type: str | None
+    verify_crc: bool
+    index: IndexPolicy
+    index_dir: str | os.PathLike[str] | None
+    max_batch_bytes: int
+    storage_options: Mapping[str, Any] | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_bytes: int | None
+    on_error: OnError
+    max_errors: int | None
+
+
 class TFRecordDataset(TableDataset):
     """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
     and slices.
@@ -65,12 +80,15 @@ class TFRecordDataset(TableDataset):
             If you name a manifest, or one is beside the files (see `build_manifest`), the dataset
             opens from it alone and reads from it only what it needs, so that it takes little
             memory, however many records there are.
-        features: What to read from each record, by name; None gives the record's bytes.
-            `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
+        features: What to read from each record, by name; None gives the record's bytes; "auto" is
+            what `infer_features` proposes, the same for the same files: `features` and the `repr`
+            show it. `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
             `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
             `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
             crop) see `set_epoch`.
-        transform: Called with each sample.
+        label_key: Name of the label feature: samples are then (features, label), and the features
+            lack the label.
+        transform: Called with each sample, a dict that still has the label.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
             "SNAPPY". A record is decompressed from the last seek point of the index before it, about
             1 MiB; each process keeps up to 256 MiB of decompressed data. Read larger files in
@@ -104,6 +122,7 @@ class TFRecordDataset(TableDataset):
         FileNotFoundError: Nothing matches, or a shard is missing; the message names it.
         IndexMismatchError: `index="require"` and a file has no fresh index.
         TFRecordError: A file that must be indexed is damaged.
+        ValueError: `label_key` is not one of the features, or an argument is out of range.
 
     Example:
         >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
@@ -118,8 +137,9 @@ class TFRecordDataset(TableDataset):
     def __init__(
         self,
         paths: Paths,
-        features: RecordFeatures | None = None,
+        features: RecordFeatures | Literal["auto"] | None = None,
         *,
+        label_key: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
@@ -136,9 +156,8 @@ class TFRecordDataset(TableDataset):
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = (
-            None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        )
+        parser = dataset_parser(features, paths, storage_options, max_batch_bytes, label_key)
+        transform = with_label(transform, label_key)
         access = Access(storage_options, cache_dir, cache_bytes)
         files, infos, shards = open_shards(
             paths, index, index_dir, compression, access.without_cache()

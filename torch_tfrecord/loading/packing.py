@@ -60,6 +60,7 @@ class PackedCollate:
             rows without documents are padding. None means as few as possible. "flat" has no rows.
         features: The names of the features to pack: a tensor [n, ...] in each sample, on the CPU.
             If it has several dimensions and n varies, it must be the dataset's own.
+        too_long: "drop" has ``make_dataloader(lengths=...)`` leave out longer documents.
 
     Raises:
         TypeError: Samples are not mappings, a feature to pack is no such tensor, or its dtype
@@ -85,11 +86,13 @@ class PackedCollate:
     padding_values: Nest = 0
     num_rows: int | None = None
     features: Sequence[str] | None = None
+    too_long: Literal["error", "drop"] = "error"
 
     def __post_init__(self) -> None:
         """Check the arguments as far as possible without samples."""
         at_least(1, "max_length", self.max_length)
         one_of("layout", self.layout, "flat", "blocks")
+        one_of("too_long", self.too_long, "error", "drop")
 
     def __call__(self, samples: Samples) -> Batch:
         """Make a batch of at least one sample."""

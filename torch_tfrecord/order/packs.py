@@ -105,8 +105,6 @@ class PackOrder(RecordOrder):
     ) -> None:
         self.max_length = at_least(1, "max_length", max_length)
         check_too_long(lengths, max_length, too_long, f"max_length={max_length}")
-        if too_long == "alone":
-            raise ValueError('too_long must be "error" or "drop" for packs, got "alone"')
         # A record without tokens takes the place of one.
         values, counts = np.unique(np.maximum(lengths, 1), return_counts=True)
         # Those that are too long come last; NumPy sorts 16 bits in a fraction of the time.

@@ -365,7 +365,7 @@ class LengthBatchSampler(RecordBatchSampler):
     shared evenly over the ranks; a bucket with fewer records than ranks repeats some.
 
     It resumes, and chooses epochs, as `RecordSampler` does, also with another world size: then the
-    rest of the epoch's records are shared anew. ``make_dataloader(lengths=..., max_tokens=...)``
+    rest of the epoch's records are shared anew. ``make_dataloader(dataset, batch_sampler=...)``
     makes a loader of these batches that counts what you received, and goes on from epoch to epoch.
 
     Args:
@@ -388,6 +388,7 @@ class LengthBatchSampler(RecordBatchSampler):
         drop_last: Drop each bucket's last step if it is not full.
 
     Attributes:
+        lengths: As given.
         boundaries: The boundaries, as given or chosen.
         num_dropped: Records that are too long.
 
@@ -429,8 +430,25 @@ class LengthBatchSampler(RecordBatchSampler):
             integer("seed", seed),
             true_or_false("drop_last", drop_last),
         )
+        self.lengths = lengths
         self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
         self._set_up(dataset, order, 1, rank, world_size, drop_last)
+
+    def for_loader(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
+        """The same order for `make_dataloader`: it goes on from epoch to epoch, from where this
+        would begin.
+        """
+        num_records = self._order.num_records + self.num_dropped
+        if len(dataset) != num_records:
+            raise ValueError(
+                f"the batch_sampler is for {num_records} records, the dataset has {len(dataset)}"
+            )
+        ranks = self._rank, self._world_size
+        batches = RecordBatchSampler.of_order(
+            dataset, self._order, num_epochs, *ranks, self.drop_last
+        )
+        batches._next = self._next
+        return batches
 
 
 class _BatchedPositions(RankSampler):
