@@ -316,7 +316,12 @@ def test_specs_with_crops():
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"crop": 224}, TypeError, "crop must be a RandomResizedCrop or ResizedCenterCrop, got int"),
+        (
+            {"crop": 224},
+            TypeError,
+            "crop must be torch_tfrecord.RandomResizedCrop(size) or torch_tfrecord.ResizedCenterCrop(size), got int; "
+            "transforms of torchvision go in transform=",
+        ),
         (
             {"mode": "unchanged", "crop": CROP},
             ValueError,

@@ -100,10 +100,10 @@ class Image(OneValueSpec, Feature):
                 )
             raise ValueError(f"mode must be one of {modes}, got {self.mode!r}: {hint}")
         if self.crop is not None and not isinstance(self.crop, Crop):
-            kind = type(self.crop)
+            kind = f"{type(self.crop).__module__}.{type(self.crop).__qualname__}"
             raise TypeError(
                 "crop must be torch_tfrecord.RandomResizedCrop(size) or torch_tfrecord.ResizedCenterCrop(size), got "
-                f"{kind.__module__}.{kind.__qualname__}; torchvision's go in transform="
+                f"{kind.removeprefix('builtins.')}; transforms of torchvision go in transform="
             )
         channels = _CHANNELS[self.mode]
         if channels is None and (self.crop is not None or self.normalize is not None):
