@@ -9,9 +9,10 @@ import contextlib
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +73,15 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """A set of shards to write, as the options of a verb say it.
+    """A set of shards to write, or one file, as the options of a verb say it.
 
     Attributes:
         prefix: Path and first part of the names.
         num_shards: Of shards; None for as many as their size makes.
         max_shard_bytes: Of a shard, without `num_shards`.
         compression_type: "NONE", "GZIP" or "ZLIB"; None for no compression.
-        force: Write over a set of as many shards.
+        force: Write over a set of as many shards, or over the file.
+        file: The name of the one file; None for shards.
     """
 
     prefix: str
@@ -87,6 +89,27 @@ class Output:
     max_shard_bytes: int = _DEFAULT_SHARD_BYTES
     compression_type: str | None = None
     force: bool = False
+    file: str | None = None
+
+    @classmethod
+    def named(cls, name: str, **options: Any) -> Output:
+        """One file, if a name ends in ``.tfrecord`` (``.gz``, ``.zlib``) and no number or size of
+        shards is asked for; else shards.
+
+        Raises:
+            ValueError: The name says another compression than the options.
+        """
+        kind = next((kind for kind, end in _SUFFIXES.items() if name.endswith(end)), "NONE")
+        suffix = _SUFFIXES.get(kind, ".tfrecord")
+        if not name.endswith(suffix):
+            return cls(name, **options)
+        if options["compression_type"] not in (None, kind):
+            raise ValueError(
+                f"{name}: the name says {kind}, got --compression {options['compression_type']}"
+            )
+        output = cls(name.removesuffix(suffix), **options | {"compression_type": kind})
+        is_one = not output.num_shards and output.max_shard_bytes == _DEFAULT_SHARD_BYTES
+        return replace(output, num_shards=1, file=name) if is_one else output
 
     @property
     def suffix(self) -> str:
@@ -101,6 +124,9 @@ class Output:
             ValueError: There is one, or the prefix has no name.
         """
         prefix = self.prefix
+        if self.file:
+            check_outputs([self.file], self.force)
+            return
         if not os.path.basename(prefix):
             raise ValueError(
                 f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
@@ -146,14 +172,18 @@ class Output:
             suffix=self.suffix,
             write_index=True,
         )
-        writer.beside = beside
+        writer.beside, writer.file = beside, self.file
         return writer
 
 
 class ShardWriter(ShardedTFRecordWriter):
-    """Shards that appear together with other files of their folder."""
+    """Shards, or one file, that appear together with other files of their folder."""
 
     beside: Sequence[AtomicFile] = ()
+    file: str | None = None
+
+    def _names(self, total: int) -> list[str]:
+        return [self.file] if self.file else super()._names(total)
 
     def _beside(self) -> Sequence[AtomicFile]:
         return self.beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter, perf_counter_ns
@@ -12,10 +13,12 @@ from typing import Any
 
 from index_tools._features import add_features, load_code
 from index_tools._terminal import Verb, add_json, add_paths, data_paths
+from torch_tfrecord.columns.image import Image
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.loading.loader import make_dataloader
 from torch_tfrecord.loading.nested_dataset import makes_objects
 from torch_tfrecord.loading.record_loader import RecordLoader
+from torch_tfrecord.native import has_native
 from torch_tfrecord.phases import PHASES
 from torch_tfrecord.records.framing import encode_footer
 
@@ -34,17 +37,34 @@ examples:
   tfrecord bench 'data/train-*'
   tfrecord bench data/ --features features.py --num-workers 4 --json"""
 
+_SEVERAL_SIZES = """\
+pictures or arrays of several sizes: batches are lists of samples; --features with Image(crop=...) measures yours"""
+_CROP, _CORE = "crop in the feature, Image(crop=...)", "get the compiled core (tfrecord doctor)"
+_COLLATE = "make collate_fn cheaper (collate and PaddedCollate take columns)"
+_WORKERS = "run it in worker processes (num_workers)"
+# What may help, the best first; what is there already is left out.
 _ADVICE = {
-    "disk": 'copy the files to a faster disk, or read neighbours together: shuffle="blocks"',
-    "network": 'keep what was read in a cache_dir, read whole blocks: shuffle="blocks", or raise num_threads',
-    "decompression": "write the files uncompressed: tfrecord reshard --compression NONE",
-    "checksums": "is the compiled core there (tfrecord doctor)? Or read unchecked bytes: verify_crc=False",
-    "parse": "read fewer features, store long lists as RawTensor or SerializedTensor, or make batches larger",
-    "python": "each bytes or str is a Python object: read fewer of them, or several as one (RawTensor, Json)",
-    "decode": "crop in the feature, Image(crop=...); store smaller pictures (tfrecord reencode); use more cores",
-    "transform": "run it in worker processes (num_workers), or make it cheaper",
-    "collate": "make collate_fn cheaper (collate and PaddedCollate take columns), or run it in workers",
-    "transport": "sending batches costs more than making them: use fewer workers, or none",
+    "disk": ["copy the files to a faster disk", 'read neighbours together: shuffle="blocks"'],
+    "network": [
+        "keep what was read in a cache_dir",
+        'read whole blocks: shuffle="blocks"',
+        "raise num_threads",
+    ],
+    "decompression": ["write the files uncompressed: tfrecord reshard --compression NONE"],
+    "checksums": [_CORE, "read unchecked bytes: verify_crc=False"],
+    "parse": [
+        "read fewer features",
+        "store long lists as RawTensor or SerializedTensor",
+        "make batches larger",
+    ],
+    "python": [
+        "read fewer values: each bytes or str is a Python object",
+        "store several as one (RawTensor, Json)",
+    ],
+    "decode": [_CROP, "store smaller pictures (tfrecord reencode)", "use more cores"],
+    "transform": [_WORKERS, "make it cheaper"],
+    "collate": [_COLLATE, _WORKERS, "read fewer or smaller features"],
+    "transport": ["use fewer workers, or none: sending batches costs more than making them"],
 }
 
 
@@ -100,6 +120,23 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
     return "network" if files.is_remote else "disk"
 
 
+def _advice(bound: str, loader: RecordLoader, options: Mapping[str, Any]) -> str:
+    """What may help, without what is there already."""
+    specs = options["features"]
+    images = [
+        spec
+        for spec in (specs.values() if isinstance(specs, Mapping) else [specs])
+        if isinstance(spec, Image)
+    ]
+    there = {
+        _CROP: all(spec.crop for spec in images),
+        _CORE: has_native(),
+        _COLLATE: "collate_fn" not in options,
+        _WORKERS: bool(loader.num_workers),
+    }
+    return "; or ".join(advice for advice in _ADVICE[bound] if not there.get(advice))
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     add_features(parser)
@@ -119,6 +156,19 @@ def _run(
     code = load_code(features, paths := data_paths(paths))
     for name in {"features", "transform", "collate_fn"} & code.keys():
         options[name] = code[name]
+    try:
+        facts = _bench(paths, options, seconds)
+    except ValueError as error:
+        if features or "cannot batch" not in str(error):
+            raise
+        print(_SEVERAL_SIZES, file=sys.stderr)
+        facts = _bench(paths, options | {"collate_fn": list}, seconds)
+    line = "{2:,.0f} samples/s, {3:,.1f} MB/s, waiting {4:.0%}\nbound by {0}: {1}"
+    print(json.dumps(facts) if as_json else line.format(*facts.values()))
+    return 0
+
+
+def _bench(paths: Sequence[str], options: dict[str, Any], seconds: float) -> dict[str, Any]:
     measure = partial(_measure, paths, options)
     # It imports the decoders, and builds indexes.
     if not measure(0).stats()["batches"]:
@@ -127,16 +177,14 @@ def _run(
     bound = _bound(loader, partial(measure, seconds / 4, num_workers=0, num_threads=0))
     stats = loader.stats()
     rate = stats["batches"] / stats["seconds"]
-    facts = {
+    return {
         "bound_by": bound,
-        "advice": _ADVICE[bound],
+        "advice": _advice(bound, loader, options),
         "samples_per_second": stats["samples"] / stats["seconds"],
         "megabytes_per_second": stats["bytes"] * rate / 1e6,
         "waiting": stats["wait"] * rate,
+        **stats,
     }
-    line = "{2:,.0f} samples/s, {3:,.1f} MB/s, waiting {4:.0%}\nbound by {0}: {1}"
-    print(json.dumps(facts | stats) if as_json else line.format(*facts.values()))
-    return 0
 
 
 BENCH = Verb(_DESCRIPTION, _add_arguments, _run)

@@ -76,7 +76,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prefix",
         metavar="OUTPUT_PREFIX",
-        help="path and first part of the names of the output files",
+        help="path and first part of the names of the output files; one file if it ends in .tfrecord (.gz, .zlib)",
     )
     add_folder_options(parser)
 
@@ -181,7 +181,7 @@ def _run(
 ) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
     is_table = options["image_quality"] == "table"
-    encoding, output = Encoding.take(options), Output(prefix, **options)
+    encoding, output = Encoding.take(options), Output.named(prefix, **options)
     if not is_table:
         output.check()
     content = read_labels(folder, labels_csv) if labels_csv else find_images(folder)

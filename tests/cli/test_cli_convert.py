@@ -528,6 +528,46 @@ def test_the_printed_features_are_code(capsys):
     assert found["features"] == infer_features("b.tfrecord")
 
 
+@pytest.mark.parametrize(
+    ("out", "options", "written"),
+    [
+        ("out.tfrecord", [], ["out.tfrecord"]),
+        ("out.tfrecord.gz", [], ["out.tfrecord.gz"]),
+        ("out.tfrecord.zlib", ["--compression", "zlib"], ["out.tfrecord.zlib"]),
+        ("out.tfrecord", ["--num-shards", "2"], [f"out-{n:05d}-of-00002.tfrecord" for n in (0, 1)]),
+        ("out", [], ["out-00000-of-00001.tfrecord"]),
+    ],
+)
+def test_photos_become_the_file_that_is_named(out, options, written, capsys):
+    for name in "ab":
+        Path("photos", name).mkdir(parents=True)
+        for number in range(3):
+            Path("photos", name, f"{number}.jpg").write_bytes(JPEG)
+    run("photos", out, *options)
+    names = {*os.listdir()} - {"photos", ".torch_index"}
+    assert names == {*written, "labels-out.txt"}
+    assert f"shard{'s' * (len(written) > 1)}: {written[0]}" in capsys.readouterr().out
+    found = examples(written)
+    assert sorted(each["image/filename"][0] for each in found) == sorted(
+        f"{number}.jpg".encode() for number in (0, 1, 2) * 2
+    )
+    assert {bytes(each["image/encoded"][0]) for each in found} == {JPEG}
+    compression = {"gz": b"\x1f\x8b", "zlib": b"\x78"}.get(out.rpartition(".")[2], b"")
+    assert Path(written[0]).read_bytes().startswith(compression)
+    if out in written:
+        assert error(capsys, "photos", out) == f"{out}: it is there; --force writes over a file"
+        run("photos", out, "--force")
+        assert examples(written) == found
+
+
+def test_photos_to_a_name_of_another_compression(capsys):
+    Path("photos/a").mkdir(parents=True)
+    Path("photos/a/1.jpg").write_bytes(JPEG)
+    assert error(capsys, "photos", "out.tfrecord", "--compression", "GZIP") == (
+        "out.tfrecord: the name says NONE, got --compression GZIP"
+    )
+
+
 # Integers of CSV.
 
 
