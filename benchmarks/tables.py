@@ -92,7 +92,7 @@ def iter_arrow(folder: Path) -> Callable[[], int]:
 
 
 def select_1_of_40(folder: Path) -> Callable[[], int]:
-    ds = _dataset(folder).select(["i07"])
+    ds = _dataset(folder).select_columns(["i07"])
     return lambda: sum(batch.num_rows for batch in ds.iter_arrow())
 
 

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted.
     """
     try:
-        arguments = sys.argv[1:] if argv is None else list(argv)
+        arguments = [*map(_expanded, sys.argv[1:] if argv is None else argv)]
         parser = _parser(arguments or os.environ.get("COMP_LINE", "").split())
         complete(parser)
         options = vars(parser.parse_args(arguments))
@@ -91,6 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _SIGNAL_STATUS + signal.SIGPIPE
     except (OSError, ValueError, ImportError) as error:
         return _fail(error_text(error), 2)
+
+
+def _expanded(argument: str) -> str:
+    """An argument with ``~`` expanded also where shells leave it: in quotes, behind ``--name=``."""
+    option, sign, path = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
+    return option + sign + os.path.expanduser(path)
 
 
 def entry_point() -> NoReturn:

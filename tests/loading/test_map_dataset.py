@@ -742,7 +742,7 @@ def test_features_and_public_names(folder):
     public = {name for name in dir(TFRecordDataset(folder / "part-*")) if not name.startswith("_")}
     assert public == {
         *("features", "files", "locate", "raw", "report", "set_epoch"),
-        *("column", "find", "scan_tasks", "select", "where"),
+        *("column", "find", "scan_tasks", "select", "select_columns", "where"),
         *("iter_arrow", "to_arrow", "to_pandas"),
     }
     public = {

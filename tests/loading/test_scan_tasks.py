@@ -227,13 +227,13 @@ def test_names_and_wrong_arguments(folder):
     with pytest.raises(
         TypeError, match=r"expected a list of names, got the str 'n': write \['n'\]"
     ):
-        ds.select("n")
+        ds.select_columns("n")
     with pytest.raises(ValueError, match="expected the name of at least one feature"):
-        ds.select([])
+        ds.select_columns([])
     with pytest.raises(TypeError, match="expected features with names to select from"):
-        TFRecordDataset(folder / "a.tfrecord").select(["n"])
+        TFRecordDataset(folder / "a.tfrecord").select_columns(["n"])
     with pytest.raises(TypeError, match="expected features with names"):
-        TFRecordDataset(folder / "a.tfrecord", Image()).select(["n"])
+        TFRecordDataset(folder / "a.tfrecord", Image()).select_columns(["n"])
 
 
 def test_what_has_no_tasks():

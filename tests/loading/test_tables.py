@@ -86,8 +86,8 @@ def bare(folder):
 # Some features.
 
 
-def test_select(ds):
-    part = ds.select(["score", "label"])
+def test_select_columns(ds):
+    part = ds.select_columns(["score", "label"])
     assert part[5] == {"score": torch.tensor(1.25), "label": torch.tensor(5)}
     assert [*part.features] == ["score", "label"]
     assert [*part[3:][0]] == ["score", "label"]
@@ -96,11 +96,44 @@ def test_select(ds):
     assert batch["label"].tolist() == [0, 1, 2, 3]
 
 
+ROWS = {
+    "a list": [5, 3, 3, -1],
+    "a range": range(290, 10, -7),
+    "an array": np.array([7, 250], np.int32),
+    "positions": np.array([7, 250]),
+    "a tensor": torch.tensor([0, 299]),
+    "a generator's list": [*(n for n in range(0, 300, 50))],
+    "none": [],
+    "no positions": np.empty(0, np.int64),
+}
+
+
+@for_each("what", ROWS)
+def test_select(ds, what):
+    rows = [int(n) for n in ROWS[what]]
+    chosen, part = ds.select(ROWS[what]), ds[100:200].select([n % 100 for n in rows])
+    assert [sample["score"] for sample in chosen] == [n % NUM / 4 for n in rows]
+    assert [sample["score"] for sample in part] == [25 + n % 100 / 4 for n in rows]
+    assert chosen.to_arrow()["score"].to_pylist() == [n % NUM / 4 for n in rows]
+    assert chosen.column("label").tolist() == [n % NUM % 7 for n in rows]
+    again = chosen[::-1].select(range(len(rows))[1:])
+    assert [sample["score"] for sample in again] == [n % NUM / 4 for n in rows[::-1][1:]]
+
+
+def test_wrong_rows(ds):
+    for wrong in ("label", ["label"], [0.5], [True, False], np.ones(NUM, bool), [None]):
+        with pytest.raises(TypeError, match=r"integer, got .*ds\.select_columns\(\[name\]\)"):
+            ds.select(wrong)
+    for wrong in ([NUM], [-NUM - 1], np.array([0, NUM])):
+        with pytest.raises(IndexError, match="out of range for 300 records"):
+            ds.select(wrong)
+
+
 def test_select_keeps_the_transform(folder):
     double = TFRecordDataset(
         folder / "x-*", FEATURES, transform=lambda sample: {"twice": 2 * sample["label"]}
     )
-    assert double.select(["label"])[3] == {"twice": torch.tensor(6)}
+    assert double.select_columns(["label"])[3] == {"twice": torch.tensor(6)}
     assert double.to_arrow(range(2)).column_names == [*FEATURES]  # of the features
 
 
@@ -109,7 +142,7 @@ def test_select_of_sequences(tmp_path):
     with TFRecordWriter(tmp_path / "x") as writer:
         writer.write(encode_example({"a": 1}))
     ds = TFRecordDataset(tmp_path / "x", features)
-    context, steps = ds.select(["a"])[0]
+    context, steps = ds.select_columns(["a"])[0]
     assert (context["a"].tolist(), steps) == ([1], {})
 
 

@@ -8,7 +8,24 @@ import pytest
 from helpers import compressed, framed
 
 import torch_tfrecord
-from torch_tfrecord import TFRecordDataset
+from index_tools.main import main
+from torch_tfrecord import (
+    RecordIndex,
+    ShardedTFRecordWriter,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    build_index,
+    build_manifest,
+    infer_features,
+    make_dataloader,
+    read_records,
+    salvage,
+    tfds,
+)
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.disk_cache import DiskCache, cache_info
+from torch_tfrecord.loading.described import describe
 from torch_tfrecord.records import paths
 from torch_tfrecord.records.paths import find_files, shard_name
 
@@ -465,3 +482,51 @@ def test_a_pattern_of_some_shards_of_a_set():
     assert len(find_files("s-0000*")) == 10
     with pytest.raises(FileNotFoundError, match="1 of 40 shards missing"):
         find_files("s-0001*")
+
+
+def test_home(folder, monkeypatch, capsys):
+    """`~` is the user's folder wherever a path is taken."""
+    home = folder / "home"
+    home.mkdir()
+    (folder / "here").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(folder / "here")
+    with ShardedTFRecordWriter("~/new/data/x", num_shards=2) as writer:
+        for n in range(4):
+            writer.write({"n": n})
+    with TFRecordWriter(Path("~/y")) as writer:
+        writer.write({"n": 4})
+    files = [str(home / f"new/data/x-0000{n}-of-00002.tfrecord") for n in range(2)]
+    assert writer.path == str(home / "y") and find_files("~/new/data") == files
+    assert find_files(["~/new/data/x@2.tfrecord", "file://~/y"]) == [*files, str(home / "y")]
+    assert len(TFRecordDataset("~/new/data/x-*", index_dir="~/indexes")) == 4
+    assert len([*(home / "indexes").iterdir()]) == 2
+    assert len([*TFRecordIterableDataset("~/y")]) == len([*read_records("~/y")]) == 1
+    assert {*infer_features("~/y")} == {"n"}
+    index = build_index("~/y", ["n"], index_dir="~/indexes")
+    index.save("~/y.index")
+    assert RecordIndex.load("~/y.index") == index
+    index.to_tfrecord2idx("~/y.idx")
+    assert len(RecordIndex.from_tfrecord2idx("~/y.idx", "~/y")) == 1
+    place = build_manifest("~/new/data", "~/m.safetensors")
+    assert place == str(home / "m.safetensors") and len(TFRecordDataset("~/m.safetensors")) == 4
+    assert salvage("~/y", "~/z").num_records == 1
+    assert Access(cache_dir="~/cache").cache_dir == DiskCache("~/cache").folder
+    assert DiskCache("~/cache").folder == str(home / "cache")
+    assert cache_info("~/none") is None
+    with pytest.raises(FileNotFoundError, match=str(home)):
+        tfds.info("~/none")
+    # what a state says of the files, for `tfrecord replay`
+    loader = make_dataloader("~/new/data/x-*", 2, index_dir="~/indexes")
+    described = describe(loader.dataset)
+    assert described["paths"] == [str(home / "new/data/x-*")]
+    assert described["index_dir"] == [str(home / "indexes")]
+    # shells leave these alone
+    assert main(["index", "~/y", "--output-dir=~/more", "--force"]) == 0
+    assert main(["merge", "~/y", "~/z", "~/merged.tfrecord"]) == 0
+    assert "there" not in capsys.readouterr().err
+    assert main(["merge", "~/y", "~/merged.tfrecord"]) == 2
+    assert f"{home}/merged.tfrecord: it is there" in capsys.readouterr().err
+    assert not [*(folder / "here").iterdir()]
+    assert len([*(home / "more").iterdir()]) == 1
+    assert [*read_records(home / "merged.tfrecord")] == 2 * [*read_records(home / "y")]

@@ -35,7 +35,7 @@ def open_dataset(
         storage_options = options.get("storage_options")
         features = infer_features(paths, storage_options=storage_options)
     dataset = TFRecordDataset(paths, features, **options)
-    return dataset if columns is None else dataset.select(columns)
+    return dataset if columns is None else dataset.select_columns(columns)
 
 
 def schema_of(dataset: TFRecordDataset) -> pyarrow.Schema:

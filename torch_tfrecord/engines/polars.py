@@ -45,7 +45,9 @@ def scan_tfrecord(
     ) -> Iterator[pl.DataFrame]:
         part = dataset if n_rows is None else dataset[:n_rows]
         # A query that only counts asks for no column, and a frame without any has no rows.
-        for batch in (part.select(with_columns) if with_columns else part).iter_arrow(batch_size):
+        for batch in (part.select_columns(with_columns) if with_columns else part).iter_arrow(
+            batch_size
+        ):
             frame = pl.DataFrame(batch)
             yield frame if predicate is None else frame.filter(predicate)
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
+from torch_tfrecord.files.storage import local_path
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.scan_tasks import ScanTask
 from torch_tfrecord.protobuf.example import WritableSpec
@@ -94,7 +95,7 @@ class TFRecordDatasource(Datasource):
         """Return about so many tasks, with exact numbers of rows."""
         columns = self._columns
         # Where none is asked for, there are still rows to count.
-        dataset = self._dataset if not columns else self._dataset.select(columns)
+        dataset = self._dataset if not columns else self._dataset.select_columns(columns)
         target_bytes = max(self._num_bytes // max(parallelism, 1), 1)
         schema = schema_of(dataset)
         return [
@@ -150,7 +151,7 @@ def write_tfrecords(
     Raises:
         ValueError: The folder is on a storage.
     """
-    folder = PartFolder(os.fspath(path), features, compression_type)
+    folder = PartFolder(local_path(path), features, compression_type)
     dataset.write_datasink(_TFRecordDatasink(folder), **write_options)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch_tfrecord.columns.one_value import Text
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import IndexMismatchError, needs_extra
+from torch_tfrecord.files.storage import local_path
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.scan_tasks import ScanTask
 
@@ -54,12 +55,16 @@ class TFRecordDataSource(datasource.DataSource):
         target_bytes = int(self.options.get("target_bytes", 128 << 20))
         pushes = self.options.get("push_filters", "false").lower() == "true"
         kind = _FilteringReader if pushes else _Reader
-        return kind(self._dataset().select(schema.names), to_arrow_schema(schema), target_bytes)
+        return kind(
+            self._dataset().select_columns(schema.names), to_arrow_schema(schema), target_bytes
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> _Writer:
         """Return what writes a folder."""
         kind = self.options.get("compression_type", "")
-        return _Writer(PartFolder(self.options["path"], self._features(), kind), overwrite)
+        return _Writer(
+            PartFolder(local_path(self.options["path"]), self._features(), kind), overwrite
+        )
 
     def _features(self) -> Any:
         name = self.options.get("features")

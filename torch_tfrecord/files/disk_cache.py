@@ -142,7 +142,7 @@ class DiskCache:
     def __init__(
         self, folder: str | os.PathLike[str], max_bytes: int | None = None, *, group: str = ""
     ) -> None:
-        self.folder = os.path.abspath(os.fspath(folder))
+        self.folder = os.path.abspath(os.path.expanduser(folder))
         self._max_bytes = (
             None if max_bytes is None else at_least(LEAST_BYTES, "cache_bytes", max_bytes)
         )
@@ -784,5 +784,5 @@ def clear_cache(folder: str | os.PathLike[str]) -> None:
 
 
 def _open_folder(folder: str | os.PathLike[str]) -> _Folder | None:
-    path = os.fspath(folder)
+    path = os.path.expanduser(folder)
     return _Folder(path, None, "") if os.path.exists(os.path.join(path, STATE_NAME)) else None

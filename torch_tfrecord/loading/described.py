@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.order.mixture import Mixture
 from torch_tfrecord.shown import without_secrets
@@ -39,7 +39,7 @@ def describe(dataset: object) -> Description | None:
 def _texts(paths: object) -> list[str] | None:
     """Paths as text that is the same in any folder."""
     each = paths if isinstance(paths, (list, tuple)) else [paths]
-    texts = [os.fspath(path) for path in each if isinstance(path, (str, os.PathLike))]
+    texts = [local_path(path) for path in each if isinstance(path, (str, os.PathLike))]
     if len(texts) < len(each) or len(texts) > _MOST_PATHS:
         return None
     return [without_secrets(text) if is_remote(text) else os.path.abspath(text) for text in texts]

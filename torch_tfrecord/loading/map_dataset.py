@@ -397,10 +397,11 @@ class TFRecordDataset(TableDataset):
         if (
             numbers.dtype != np.int64
             or numbers.ndim != 1
+            or not len(numbers)
             or numbers.min() < 0
             or numbers.max() >= len(self)
         ):
-            # Not plain integers, or negative, or out of range.
+            # Not plain integers, or none, or negative, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
         return self._choose(numbers)
 

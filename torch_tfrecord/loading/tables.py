@@ -67,7 +67,23 @@ class TableDataset(StagedDataset):
         part._positions, part._scanned = positions, {}
         return part
 
-    def select(self: _D, names: Sequence[str]) -> _D:
+    def select(self: _D, positions: npt.ArrayLike) -> _D:
+        """Return a dataset of the records at some positions, in their order; reads nothing.
+
+        Args:
+            positions: Integers from -len(ds) to len(ds) - 1: a list, range, array or tensor, in any
+                order, also several times.
+
+        Raises:
+            IndexError: A position is out of range.
+            TypeError: A position is no integer; for names there is `select_columns`.
+
+        Example:
+            >>> ds.select([5, 3])[1]  # doctest: +SKIP
+        """
+        return self._part(self._absolutes(np.atleast_1d(positions)))
+
+    def select_columns(self: _D, names: Sequence[str]) -> _D:
         """Return a dataset that reads only these features, and parses nothing else.
 
         Args:
@@ -78,7 +94,7 @@ class TableDataset(StagedDataset):
             ValueError: A name is not among the features.
 
         Example:
-            >>> ds.select(["label"])[0]  # doctest: +SKIP
+            >>> ds.select_columns(["label"])[0]  # doctest: +SKIP
             {'label': tensor(3)}
         """
         return self._reading(selected(self.features, names), self._transform)
@@ -255,7 +271,7 @@ class TableDataset(StagedDataset):
         arrow = self._arrow(decode_images)
         import pyarrow
 
-        part = self if positions is None else self._part(self._absolutes(np.asarray(positions)))
+        part = self if positions is None else self.select(positions)
         return pyarrow.Table.from_batches(part._batches(arrow, None), arrow.schema)
 
     def to_pandas(

@@ -35,7 +35,7 @@ from torch_tfrecord.errors import (
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import hidden_name
 from torch_tfrecord.files.requests import each_at_once
-from torch_tfrecord.files.storage import FileSource, is_remote, open_file, open_files
+from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
@@ -160,7 +160,7 @@ class SidecarKeeper(Generic[_Index]):
     ) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
         self._policy = policy
-        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        self._index_dir = None if index_dir is None else local_path(index_dir)
         self._kind, self._advice = kind, advice
         self._displaced: list[tuple[str, str | None, str]] = []
 

@@ -196,7 +196,7 @@ def open_shards(
     files, infos = found_files(paths, access)
     if policy == "memory":
         return files, infos, None
-    place = manifest_path(files, None if index_dir is None else os.fspath(index_dir))
+    place = manifest_path(files, None if index_dir is None else local_path(index_dir))
     return files, infos, _find_manifest(place, access, files, infos, compression_type)
 
 

@@ -280,7 +280,8 @@ class ShardedTFRecordWriter(_Writer):
     those that replaced others stay after a failure, and the rest are removed.
 
     Args:
-        prefix: Path and first part of the names; local, or with a ``scheme://``.
+        prefix: Path and first part of the names; local, in a folder that is made if it is missing,
+            or with a ``scheme://``.
         num_shards: Write to this many shards in turn (all are open at once).
         max_shard_bytes: Begin a new shard before this many bytes (framed, before compression) are
             exceeded; a longer record gets a shard of its own. Exactly one of `num_shards` and
@@ -336,6 +337,8 @@ class ShardedTFRecordWriter(_Writer):
         self._closed = False
         with self._failing():
             if not is_remote(self.prefix):
+                with contextlib.suppress(FileExistsError):
+                    os.makedirs(os.path.dirname(self.prefix) or os.curdir)
                 self._files = FileSet(self.prefix, suffix)
             for _ in range(num_shards or 1):
                 self._add_shard()

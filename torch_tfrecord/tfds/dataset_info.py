@@ -194,7 +194,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     """`info`, with the features of a directory that has no features.json, or the specs that are
     read instead.
     """
-    folder = _version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
+    folder = _version_folder(local_path(directory).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
     formats = _formats(fields)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.files.access import cache_dir
-from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index_paths import write_sidecar
 from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
@@ -323,7 +323,7 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
     if index_dir is not None or is_remote(found.directory):
         folders = [cache_dir(), found.directory]
     if index_dir is not None:
-        folders.insert(0, os.fspath(index_dir))
+        folders.insert(0, local_path(index_dir))
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 

@@ -24,6 +24,7 @@ import torch
 from torch_tfrecord.arguments import Pad, at_least, integer, one_of
 from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.files.storage import local_path
 from torch_tfrecord.order.position_batch import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import shown_list, shown_value
@@ -320,7 +321,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
         ValueError: The mapping does not; or no episode has one of its keys.
         KeyError: `keep_key` names a feature that is not in the episodes' metadata.
     """
-    path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
+    path = local_path(keep) if isinstance(keep, (str, os.PathLike)) else None
 
     def wrong(what: str) -> Exception:
         return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)

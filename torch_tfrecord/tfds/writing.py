@@ -221,7 +221,7 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
 
 
 def _target(path: str) -> Path:
-    target = Path(os.path.abspath(os.path.expanduser(path)))
+    target = Path(os.path.abspath(path))
     # `os.replace` takes the place of an empty directory.
     if target.is_dir() and not open_path(os.listdir, target):
         return target
