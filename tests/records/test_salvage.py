@@ -85,7 +85,7 @@ def test_two_rounds(tmp_path, kinds):
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
 def test_two_hundred_rounds(tmp_path, kinds, first):
     for seed in range(first, first + 20):
-        check_plain(tmp_path, seed, kinds, 10_000, 50)
+        check_plain(tmp_path, seed, kinds, 4000, 25)
 
 
 # Compressed files.
@@ -157,7 +157,7 @@ def test_compressed_files(tmp_path, kinds, way):
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
 def test_two_hundred_compressed_rounds(tmp_path, kinds, way, first):
     for seed in range(first, first + 20):
-        check_compressed(tmp_path, seed, kinds, 10_000, 50, way)
+        check_compressed(tmp_path, seed, kinds, 2000, 12, way)
 
 
 def test_behind_a_damaged_block_the_next_one_is_found(tmp_path):
