@@ -173,6 +173,22 @@ def test_behind_a_damaged_block_the_next_one_is_found(tmp_path):
     assert report.num_records > 840
 
 
+def test_snappy_by_the_same_rule(tmp_path):
+    """A block whose bytes are wrong loses their records, one that does not decompress all behind."""
+    snappy = pytest.importorskip("cramjam").snappy
+    records = payloads(random.Random(0), 30)
+    parts = [bytes(snappy.compress_raw(framed(*records[at : at + 10]))) for at in (0, 10, 20)]
+    blocks = [len(part).to_bytes(4, "big") + part for part in parts]
+    wrong, broken = bytearray(b"".join(blocks)), bytearray(b"".join(blocks))
+    wrong[len(blocks[0]) + 100] ^= 1  # in the middle of a literal
+    broken[len(blocks[0]) + 4] ^= 0x7F  # its length
+    for content, found in ((wrong, records[:10] + records[11:]), (broken, records[:10])):
+        (tmp_path / "bad").write_bytes(content)
+        report = salvage(tmp_path / "bad", tmp_path / "good", compression_type="SNAPPY")
+        assert [*read_records(tmp_path / "good")] == found
+        assert ("snappy: the stream is damaged" in report.error) == (len(found) == 10)
+
+
 # Records inside others.
 
 
