@@ -19,9 +19,13 @@ Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opene
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TypeVar
 
 from torch_tfrecord.shown import printable, shown_text, without_secrets
@@ -36,7 +40,9 @@ __all__ = [
     "RemoteError",
     "TFRecordError",
     "needs_extra",
+    "optional_import",
     "outer_level",
+    "warn_once",
 ]
 
 _MOST_BYTES = 2048
@@ -204,6 +210,27 @@ def needs_extra(what: str, extra: str, package: str | None = None) -> Iterator[N
 
 
 # Warnings.
+
+
+def optional_import(name: str, instead: str) -> ModuleType | None:
+    """A module that need not be there; where it is there but does not load, None and one warning.
+
+    Args:
+        name: Its full name.
+        instead: What happens without it.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        if not isinstance(error, ModuleNotFoundError) or not name.startswith(str(error.name)):
+            warn_once(f"{name} is installed, but does not load ({error}): {instead}")
+        return None
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Tell a process something once."""
+    warnings.warn(text, RuntimeWarning, stacklevel=outer_level())
 
 
 def outer_level() -> int:

@@ -209,6 +209,9 @@ def test_why_a_part_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "__path__", [*native.__path__, str(tmp_path)])
     with pure_python(False):
         assert fallback_reason("no_such_part") == "not built"
+        text = r"native\.broken is installed, but does not load \(libjpeg\.so\.62: cannot open"
+        with pytest.warns(RuntimeWarning, match=text):  # whoever it makes slower hears of it
+            assert optional_module("broken") is None
         assert fallback_reason("broken") == (
             "built, but does not load (libjpeg.so.62: cannot open shared object file)"
         )

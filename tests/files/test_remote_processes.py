@@ -23,6 +23,7 @@ from torch_tfrecord import (
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
+    errors,
 )
 from torch_tfrecord.files import per_process, stores
 from torch_tfrecord.files.access import Access
@@ -192,9 +193,9 @@ def test_an_obstore_that_does_not_load_is_told(monkeypatch):
     def broken(name):
         raise ImportError(f"{name}: undefined symbol: PyFoo")
 
-    monkeypatch.setattr(stores.importlib, "import_module", broken)
-    monkeypatch.setattr(per_process, "_loaded", {})
-    text = r"obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"
+    monkeypatch.setattr(errors.importlib, "import_module", broken)
+    errors.warn_once.cache_clear()
+    text = r"^obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"
     with pytest.warns(RuntimeWarning, match=text):
         assert stores.obstore_stores() is None
     assert stores.obstore_stores() is None  # and not again
@@ -208,6 +209,7 @@ def test_options_that_obstore_does_not_take_are_told(monkeypatch):
 
     monkeypatch.setattr(stores, "_STORES", per_process.PerProcess(stores._Stores))
     monkeypatch.setattr(stores, "obstore_stores", lambda: refuse)
+    errors.warn_once.cache_clear()
     text = r"^s3://bucket: obstore: no key of this kind: \.\.\.: fsspec reads in its place$"
     with pytest.warns(RuntimeWarning, match=text):
         store, _ = stores.store_of("s3://bucket/x", Access({"secret": "top-s3cret"}))

@@ -4,10 +4,15 @@ the oracle.
 Covers loading/sample_maker, images/regions.
 """
 
+import ctypes
 import pickle
 import random
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +38,7 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
     encode_sequence_example,
+    errors,
     make_dataloader,
     parse_single_example,
     parse_single_sequence_example,
@@ -43,7 +49,7 @@ from torch_tfrecord.images import crops as image_crops
 from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images.crops import Normalization
 from torch_tfrecord.images.headers import has_end_marker, read_header
-from torch_tfrecord.images.regions import Region, decode_region
+from torch_tfrecord.images.regions import Region, StoredImage, decode_region, decode_stack
 from torch_tfrecord.native import optional_module
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -123,6 +129,61 @@ def test_the_compiled_reader_checks_its_arguments():
             read_region(damaged, 75, 101, 0, 0, np.empty((75, 101, 3), np.uint8))
     with pytest.raises(ValueError, match="of another size"):
         read_region(data, 75, 102, 0, 0, np.empty((9, 9, 3), np.uint8))
+
+
+def test_a_compiled_decoder_that_fails_is_told_once(monkeypatch):
+    """Only errors of the data are left to another decoder in silence."""
+
+    def fail(*arguments):
+        raise RuntimeError("Wrong JPEG library version: library is 62, caller expects 80")
+
+    broken = SimpleNamespace(
+        read_region=fail,
+        read_images=fail,
+        find_plain=lambda images, *size: np.ones(len(images), np.bool_),
+    )
+    monkeypatch.setattr(image_regions, "optional_module", lambda name: broken)
+    errors.warn_once.cache_clear()
+    data = JPEG_KINDS["4:2:0"]
+    whole = decode_image(data)
+    text = (
+        r"^the compiled decoder of JPEG images fails \(RuntimeError: Wrong JPEG library version: "
+        r"library is 62, caller expects 80\): another one decodes whole images, which takes longer"
+    )
+    with pytest.warns(RuntimeWarning, match=text):
+        pixels = StoredImage(data, "RGB").pixels(Region(3, 5, 40, 30))
+    assert np.array_equal(pixels, whole[:, 3:43, 5:35].permute(1, 2, 0).numpy())
+    stack = decode_stack([data, data], "RGB", [1, 0], 2)  # without a second warning
+    assert torch.equal(stack, torch.stack([whole, whole]))
+
+
+@NEEDS_LIBJPEG
+def test_another_libjpeg_than_at_compile_time_is_no_damaged_image(tmp_path):
+    """The compiled reader, built for another version than that of the libjpeg which it meets."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    header = Path(image_regions.__file__).parents[1] / "native" / "jpeg_region.h"
+    data, out = JPEG_KINDS["4:2:0"], ctypes.create_string_buffer(75 * 101 * 3)
+    found = {}
+    for version in (62, 70, 80):
+        (tmp_path / "double.c").write_text(
+            "#include <stdio.h>\n#include <jpeglib.h>\n#undef JPEG_LIB_VERSION\n"
+            f'#define JPEG_LIB_VERSION {version}\n#include "{header}"\n'
+            "int read_whole(const unsigned char *data, size_t size, unsigned char *out, char *problem) {\n"
+            "    return region_read(data, size, 75, 101, 0, 0, 75, 101, 3, out, problem);\n}\n"
+        )
+        library = tmp_path / f"double{version}.so"
+        command = ["cc", "-w", "-shared", "-fPIC", "-o", library, tmp_path / "double.c", "-ljpeg"]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("needs the headers of libjpeg-turbo")
+        read, problem = ctypes.CDLL(str(library)).read_whole, ctypes.create_string_buffer(256)
+        status = read(data, ctypes.c_size_t(len(data)), out, problem)
+        found[version] = status, problem.value.decode()
+        assert read(data[:300], ctypes.c_size_t(300), out, problem) == (3 if status else 1)
+    (own,) = [version for version, (status, _) in found.items() if not status]
+    for version in {*found} - {own}:
+        text = f"Wrong JPEG library version: library is {own}, caller expects {version}"
+        assert found[version] == (3, text)
 
 
 @NEEDS_LIBJPEG

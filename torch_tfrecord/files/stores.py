@@ -8,15 +8,13 @@ else fsspec is.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from torch_tfrecord.errors import needs_extra, outer_level
+from torch_tfrecord.errors import needs_extra, optional_import, warn_once
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
 from torch_tfrecord.files.obstore_options import ObstoreConfig, obstore_config
@@ -26,6 +24,7 @@ from torch_tfrecord.files.store import Store
 
 __all__ = ["fsspec_store_of", "obstore_stores", "store_of"]
 
+_INSTEAD = "fsspec reads in its place"
 _StoreMaker = Callable[[str, ObstoreConfig, Access], Store]
 
 
@@ -33,23 +32,14 @@ def obstore_stores() -> _StoreMaker | None:
     """What makes stores of `obstore` in this process; None where it is not installed, or, with a
     warning, cannot be loaded.
     """
-    if importlib.util.find_spec("obstore") is None:
+    module = optional_import("obstore", _INSTEAD)
+    if module is None:
         return None
     # its threads do not come along through a fork
-    made: _StoreMaker | None = module_of_process("obstore", _here, ObstoreProcess)
+    made: _StoreMaker = module_of_process(
+        "obstore", lambda: partial(ObstoreStore, module), ObstoreProcess
+    )
     return made
-
-
-def _here() -> _StoreMaker | None:
-    try:
-        return partial(ObstoreStore, importlib.import_module("obstore"))
-    except (ImportError, OSError) as error:
-        _warn(f"obstore is installed, but does not load ({error})")
-        return None
-
-
-def _warn(what: str) -> None:
-    warnings.warn(f"{what}: fsspec reads in its place", RuntimeWarning, stacklevel=outer_level())
 
 
 _HTTP = ("http", "https")
@@ -137,7 +127,8 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
     try:
         return make(f"{scheme}://{place}/", config, access)
     except Exception as error:  # whoever knows the options says what is wrong with them
-        _warn(f"{scheme}://{place}: obstore: {access.without_secrets(str(error))[:300]}")
+        reason = access.without_secrets(str(error))[:300]
+        warn_once(f"{scheme}://{place}: obstore: {reason}: {_INSTEAD}")
         return None
 
 

@@ -8,9 +8,11 @@ turns these into ImageDecodeError.
 from __future__ import annotations
 
 import functools
-import importlib
 import io
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -28,7 +30,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.errors import ImageDecodeError, optional_import
 from torch_tfrecord.images.headers import ImageHeader
 
 __all__ = [
@@ -68,11 +70,11 @@ def torchcodec_decoders() -> ModuleType | None:
     """Return torchcodec's decoders, or None if they are missing; a failing import is tried only
     once.
     """
-    try:
-        module = importlib.import_module("torchcodec.decoders")
-    # older torchcodecs raise RuntimeError if FFmpeg is missing
-    except (ImportError, OSError, RuntimeError):
-        return None
+    # Older ones have none, and raise RuntimeError if FFmpeg is missing.
+    with suppress(PackageNotFoundError):
+        if tuple(map(int, re.findall(r"\d+", version("torchcodec"))[:2])) < (0, 16):
+            return None
+    module = optional_import("torchcodec.decoders", "Pillow decodes images in its place")
     return module if hasattr(module, "decode_jpeg") and hasattr(module, "decode_png") else None
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.errors import ImageDecodeError, ParseError
+from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
 from torch_tfrecord.images.codec import (
     CHANNELS,
     DEFAULT_MAX_PIXELS,
@@ -69,9 +69,19 @@ def decode_region(
         top, left, height, width = region
         out = np.empty((height, width, CHANNELS[mode]), np.uint8)
         is_read = native.read_region(data, header.height, header.width, top, left, out)
-    except Exception:  # decoding the whole image raises the right error
+    except ValueError:  # of the data: decoding the whole image raises the right error
+        return None
+    except Exception as error:
+        _tell(error)
         return None
     return out if is_read else None
+
+
+def _tell(error: Exception) -> None:
+    warn_once(
+        f"the compiled decoder of JPEG images fails ({type(error).__name__}: {error}): another one decodes whole "
+        "images, which takes longer. Is libjpeg the one that the package was built with? `tfrecord doctor` tries it."
+    )
 
 
 def decode_stack(
@@ -116,9 +126,13 @@ def decode_stack(
     out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
     if native is not None:
         plain = list(compress(values, is_read.tolist()))
-        is_read[is_read] = native.read_images(
-            plain, np.asarray(rows, np.int64)[is_read], out.numpy()
-        )
+        try:
+            is_read[is_read] = native.read_images(
+                plain, np.asarray(rows, np.int64)[is_read], out.numpy()
+            )
+        except RuntimeError as error:
+            _tell(error)
+            is_read[:] = False
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)

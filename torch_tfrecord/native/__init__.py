@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.errors import optional_import, outer_level
 
 __all__ = [
     "PURE_PYTHON",
@@ -100,10 +100,7 @@ def _is_forced_off() -> bool:
 
 @functools.cache
 def _load(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(f"torch_tfrecord.native.{name}")
-    except ImportError:
-        return None
+    return optional_import(f"torch_tfrecord.native.{name}", "its Python fallback is slower")
 
 
 @functools.cache

@@ -8,8 +8,9 @@ import numpy as np
 cdef extern from "jpeg_region.h" nogil:
     int REGION_READ
     int REGION_UNSUPPORTED
+    int REGION_BROKEN
     int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width, unsigned top,
-                    unsigned left, unsigned height, unsigned width, int channels, unsigned char *out)
+                    unsigned left, unsigned height, unsigned width, int channels, unsigned char *out, char *problem)
     bint image_is_plain(const unsigned char *data, size_t size, unsigned height, unsigned width)
 
 __all__ = ["find_plain", "read_images", "read_region"]
@@ -29,9 +30,11 @@ def read_region(
 
     Raises:
         ValueError: The region is empty or outside the image, C is invalid, or the data is truncated or damaged.
+        RuntimeError: libjpeg is not the one that this was compiled for, or has no memory.
     """
     cdef unsigned height = <unsigned> out.shape[0], width = <unsigned> out.shape[1]
     cdef int status, channels = <int> out.shape[2]
+    cdef char problem[256]
     if not (0 < out.shape[0] <= image_height and 0 < out.shape[1] <= image_width and top <= image_height - height
             and left <= image_width - width):
         raise ValueError(
@@ -44,7 +47,9 @@ def read_region(
         raise ValueError("expected a JPEG image, got 0 bytes")
     with nogil:
         status = region_read(&data[0], <size_t> data.shape[0], image_height, image_width, top, left, height, width,
-                             channels, &out[0, 0, 0])
+                             channels, &out[0, 0, 0], problem)
+    if status == REGION_BROKEN:
+        raise RuntimeError(problem.decode(errors="replace"))
     if status == REGION_READ:
         return True
     if status == REGION_UNSUPPORTED:
@@ -82,12 +87,14 @@ def read_images(list images not None, const long long[::1] rows not None, unsign
     Raises:
         ValueError: The numbers of images, rows and sizes do not match.
         TypeError: An image is not bytes.
+        RuntimeError: See `read_region`.
     """
     cdef tuple kept = tuple(images)  # keeps their memory alive during the call
-    cdef Py_ssize_t number, count = len(kept)
+    cdef Py_ssize_t number = 0, count = len(kept)
     cdef unsigned height = <unsigned> out.shape[1], width = <unsigned> out.shape[2]
     cdef int channels = <int> out.shape[3]
     cdef bytes image
+    cdef char problem[256]
     starts_array, sizes_array = np.empty(count, np.uintp), np.empty(count, np.uintp)
     statuses_array = np.empty(count, np.int8)
     cdef size_t[::1] starts = starts_array, sizes = sizes_array
@@ -106,5 +113,9 @@ def read_images(list images not None, const long long[::1] rows not None, unsign
         for number in range(count):
             statuses[number] = <signed char> region_read(
                 <const unsigned char *> starts[number], sizes[number], height, width, 0, 0, height, width, channels,
-                &out[rows[number], 0, 0, 0])
+                &out[rows[number], 0, 0, 0], problem)
+            if statuses[number] == REGION_BROKEN:
+                break
+    if count and statuses[number] == REGION_BROKEN:
+        raise RuntimeError(problem.decode(errors="replace"))
     return statuses_array == REGION_READ

@@ -16,7 +16,7 @@
 #error "libjpeg-turbo 2.1 or newer is needed"
 #endif
 
-enum { REGION_READ = 0, REGION_DAMAGED = 1, REGION_UNSUPPORTED = 2 };
+enum { REGION_READ = 0, REGION_DAMAGED = 1, REGION_UNSUPPORTED = 2, REGION_BROKEN = 3 };
 
 /* Smoothed chroma looks one chroma sample, at most four pixels, to each side. */
 #define NEIGHBOUR_PIXELS 4
@@ -60,25 +60,31 @@ static int region_is_last_scan(const unsigned char *at, size_t size) {
 }
 
 /* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1 or 3.
-   The caller passes the size of the image, which contains the rectangle; another size in the data is REGION_DAMAGED. */
+   The caller passes the size of the image, which contains the rectangle; another size in the data is REGION_DAMAGED.
+   REGION_BROKEN writes what libjpeg says, up to JMSG_LENGTH_MAX bytes, to `problem`. */
 static int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width,
                        unsigned top, unsigned left, unsigned height, unsigned width, int channels,
-                       unsigned char *out) {
+                       unsigned char *out, char *problem) {
     struct jpeg_decompress_struct image;
     struct jpeg_source_mgr source;
     RegionErrors errors;
     JSAMPROW line;
     JDIMENSION first, columns, row;
+    volatile int is_created = 0;
 
     memset(&source, 0, sizeof source);
     image.err = jpeg_std_error(&errors.base);
     errors.base.error_exit = region_fail;
     errors.base.output_message = region_be_silent;
     if (setjmp(errors.back)) {
+        /* Numbers of errors differ between versions of libjpeg, and its first call checks the version. */
+        const int is_broken = !is_created || errors.base.msg_code == JERR_OUT_OF_MEMORY;
+        if (is_broken) errors.base.format_message((j_common_ptr)&image, problem);
         jpeg_destroy_decompress(&image);
-        return REGION_DAMAGED;
+        return is_broken ? REGION_BROKEN : REGION_DAMAGED;
     }
     jpeg_create_decompress(&image);
+    is_created = 1;
     source.next_input_byte = data;
     source.bytes_in_buffer = size;
     source.init_source = region_do_nothing;
