@@ -49,7 +49,6 @@ __all__ = ["DatasetOptions", "TFRecordDataset"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-@knows_keywords
 class DatasetOptions(TypedDict, total=False):
     """Keywords of `TFRecordDataset` that `make_dataloader` passes on."""
 
@@ -65,6 +64,7 @@ class DatasetOptions(TypedDict, total=False):
     max_errors: int | None
 
 
+@knows_keywords
 class TFRecordDataset(TableDataset):
     """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
     and slices.
