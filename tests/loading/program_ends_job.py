@@ -50,6 +50,7 @@ if __name__ == "__main__":
     samples = [one[70] for one in datasets]
     sources = [LOCAL, MEMORY, ZIPPED, *(f"{url}/{NAMES[1]}" for url in URL)]
     streams = [t.TFRecordIterableDataset(paths, FEATURES) for paths in sources]
+    streams.append(t.TFRecordIterableDataset(LOCAL, FEATURES, batch_size=5))
     iterators = [iter(stream) for stream in streams]
     mixture = t.Mixture(datasets)
     loaders = [t.make_dataloader(one, 5, num_threads=2) for one in (*datasets, mixture)]

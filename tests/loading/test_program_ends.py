@@ -39,6 +39,6 @@ def test_everything_at_module_level(method, tmp_path):
     writers = {"open": 0, "shards-*.tfrecord": 1, "inside": 1}
     wanted = sorted(LOST.format(tmp_path / name, lost) for name, lost in writers.items())
     assert (sorted(told), done.returncode) == (wanted, 0), done.stderr
-    num_streams = 4 if has_obstore else 3
+    num_streams = 5 if has_obstore else 4
     assert done.stdout.split()[:num_streams] == ["0"] * num_streams
     assert not [name for name in os.listdir(tmp_path) if "open" in name or "inside" in name]

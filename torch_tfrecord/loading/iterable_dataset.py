@@ -358,7 +358,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
                     short = group
                 elif (batch := make(group)) is not LEFT_OUT:
                     yield batch
-        except TFRecordError:
+        except Exception:  # a builtin: when Python ends, other names may be gone
             if short is not None:
                 # The group before an error is short for another reason than the end.
                 make(short)  # one of its records may be bad, too, and comes before
