@@ -107,7 +107,7 @@ def write_shards(folder: Path, num_shards: int, num_records: int) -> Path:
         names.append(f"../train-{shard:06d}-of-{num_shards:06d}")
         descriptor = os.open(folder / names[-1][3:], os.O_CREAT | os.O_WRONLY)
         os.truncate(descriptor, row.facts.file_size)
-        facts = RecordIndex.bare(row.facts.file_size, "", os.fstat(descriptor).st_mtime_ns, 0)
+        facts = RecordIndex._bare(row.facts.file_size, "", os.fstat(descriptor).st_mtime_ns, 0)
         os.close(descriptor)
         of_shards.append(row._replace(facts=facts))
     (folder / ".torch_index").mkdir()

@@ -161,14 +161,14 @@ def stored_features(
     """
     kinds: dict[str, str] = {}
 
-    def stored(specs: Mapping[str, Feature] | None, reader: str = "reader") -> dict[str, Feature]:
+    def stored(specs: Mapping[str, Feature] | None, reader: str = "_reader") -> dict[str, Feature]:
         readers = [getattr(spec, reader)(name) for name, spec in (specs or {}).items()]
         wants = [want for one in readers for want in one.wants]
         kinds.update((want.key, _KINDS.get(want.what, want.kind.counted)) for want in wants)
         return {want.key: VarLenFeature(_DTYPES[want.kind.field]) for want in wants}
 
     if isinstance(features, SequenceFeatures):
-        steps = stored(features.sequence_features, "step_reader")
+        steps = stored(features.sequence_features, "_step_reader")
         return SequenceFeatures(stored(features.context_features), steps), kinds
     if isinstance(features, Mapping):
         return stored(features), kinds

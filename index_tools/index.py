@@ -200,7 +200,7 @@ def _run_index(
     status = exit_code([outcome.error for outcome in outcomes])
     if options["columns"] and not status:
         built = (outcome.value.index for outcome in outcomes if outcome.value)
-        kept = (RecordIndex.load(place).kept for place in built)
+        kept = (RecordIndex.load(place)._kept for place in built)
         check_columns(options["columns"], kept, read_records(files))
     # a manifest of some of the files would pass for that of all
     if manifest and not status:
@@ -266,7 +266,7 @@ def _index_file(
             f"{compression_type}; --format safetensors has no such limit"
         )
     fresh = None if force else _fresh_index(file, place, format)
-    if fresh is not None and fresh.kept.keys() >= {*columns}:
+    if fresh is not None and fresh._kept.keys() >= {*columns}:
         return _Indexed(len(fresh), file.file_size, place, is_new=False)
     reader = None
     if columns:
@@ -281,8 +281,8 @@ def _index_file(
         reader=reader,
     )
     if format == _SIDECAR:
-        before = {} if fresh is None else fresh.kept
-        write_sidecar(place, index.with_facts(kept={**before, **index.kept}).to_bytes())
+        before = {} if fresh is None else fresh._kept
+        write_sidecar(place, index._with_facts(_kept={**before, **index._kept}).to_bytes())
     else:
         index.to_tfrecord2idx(place)
     return _Indexed(len(index), file.file_size, place, is_new=True)
@@ -384,7 +384,7 @@ def _decode_file(features: str | None, file: FileSource) -> _Checked:
 def _verify_file(file: FileSource) -> _Checked:
     skipped = SkippedBytes()
     index = index_source(file, skipped=skipped)
-    num_records = len(index) - len(index.damaged or ())
+    num_records = len(index) - len(index._damaged or ())
     report = SalvageReport.of(num_records, skipped)
     found = _Checked(num_records, file.file_size, report, skipped.first)
     if skipped:

@@ -59,6 +59,6 @@ def _decode(record: bytes) -> None:
                 if image_format(value):
                     decode_image(value)
                 elif value[8:12] == b"WAVE":
-                    Audio().decode(memoryview(value), 0)
+                    Audio()._decode(memoryview(value), 0)
             except TFRecordError as error:
                 raise type(error)(f"feature {name!r}: {error.args[0]}") from error.__cause__

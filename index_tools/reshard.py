@@ -70,7 +70,7 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
     file = open_file(path)
     with contextlib.suppress(IndexMismatchError):
         index = IndexKeeper("require").index(file)
-        if index.find_kept().keys() >= {*columns}:
+        if index._find_kept().keys() >= {*columns}:
             return index
     if not columns:
         return index_source(file, verify_crc=False, trusts_members=True)

@@ -216,14 +216,14 @@ NUM_KEPT = 2 * len(WAYS)
 @functools.cache
 def _kept(number):
     rng, found = random.Random(number), []
-    while len(found) < 4 and (not found or len(found[-1].index.points) < 6):
+    while len(found) < 4 and (not found or len(found[-1].index._points) < 6):
         stream = _made(number, rng, 0.5)
         path = _FILE.write(stream.content)
         os.utime(path, ns=(1, 1))
         with _close_points(rng), _no_sizes():
             index = build_index(path)
         found.append(Kept(stream, index, index.to_bytes()))
-    return max(found, key=lambda each: len(each.index.points))
+    return max(found, key=lambda each: len(each.index._points))
 
 
 # The target.
@@ -247,7 +247,7 @@ def mutate(rng, data):
 def _new_edit(rng, number):
     kept = _kept(number)
     area = rng.choice([STREAM] * 5 + [TABLE] * 3 + [POINTS, WINDOW, WINDOW, INDEX, LIE])
-    points = kept.index.points
+    points = kept.index._points
     if area == STREAM:
         places = [points.byte(each) for each in range(len(points))]
         return random_edit(rng, len(kept.stream.content), STREAM, places)
@@ -291,8 +291,8 @@ def _check_whole(number, rng):
     for found in filter(None, (index, quick)):
         _put(_INDEX_PATH, found.to_bytes())
         ds = TFRecordDataset(path, index="require")
-        points = found.points.to_bytes()
-        assert ds._record_files._facts[0].seek_points().to_bytes() == points
+        points = found._points.to_bytes()
+        assert ds._record_files._facts[0]._seek_points().to_bytes() == points
         is_true = found == index
         for position in order:
             if is_true:
@@ -303,7 +303,7 @@ def _check_whole(number, rng):
         if is_true:
             assert list(ds.__getitems__(order)) == [data.records[each] for each in order]
             file = InflatedFile(
-                open_file(path), stream.kind, len(data.content), found.points, Stretches()
+                open_file(path), stream.kind, len(data.content), found._points, Stretches()
             )
             for _ in range(5):
                 at, size = rng.randrange(len(data.content) + 9), rng.choice([1, 99, 9999, 1 << 20])
@@ -325,14 +325,14 @@ def _check_damaged(kept, salt, edits):
     for edit in by_area[STREAM]:
         content, (begin, _) = edited(content, edit)
         places.append(begin)
-    points, error = outcome(_damaged_points, index.points, by_area, len(stream.content), places)
+    points, error = outcome(_damaged_points, index._points, by_area, len(stream.content), places)
     if error is not None:
         assert isinstance(error, IndexMismatchError)
         return
     path = _FILE.write(content)
     os.utime(path, ns=(1, 1))
     rng = random.Random(salt)
-    positions = _positions(rng, index.points, data, places)
+    positions = _positions(rng, index._points, data, places)
     if by_area[INDEX] or by_area[LIE]:
         _put(_INDEX_PATH, _damaged_index(index, points, by_area))
         ds, _ = outcome(TFRecordDataset, path, index="require", errors=IndexMismatchError)
@@ -424,7 +424,7 @@ def _damaged_index(index, points, by_area):
             facts["file_size"] = index.file_size + delta
         else:
             facts["points"] = _LyingPoints(points, edit)
-    content = index.with_facts(offsets=offsets, lengths=lengths, **facts).to_bytes()
+    content = index._with_facts(offsets=offsets, lengths=lengths, **facts).to_bytes()
     for edit in by_area[INDEX]:
         content = edited(content, edit)[0]
     return content

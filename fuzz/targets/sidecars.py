@@ -215,8 +215,8 @@ def _check(kind):
             or outcome(index.check_fresh, _SOURCE, errors=IndexMismatchError)[1] is not None
         ):
             return
-        for name in index.kept:
-            column, _ = outcome(index.kept.__getitem__, name, errors=IndexMismatchError)
+        for name in index._kept:
+            column, _ = outcome(index._kept.__getitem__, name, errors=IndexMismatchError)
             assert column is None or column.array().tolist() == _LENGTHS[name]
         for number, place in enumerate(
             zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)

@@ -481,7 +481,7 @@ def test_the_share_of_seek_points(folder, capsys):
     for share in ("0", "0.01", "1"):
         assert main(["index", "a.gz", "--force", "--index-bytes-ratio", share]) == 0
         index = RecordIndex.load(sidecar_path("a.gz"))
-        found[share] = len(index.seek_points())
+        found[share] = len(index._seek_points())
     assert found["0"] <= found["0.01"] < found["1"]
     assert found["1"] >= 5
     ds = TFRecordDataset("a.gz", index="require")

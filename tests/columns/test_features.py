@@ -4,6 +4,7 @@ Covers columns/feature, columns/image, columns/dtypes.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
+import dataclasses
 import inspect
 import multiprocessing
 import pickle
@@ -13,7 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from torch_tfrecord import encode_example, parse_example, parse_single_example
+from torch_tfrecord import (
+    Json,
+    ListFeatures,
+    NestedExample,
+    Proto,
+    SequenceFeatures,
+    Source,
+    encode_example,
+    parse_example,
+    parse_single_example,
+)
 from torch_tfrecord.columns.feature import (
     Feature,
     make_context_reader,
@@ -229,8 +240,8 @@ def test_what_may_stand_where(place):
 class Doubled(Feature):
     """A spec of somebody's own: it makes its reader, and no table knows it."""
 
-    def reader(self, name, *, pads=False):
-        reader = FixedLenFeature((), I64, key=self.key).reader(name)
+    def _reader(self, name, *, pads=False):
+        reader = FixedLenFeature((), I64, key=self.key)._reader(name)
         return SimpleNamespace(wants=reader.wants, read=lambda columns: reader.read(columns) * 2)
 
 
@@ -245,3 +256,23 @@ def test_a_spec_makes_its_own_reader():
         match=r"^Unsupported Doubled for key 'x' of a context: expected one of Audio, Fixed",
     ):
         make_context_reader("x", Doubled())
+
+
+EVERY_SPEC = [
+    *(FixedLenFeature, FixedLenSequenceFeature, VarLenFeature, RaggedFeature, SparseFeature),
+    *(Image, Audio, Video, RawTensor, SerializedTensor, Text, Json, Proto, NestedExample, Source),
+    *(SequenceFeatures, ListFeatures),
+]
+# The nested classes of tf.io.RaggedFeature; a default that a spec of one value always has.
+OTHERS = {
+    *("RowLengths", "RowLimits", "RowSplits", "RowStarts", "UniformRowLength", "ValueRowIds"),
+    "default_value",
+}
+
+
+@pytest.mark.parametrize("spec", EVERY_SPEC)
+def test_a_spec_shows_its_arguments_and_nothing_else(spec):
+    names = {*inspect.signature(spec).parameters}
+    assert {name for name in dir(spec) if name[0] != "_"} <= names | OTHERS
+    assert {field.name for field in dataclasses.fields(spec)} == names
+    assert not any(name.startswith("_") for name in names)

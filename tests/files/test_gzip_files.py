@@ -392,7 +392,7 @@ def check(path, records, case, count=None):
     assert index.lengths.tolist() == [len(record) for record in records]
     assert build_index(path, verify_crc=False) == index
     if case.has_points:
-        assert len(index.points) > 1
+        assert len(index._points) > 1
     ds = TFRecordDataset(path, index="memory")
     order = random.Random(1).sample(range(len(records)), len(records))[:count]
     assert [ds[number] for number in order] == [records[number] for number in order]
@@ -421,7 +421,7 @@ def dataset(folder, tmp_path, monkeypatch):
     for number, name in enumerate(SOME):
         path, records, _ = put(name, folder, tmp_path / f"{number}", monkeypatch)
         assert len(TFRecordDataset(path)) == len(records)  # keeps the index
-        assert len(build_index(path).points) > 1
+        assert len(build_index(path)._points) > 1
         paths.append(path)
         found += records
     return TFRecordDataset(paths, index="require"), found
@@ -475,7 +475,7 @@ def most():
 before = most()
 ds = TFRecordDataset(path)
 assert len(ds) == 2 * count, len(ds)
-points = build_index(path, verify_crc=False).points
+points = build_index(path, verify_crc=False)._points
 print("points", len(points))
 print("MiB of the index", most() - before)
 rng = random.Random(0)

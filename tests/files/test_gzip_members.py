@@ -327,8 +327,8 @@ def test_lengths_from_headers_are_those_of_a_scan(name, written, monkeypatch):
         monkeypatch.setattr(index_module, "RecordScanner", None)  # must not be needed
     trusted = build_index(path, verify_crc=False)
     assert trusted == scanned
-    if scanned.points is not None:
-        assert trusted.points.to_bytes() == scanned.points.to_bytes()
+    if scanned._points is not None:
+        assert trusted._points.to_bytes() == scanned._points.to_bytes()
 
 
 def test_members_are_decompressed_once_each_and_ahead(written, monkeypatch):
@@ -778,7 +778,7 @@ def test_the_index_beside_it_is_that_of_a_second_pass(name, tmp_path, streams):
     assert index == built
     assert index.offsets.tolist() == built.offsets.tolist()
     assert index.lengths.tolist() == [len(record) for record in records]
-    points, kind = index.seek_points(), "GZIP" if name.endswith(".gz") else "ZLIB"
+    points, kind = index._seek_points(), "GZIP" if name.endswith(".gz") else "ZLIB"
     assert points.offsets[0] == 0
     for number, offset in enumerate(points.offsets):
         point = points.point(number)
@@ -799,7 +799,7 @@ def test_shards(suffix, options, tmp_path):
             writer.write(record)
     found = []
     for path in writer.paths:
-        points = RecordIndex.load(sidecar_path(path)).seek_points()
+        points = RecordIndex.load(sidecar_path(path))._seek_points()
         if suffix == ".zlib":
             found += split(zlib.decompress(Path(path).read_bytes()))
         else:

@@ -100,7 +100,7 @@ def test_at_random_as_in_order(tmp_path, way):
     assert list(read_records(path)) == RECORDS
     index = build_index(path)
     if way not in UNFOUND:
-        assert len(index.points) > 1
+        assert len(index._points) > 1
     ds = TFRecordDataset(path)  # its points come from the index file
     order = random.Random(1).sample(range(len(RECORDS)), 300)
     assert [ds[number] for number in order] == [RECORDS[number] for number in order]
@@ -111,7 +111,7 @@ def test_at_random_as_in_order(tmp_path, way):
 def test_each_point_begins_where_it_says(tmp_path, way):
     path = tmp_path / "x"
     path.write_bytes(WAYS[way])
-    points, kind = build_index(path).points, way[:4] if way != "members" else "GZIP"
+    points, kind = build_index(path)._points, way[:4] if way != "members" else "GZIP"
     again = SeekPoints.from_bytes(points.to_bytes(), len(points), len(WAYS[way]))
     for number, offset in enumerate(points.offsets):
         assert again.find(offset) == number
@@ -139,7 +139,7 @@ def test_points_keep_to_their_budget(monkeypatch):
 def test_a_point_that_lies_is_an_error(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(WAYS["GZIP6"])
-    points, rng = build_index(path).points, random.Random(0)
+    points, rng = build_index(path)._points, random.Random(0)
     offsets = np.cumsum([0, *(len(record) + 16 for record in RECORDS)])
     wrong = 0
     for _ in range(100):
@@ -204,7 +204,7 @@ def test_what_we_write_is_entered_at_its_members(tmp_path, suffix):
     inflater = gzip.decompress if suffix == ".gz" else zlib.decompress
     assert inflater(path.read_bytes()) == DATA
     ds = TFRecordDataset(path, index="require")
-    assert len(ds._record_files._facts[0].seek_points()) > len(DATA) // 25_000
+    assert len(ds._record_files._facts[0]._seek_points()) > len(DATA) // 25_000
     order = random.Random(1).sample(range(len(RECORDS)), 300)
     assert [ds[number] for number in order] == [RECORDS[number] for number in order]
 
@@ -216,7 +216,7 @@ def test_damage_behind_the_index_is_named(tmp_path):
     content = bytearray(WAYS["members"])
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index.points, Stretches())
+    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index._points, Stretches())
     try:
         assert file.read(len(DATA), 0) != DATA  # the records' checksums tell
     except CompressionError as error:

@@ -5,6 +5,8 @@ Covers loading/loader.
 """
 
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -13,11 +15,14 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+import torch_tfrecord
 from torch_tfrecord import (
     FixedLenFeature,
     LengthBatchSampler,
+    Mixture,
     PackedCollate,
     PaddedCollate,
+    RecordLoader,
     SequenceFeatures,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -26,6 +31,7 @@ from torch_tfrecord import (
     encode_sequence_example,
     infer_features,
     make_dataloader,
+    tfds,
 )
 from torch_tfrecord.loading.loader import LoaderOptions
 from torch_tfrecord.loading.map_dataset import DatasetOptions
@@ -62,6 +68,26 @@ def test_few_are_named_and_the_others_are_those_of_the_dataset_and_of_dataloader
     assert named.isdisjoint(LoaderOptions.__annotations__)
 
 
+def test_help_shows_the_parameters():
+    for thing in (make_dataloader, Mixture):
+        names = [*inspect.signature(thing).parameters]
+        shown = pydoc.render_doc(thing, renderer=pydoc.plaintext)
+        begin = re.search(rf"{thing.__name__}\(\s*{names[0]}:", shown)
+        places = [shown.find(f"{name}: ", begin.start()) for name in names]
+        assert min(places) > -1 and places == sorted(places) and places[-1] < begin.start() + 2000
+    assert [*inspect.signature(Mixture).parameters][:2] == ["datasets", "weights"]
+
+
+def test_one_meaning_of_cache_bytes():
+    """The limit of the folder that caches remote data, wherever it is a parameter."""
+    public = [getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__]
+    public += [getattr(tfds, name) for name in tfds.__all__]
+    callables = [thing for thing in public if callable(thing)]
+    takes = [t for t in callables if "cache_bytes" in inspect.signature(t).parameters]
+    assert {*takes} == {TFRecordDataset, TFRecordIterableDataset}
+    assert all("cache_dir" in inspect.signature(thing).parameters for thing in takes)
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -84,6 +110,7 @@ def test_keywords_reach_the_dataset_and_dataloader(path):
     loader = make_dataloader(path, 4, FEATURES, max_batch_bytes=1234, timeout=0, in_order=False)
     assert loader.dataset._max_batch_bytes == 1234
     assert loader.in_order is False
+    assert type(loader) is RecordLoader
 
 
 PROGRAM = """\

@@ -276,7 +276,7 @@ def test_episodes(tmp_path, transform):
     episodes = [make_episode(number, length) for number, length in enumerate(LENGTHS[:2])]
     tfds.write(tmp_path / "robot" / "1.0.0", {"train": episodes}, STEPS, name="robot")
     ds = tfds.RLDSDataset(
-        tmp_path / "robot" / "1.0.0", "train", episode_transform=transform, cache_bytes=0
+        tmp_path / "robot" / "1.0.0", "train", episode_transform=transform, episode_bytes=0
     )
     samples = ds.__getitems__([4, 5, 0])
     batch = collate(samples)

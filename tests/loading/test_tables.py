@@ -517,14 +517,14 @@ def test_a_damaged_column(folder, tmp_path):
     index = build_index(folder / "x-0.tfrecord", columns=["label", "split", "id"])
     content = index.to_bytes()
     wanted = {name: column.tolist() for name, column in index.columns.items()}
-    num_bytes = RecordIndex.load(save(tmp_path / "i", content)).kept.num_bytes
+    num_bytes = RecordIndex.load(save(tmp_path / "i", content))._kept.num_bytes
     seen = set()
     bits = range(8 * (len(content) - num_bytes), 8 * len(content), 5)
     for damaged in flips(content, bits):
         loaded = RecordIndex.load(save(tmp_path / "i", damaged))
-        for name in loaded.kept:  # read when they are asked for
+        for name in loaded._kept:  # read when they are asked for
             try:
-                assert loaded.kept[name].array().tolist() == wanted[name]
+                assert loaded._kept[name].array().tolist() == wanted[name]
             except IndexMismatchError as error:
                 assert str(error) == f"{tmp_path / 'i'}: the column {name!r} is damaged"
                 seen.add(name)
@@ -620,8 +620,8 @@ def test_compressed_files_have_columns_and_seek_points(folder, tmp_path):
     index.save(tmp_path / "i")
     loaded = RecordIndex.load(tmp_path / "i")
     assert loaded.columns["label"].tolist() == [n % 7 for n in range(NUM)]
-    assert loaded.seek_points().offsets == index.points.offsets
-    assert len(index.points.offsets) > 3
+    assert loaded._seek_points().offsets == index._points.offsets
+    assert len(index._points.offsets) > 3
 
 
 @given(

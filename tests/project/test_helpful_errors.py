@@ -612,8 +612,8 @@ def test_wrong_kinds_of_arguments(folder):
     ]:
         with pytest.raises(TypeError, match=f"^{text}"):
             build()
-    with pytest.raises(TypeError, match=f"^cache_bytes {number}, got '1'"):
-        tfds.RLDSDataset(folder, cache_bytes="1")
+    with pytest.raises(TypeError, match=f"^episode_bytes {number}, got '1'"):
+        tfds.RLDSDataset(folder, episode_bytes="1")
     for build, name in [
         (lambda: ReadAheadLoader(ds, batch_size=64.0), "batch_size"),
         (lambda: ReadAheadLoader(ds, drop_last="no"), "drop_last"),

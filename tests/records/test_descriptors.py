@@ -289,7 +289,7 @@ def episode(number):
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 samples = {"train": (episode(number) for number in range(80))}
 tfds.write(sys.argv[1] + "/toy/1.0.0", samples, features, name="toy", num_shards=80)
-ds = tfds.RLDSDataset(sys.argv[1] + "/toy", "train", cache_bytes=0)
+ds = tfds.RLDSDataset(sys.argv[1] + "/toy", "train", episode_bytes=0)
 loader = ReadAheadLoader(ds, batch_size=64, shuffle=True, num_threads=8)
 found = {}
 for batch in loader:

@@ -721,7 +721,7 @@ def test_a_hundred_thousand_shards(tmp_path):
     """
     rng = np.random.default_rng(0)
     row = shard_row(index_of(rng.integers(90_000, 110_000, 3000)))
-    row = row._replace(facts=RecordIndex.bare(row.facts.file_size))
+    row = row._replace(facts=RecordIndex._bare(row.facts.file_size))
     names = [f"x-{shard:06d}-of-100000" for shard in range(100_000)]
     path = tmp_path / "m.safetensors"
     path.write_bytes(pack_manifest([f"s3://bucket/{name}" for name in names], [row] * len(names)))

@@ -29,7 +29,7 @@ def pure(request):
 
 def inflated(file, kind, index):
     size = int((index.lengths + 16).sum())
-    return InflatedFile(file, kind, size, index.points, Stretches())
+    return InflatedFile(file, kind, size, index._points, Stretches())
 
 
 class Files:

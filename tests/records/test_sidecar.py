@@ -336,7 +336,7 @@ def _flipped_everywhere(data, bits):
     place = Path(sidecar_path(data))
     IndexKeeper().indexes([data])
     expected, content = build_index(data), place.read_bytes()
-    points = RecordIndex.load(place).seek_points()
+    points = RecordIndex.load(place)._seek_points()
     rest = len(content) - (len(points.to_bytes()) if points else 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a flipped mark is somebody else's file
@@ -344,7 +344,7 @@ def _flipped_everywhere(data, bits):
             place.write_bytes(damaged)
             if damaged[:rest] == content[:rest]:  # points are read when they are needed
                 (found,) = IndexKeeper("require").indexes([data])
-                assert (found, found.seek_points()) == (expected, None)
+                assert (found, found._seek_points()) == (expected, None)
                 continue
             with pytest.raises(
                 IndexMismatchError, match=f"^{data}: (index at {place}|the index .*): expected "

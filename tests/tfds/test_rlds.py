@@ -316,7 +316,7 @@ def relabel(episode):
         {"window_size": 3, "action_horizon": 4, "pad": "zero"},
         {"window_size": 2, "action_horizon": 2, "pad": None},
         {"window_size": 2, "decode_images": False},
-        {"window_size": 2, "decode_images": ["image"], "cache_bytes": 0},
+        {"window_size": 2, "decode_images": ["image"], "episode_bytes": 0},
         {"window_size": 2, "step_transform": half},
         {"window_size": 2, "episode_transform": relabel},
         {"features": ["steps/action"]},
@@ -664,7 +664,7 @@ def test_a_batch_of_plain_and_compressed_files(many_files, tmp_path):
 
 
 def test_what_is_kept_is_bounded(drawn):
-    ds = RLDSDataset(drawn, cache_bytes=0)
+    ds = RLDSDataset(drawn, episode_bytes=0)
     for position in range(len(ds)):
         ds[position]
     cache = ds._store._cache
@@ -765,7 +765,7 @@ def test_pickles_without_files_or_episodes(drawn):
 
 
 def test_threads(drawn):
-    ds = RLDSDataset(drawn, cache_bytes=0)
+    ds = RLDSDataset(drawn, episode_bytes=0)
     wrong = []
 
     def read(start):

@@ -72,7 +72,7 @@ class NestedExample(Feature):
         NestedExample({'age': FixedLenFeature((), torch.int64)}, key='user')
     """
 
-    decodes = True  # pictures among its features
+    _decodes = True  # pictures among its features
 
     features: Mapping[str, Feature]
     format: Literal["proto", "json"] = field(default="proto", kw_only=True)
@@ -86,17 +86,17 @@ class NestedExample(Feature):
     def __hash__(self) -> int:
         return hash((frozenset(self.features.items()), self.format, self.key))
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         return _NestedReader(name, self, pads=pads)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """A row of the inner features as a serialized Example; bytes are one already."""
         if isinstance(value, Mapping) and self.format == "proto":
             return encode_example(value, self.features)
         return value
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random crops are not supported."""
         reader = _NestedReader(name, self, pads=False)
         if reader.keyed:
@@ -113,7 +113,7 @@ class _NestedReader:
 
     def __init__(self, name: str, spec: NestedExample, *, pads: bool) -> None:
         self._want = Want(
-            name, spec.key_of(name), BYTES_LIST, "NestedExample", num_values=1, is_required=True
+            name, spec._key_of(name), BYTES_LIST, "NestedExample", num_values=1, is_required=True
         )
         self._parser, self._is_json = InnerParser(spec.features, pads=pads), spec.format == "json"
         self.wants, self.keyed = (self._want,), self._parser.needs_keys

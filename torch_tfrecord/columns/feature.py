@@ -182,7 +182,7 @@ class Feature:
     """
 
     key: str | None = field(default=None, kw_only=True)
-    decodes: ClassVar[bool] = False
+    _decodes: ClassVar[bool] = False
     """Whether reading decodes a picture or a sound, so that a written value is not read back to check it."""
 
     def __post_init__(self) -> None:
@@ -194,18 +194,18 @@ class Feature:
         """Show the Python code that builds this spec."""
         return show_code(self, _code)
 
-    def key_of(self, name: str) -> str:
+    def _key_of(self, name: str) -> str:
         """The name in the record, given the name of the output."""
         return name if self.key is None else self.key
 
-    def encoder(self, name: str) -> Callable[[object], ListValues | None]:
+    def _encoder(self, name: str) -> Callable[[object], ListValues | None]:
         """Build what turns a row's value into the values that `reader` reads back; see
         `encode_example`.
 
         Raises:
             TypeError: The spec cannot be written by: it reads several keys.
         """
-        reader = self.reader(name)
+        reader = self._reader(name)
         # Partitions of one length want no key of their own, yet they split the value.
         if len(reader.wants) > 1 or getattr(self, "partitions", None):
             raise TypeError(
@@ -213,9 +213,9 @@ class Feature:
                 "give each key that it reads a spec of its own"
             )
         shape = getattr(self, "shape", ())
-        return ValueEncoder(reader, self.stored, shape, reads_back=not self.decodes)
+        return ValueEncoder(reader, self._stored, shape, reads_back=not self._decodes)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """What stands in the record for a row's value, to be checked and widened by the kind of the
         list.
         """
@@ -223,15 +223,15 @@ class Feature:
 
     # A spec can be used wherever it implements one of these.
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples; see `make_reader`."""
         raise NotImplementedError
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for the context of SequenceExamples."""
         raise NotImplementedError
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list of SequenceExamples."""
         raise NotImplementedError
 
@@ -342,27 +342,27 @@ def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
         TypeError: The name is not a str, or the spec is not a known feature spec.
         ValueError: The spec cannot be read from an Example.
     """
-    _check("reader", name, spec, "an Example")
-    return spec.reader(name, pads=pads)
+    _check("_reader", name, spec, "an Example")
+    return spec._reader(name, pads=pads)
 
 
 def make_context_reader(name: str, spec: Feature) -> Reader:
     """:func:`make_reader` for the context of a SequenceExample; raises ValueError for other
     specs.
     """
-    _check("context_reader", name, spec, "a context")
-    return spec.context_reader(name)
+    _check("_context_reader", name, spec, "a context")
+    return spec._context_reader(name)
 
 
 def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
     """:func:`make_reader` for a feature list of a SequenceExample; raises ValueError for other
     specs.
     """
-    _check("step_reader", name, spec, "a feature list")
-    return spec.step_reader(name, pads=pads)
+    _check("_step_reader", name, spec, "a feature list")
+    return spec._step_reader(name, pads=pads)
 
 
-_Method = Literal["reader", "context_reader", "step_reader"]
+_Method = Literal["_reader", "_context_reader", "_step_reader"]
 
 
 def _check(method: _Method, name: object, spec: object, where: str) -> None:
@@ -373,7 +373,7 @@ def _check(method: _Method, name: object, spec: object, where: str) -> None:
         text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {_kinds(method)}{hint}"
         # As in TensorFlow, a spec in the wrong place is a ValueError; other objects are no specs at
         # all.
-        raise (ValueError if _makes("reader", type(spec)) else TypeError)(text)
+        raise (ValueError if _makes("_reader", type(spec)) else TypeError)(text)
 
 
 def _makes(method: _Method, kind: type) -> bool:

@@ -77,7 +77,7 @@ class Image(OneValueSpec, Feature):
         Image(key='image/encoded', shape=('image/height', 'image/width', 3))
     """
 
-    decodes = True
+    _decodes = True
 
     mode: str = "RGB"
     shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
@@ -127,11 +127,11 @@ class Image(OneValueSpec, Feature):
         one_of("several", self.several, None, "stack", "list")
         super().__post_init__()
 
-    def reader(self, name: str, *, pads: bool = False) -> ImageReader:
+    def _reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
         return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """The bytes of a picture, or several, of a format that can be decoded and whole by their
         headers.
         """

@@ -220,7 +220,7 @@ def build_index(
     indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
     if columns:
         records = read_records(files, storage_options=storage_options)
-        check_columns(columns, [index.kept for index in indexes], records)
+        check_columns(columns, [index._kept for index in indexes], records)
     if columns if save is None else save:
         keeper = IndexKeeper(index_dir=index_dir, access=access)
         for path, index in zip(files, indexes, strict=True):

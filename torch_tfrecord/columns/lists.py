@@ -100,16 +100,16 @@ class FixedLenFeature(Feature):
                 self, "default_value", default_values(self.default_value, self.shape, self.dtype)
             )
 
-    def reader(self, name: str, *, pads: bool = False, in_context: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False, in_context: bool = False) -> Reader:
         """Build the reader for Examples."""
         kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
         return kind(name, self, in_context=in_context)
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; a feature whose kind is not set is an error, even with a
         default.
         """
-        return self.reader(name, in_context=True)
+        return self._reader(name, in_context=True)
 
 
 class _FixedLenReader:
@@ -122,7 +122,7 @@ class _FixedLenReader:
         self._in_context = in_context
         self._want = list_want(
             name,
-            spec.key_of(name),
+            spec._key_of(name),
             spec.dtype,
             num_values=self._count,
             # in a context `_check` says it, with TensorFlow's texts
@@ -242,17 +242,17 @@ class VarLenFeature(Feature):
         super().__post_init__()
         check_list_dtype(self.dtype)
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
-        return VarLenReader(list_want(name, self.key_of(name), self.dtype), self.dtype)
+        return VarLenReader(list_want(name, self._key_of(name), self.dtype), self.dtype)
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
-        return self.reader(name)
+        return self._reader(name)
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
-        return VarLenSteps(list_want(name, self.key_of(name), self.dtype), self.dtype)
+        return VarLenSteps(list_want(name, self._key_of(name), self.dtype), self.dtype)
 
 
 class VarLenReader:
@@ -337,7 +337,7 @@ class FixedLenSequenceFeature(Feature):
                 self, "default_value", default_values(self.default_value, (), self.dtype)
             )
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         if not self.allow_missing:
             raise ValueError(
@@ -346,7 +346,7 @@ class FixedLenSequenceFeature(Feature):
             )
         return _RowReader(name, self, pads=pads)
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
         if self.default_value is not None:
             raise ValueError(
@@ -362,7 +362,7 @@ class _RowReader:
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         self._spec, self._pads = spec, pads
-        self._want = list_want(name, spec.key_of(name), spec.dtype)
+        self._want = list_want(name, spec._key_of(name), spec.dtype)
         self.wants = (self._want,)
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Value]:
@@ -389,7 +389,7 @@ class _RowSteps(StepReader):
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         size = math.prod(spec.shape)
         super().__init__(
-            list_want(name, spec.key_of(name), spec.dtype, num_values=size, shape=spec.shape)
+            list_want(name, spec._key_of(name), spec.dtype, num_values=size, shape=spec.shape)
         )
         self.is_required = not spec.allow_missing
         self._spec, self._pads = spec, pads

@@ -32,27 +32,27 @@ class MediaSpec(OneValueSpec):
         random_start, seed: Whether to draw where the window begins, and what determines the draws.
     """
 
-    decodes = True
+    _decodes = True
 
     random_start: bool
     seed: int
 
-    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
         """Build the reader for Examples."""
         raise NotImplementedError
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list; a random start and several parts are not
         supported.
         """
-        reader = super().step_reader(name, pads=pads)
-        if self.reader(name).returns_parts:
+        reader = super()._step_reader(name, pads=pads)
+        if self._reader(name).returns_parts:
             raise ValueError(
                 f"{name!r}: steps of a feature list hold no dicts; leave out return_rate or return_times"
             )
         return reader
 
-    def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
+    def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The parts of one sample, with its random key; the first is the one that counts."""
         raise NotImplementedError
 
@@ -92,7 +92,12 @@ class MediaReader:
         self._spec, self._has_length, self.returns_parts = spec, has_length, returns_parts
         self.keyed: bool = spec.random_start
         self._want = Want(
-            name, spec.key_of(name), BYTES_LIST, type(spec).__name__, num_values=1, is_required=True
+            name,
+            spec._key_of(name),
+            BYTES_LIST,
+            type(spec).__name__,
+            num_values=1,
+            is_required=True,
         )
         self.wants = (self._want,)
 
@@ -108,7 +113,8 @@ class MediaReader:
 
     def _column(self, values: Sequence[memoryview], keys: Sequence[int]) -> Value:
         rows = read_each(
-            lambda found: self._spec.decode(found[0], int(found[1])), zip(values, keys, strict=True)
+            lambda found: self._spec._decode(found[0], int(found[1])),
+            zip(values, keys, strict=True),
         )
         parts = {
             name: self._together([row[name] for row in rows]) for name in (rows[0] if rows else ())
@@ -177,13 +183,13 @@ class Audio(MediaSpec, Feature):
         if self.random_start and self.num_samples is None:
             raise ValueError("random_start needs num_samples: how long the window is that is drawn")
 
-    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
         """Build the reader for Examples."""
         return MediaReader(
             name, self, has_length=self.num_samples is not None, returns_parts=self.return_rate
         )
 
-    def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
+    def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The samples of a file, and their rate."""
         sound = read_wav(data)
         # Another rate than the file's takes resampling, which is left to FFmpeg.
@@ -282,7 +288,7 @@ class Video(MediaSpec, Feature):
                 "random_start needs num_frames and step: frames spread over the whole video have no start"
             )
 
-    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
         """Build the reader for Examples."""
         return MediaReader(
             name,
@@ -291,7 +297,7 @@ class Video(MediaSpec, Feature):
             returns_parts=self.return_times,
         )
 
-    def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
+    def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The chosen frames of a file, and their times."""
         found = decode_frames(data, lambda total: self._chosen(total, key))
         return {

@@ -69,7 +69,7 @@ class OneValueSpec:
                 f"default_value must be {self._default_type.__name__} or None, got {type(default).__name__}"
             )
         # Reads the default as it would a record's bytes, so that a bad one fails here.
-        reader: Any = self.reader("")
+        reader: Any = self._reader("")
         if len(reader.wants) > 1:
             raise ValueError(
                 "default_value needs a shape without keys, which a record may lack, too"
@@ -79,23 +79,23 @@ class OneValueSpec:
         except TFRecordError as error:
             raise ValueError(f"default_value: {error}") from error
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         raise NotImplementedError
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random draws are not supported."""
         self._check_no_draw(name)
-        return self.reader(name)
+        return self._reader(name)
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list; random draws and defaults are not supported."""
         self._check_no_draw(name)
         if self.default_value is not None:
             raise ValueError(
                 f"default_value of {name!r}: a step of a feature list always has its value"
             )
-        return _ValueSteps(self.reader(name), pads=pads)
+        return _ValueSteps(self._reader(name), pads=pads)
 
     def _check_no_draw(self, name: str) -> None:
         """Raise ValueError if something is drawn at random for each record."""
@@ -112,11 +112,11 @@ class SerializedTensor(OneValueSpec, Feature):
         key: Name of the feature in the record, if it differs from the output's name.
     """
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """A tensor, array or nested list of strings as a TensorProto; bytes are one already."""
         return value if isinstance(value, bytes) else serialize_tensor(value)
 
@@ -136,7 +136,7 @@ class Text(OneValueSpec, Feature):
     default_value: str | None = field(default=None, kw_only=True)
     _default_type = str
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return _TextReader(name, self, lambda text, shape: text)
 
@@ -171,7 +171,7 @@ class Proto(OneValueSpec, Feature):
                 f"message_class must be a generated protobuf class, got {self.message_class!r}"
             )
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
         # Asked once here, not for each record.
@@ -189,7 +189,7 @@ class Proto(OneValueSpec, Feature):
 
         return OneValueReader(name, self, read)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """A message as its bytes."""
         return value.SerializeToString() if isinstance(value, self.message_class) else value
 
@@ -222,11 +222,11 @@ class Json(OneValueSpec, Feature):
         key: Name of the feature in the record, if it differs from the output's name.
     """
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return OneValueReader(name, self, _read_json)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """A value as JSON text; bytes are the text already."""
         # Not escaped: the bytes are UTF-8 anyway, and text beyond ASCII is shorter so.
         return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
@@ -277,7 +277,7 @@ class OneValueReader:
         self.default = [default] if several else default
         self._want = Want(
             name,
-            spec.key_of(name),
+            spec._key_of(name),
             BYTES_LIST,
             kind,
             num_values=num_values,

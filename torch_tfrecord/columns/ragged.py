@@ -371,25 +371,25 @@ class RaggedFeature(Feature):
                     f"a partition must be RaggedFeature.RowSplits, RowLengths or the like, got {partition!r}"
                 )
 
-    def key_of(self, name: str) -> str:
+    def _key_of(self, name: str) -> str:
         """Name of the values in the record."""
-        return super().key_of(name) if self.value_key is None else self.value_key
+        return super()._key_of(name) if self.value_key is None else self.value_key
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         if self.partitions:
             return _RaggedReader(name, self)
-        return VarLenReader(list_want(name, self.key_of(name), self.dtype), self.dtype)
+        return VarLenReader(list_want(name, self._key_of(name), self.dtype), self.dtype)
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
-        return self.reader(name)
+        return self._reader(name)
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for feature lists, where each step has its own values and partitions."""
         if self.partitions:
             return _RaggedSteps(_RaggedReader(name, self), validate=self.validate)
-        return VarLenSteps(list_want(name, self.key_of(name), self.dtype), self.dtype)
+        return VarLenSteps(list_want(name, self._key_of(name), self.dtype), self.dtype)
 
 
 class _RaggedReader:
@@ -398,7 +398,7 @@ class _RaggedReader:
     """
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._want = list_want(name, spec.key_of(name), spec.dtype)
+        self._want = list_want(name, spec._key_of(name), spec.dtype)
         self._partitions = Partitions(name, spec.partitions, validate=spec.validate)
         self.wants = (self._want, *self._partitions.wants)
         self._dtype = spec.dtype

@@ -203,11 +203,11 @@ class RawTensor(OneValueSpec, Feature):
             )
         super().__post_init__()
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return _RawReader(name, self)
 
-    def stored(self, value: object) -> object:
+    def _stored(self, value: object) -> object:
         """A tensor, an array or nested lists of numbers as bytes; bytes, or a list of them, are
         stored already.
         """
@@ -248,7 +248,7 @@ class RawTensor(OneValueSpec, Feature):
         row_bytes = math.prod(size for size in row if size != -1) * self.dtype.itemsize
         exact = None if -1 in row else row_bytes
         reserve(len(strings) * (self.fixed_length or 0))  # many empty strings may be filled up
-        parts = [self._stored(part, exact) for part in strings]
+        parts = [self._inflated(part, exact) for part in strings]
         # Without strings there is still a length, for the shape's sake.
         length = len(parts[0]) if parts else self.fixed_length or exact or 0
         other = next((number for number, part in enumerate(parts) if len(part) != length), None)
@@ -269,7 +269,7 @@ class RawTensor(OneValueSpec, Feature):
             data if self.little_endian else _turned(data, self.dtype), self.dtype, shape
         )
 
-    def _stored(self, data: memoryview, exact: int | None) -> bytes | memoryview:
+    def _inflated(self, data: memoryview, exact: int | None) -> bytes | memoryview:
         """The bytes of a string: decompressed, and cut or filled up."""
         found: bytes | memoryview = data
         if self.compression is not None:

@@ -178,7 +178,7 @@ class Source(Feature):
         if self.key is not None:
             raise ValueError("key is not supported by Source: nothing is read from the record")
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Raise ValueError: there is nothing to read."""
         raise ValueError(
             f"Source for {name!r}: the bytes of a record do not say which file they are from; expected it in the "
@@ -186,11 +186,11 @@ class Source(Feature):
             "SequenceFeatures there"
         )
 
-    def context_reader(self, name: str) -> Reader:
+    def _context_reader(self, name: str) -> Reader:
         """Raise ValueError, as `reader`."""
-        return self.reader(name)
+        return self._reader(name)
 
-    def column(self, places: Sequence[RecordPlace]) -> Value:
+    def _column(self, places: Sequence[RecordPlace]) -> Value:
         """The batch's column."""
         columns = {
             "path": [place.path for place in places],
@@ -200,7 +200,7 @@ class Source(Feature):
         }
         return columns if self.what is None else columns[self.what]
 
-    def value(self, place: RecordPlace) -> Value:
+    def _value(self, place: RecordPlace) -> Value:
         """The value of one sample."""
         values = {
             "path": place.path,

@@ -81,7 +81,7 @@ class SparseFeature(Feature):
         object.__setattr__(self, "index_key", keys)
         object.__setattr__(self, "size", size)
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         return _SparseReader(name, self)
 

@@ -131,7 +131,7 @@ class _FilteringReader(_Reader):
         if not is_scalar or getattr(spec, "default_value", None) is not None:
             return self._dataset
         try:
-            self._dataset._kept(spec.key_of(name))  # without it, all records would be read here
+            self._dataset._kept(spec._key_of(name))  # without it, all records would be read here
             return self._dataset.where(name, value)
         except (IndexMismatchError, TypeError):  # not kept, or of another type
             return self._dataset

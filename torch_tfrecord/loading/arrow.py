@@ -250,14 +250,14 @@ class _Missing(Feature):
     spec: Feature
     name: str
 
-    def reader(self, name: str, *, pads: bool = False) -> Reader:
-        return _MissingReader(self.spec.reader(self.name))
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
+        return _MissingReader(self.spec._reader(self.name))
 
-    def context_reader(self, name: str) -> Reader:
-        return _MissingReader(self.spec.context_reader(self.name))
+    def _context_reader(self, name: str) -> Reader:
+        return _MissingReader(self.spec._context_reader(self.name))
 
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        return _MissingSteps(self.spec.step_reader(self.name).step_wants[0])
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        return _MissingSteps(self.spec._step_reader(self.name).step_wants[0])
 
 
 class _MissingReader:

@@ -314,7 +314,7 @@ class BatchParser:
             return sample
         place = where()
         return self._complete(
-            sample, {name: spec.value(place) for name, spec in self._sources.items()}
+            sample, {name: spec._value(place) for name, spec in self._sources.items()}
         )
 
     def batches(
@@ -336,7 +336,7 @@ class BatchParser:
         for number, (begin, end) in enumerate(ends if self._sources else []):
             # Once for all of them: a place is looked up in the index.
             places = [*map(place, range(begin, end))]
-            columns = {name: spec.column(places) for name, spec in self._sources.items()}
+            columns = {name: spec._column(places) for name, spec in self._sources.items()}
             found[number] = self._complete(found[number], columns)
         return [
             _batch(columns, end - begin) for columns, (begin, end) in zip(found, ends, strict=True)

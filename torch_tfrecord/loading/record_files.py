@@ -125,8 +125,8 @@ class RecordFiles:
             begin = 0
             for index in indexes:
                 # the records go into the table: 16 bytes for each
-                facts.append(index.without_records())
-                self.damaged += [begin + number for number in index.damaged or ()]
+                facts.append(index._without_records())
+                self.damaged += [begin + number for number in index._damaged or ()]
                 begin += len(index)
                 yield index
 
@@ -161,7 +161,7 @@ class RecordFiles:
         if name not in self._columns:
             parts = []
             for file, path in enumerate(self._paths):
-                kept = self.facts(file).find_kept(self.access)
+                kept = self.facts(file)._find_kept(self.access)
                 if name not in kept:
                     raise NotKeptError(
                         f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
@@ -271,7 +271,7 @@ class RecordFiles:
             return source  # its first bytes were checked when the index was accepted
         if threading.current_thread() is threading.main_thread():
             self.warn()
-        size, points = int(self.table.file_bytes[file]), index.seek_points(self.access)
+        size, points = int(self.table.file_bytes[file]), index._seek_points(self.access)
         return InflatedFile(source, index.compression_type, size, points, self._stretches, file)
 
 

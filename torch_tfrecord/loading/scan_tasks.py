@@ -181,7 +181,7 @@ class ScanTask:
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
             return read_ahead(source, last)
-        points = index.seek_points(access)
+        points = index._seek_points(access)
         return InflatedFile(source, index.compression_type, last, points, stretches, file)
 
 

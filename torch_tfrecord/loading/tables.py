@@ -156,7 +156,7 @@ class TableDataset(StagedDataset):
     def _searched(self, name: str) -> KeptColumn:
         """The column that is kept, or else read."""
         features = self.features if isinstance(self.features, Mapping) else {}
-        key: str = features[name].key_of(name) if name in features else name
+        key: str = features[name]._key_of(name) if name in features else name
         try:
             column = self._kept(key)
         except NotKeptError:

@@ -79,10 +79,10 @@ class ListValues(NamedTuple):
 class WritableSpec(Protocol):
     """What encoding asks of a feature spec."""
 
-    def key_of(self, name: str) -> str:
+    def _key_of(self, name: str) -> str:
         """The key in the record, given the name of the output."""
 
-    def encoder(self, name: str) -> Callable[[object], ListValues | None]:
+    def _encoder(self, name: str) -> Callable[[object], ListValues | None]:
         """Build what turns a row's value into the values that the spec reads back; None where the
         record lacks them.
         """
@@ -107,12 +107,12 @@ class RowEncoder:
         if features is not None:
             _check_mapping(features, "features")
             for name, spec in features.items():
-                if not hasattr(spec, "encoder"):
+                if not hasattr(spec, "_encoder"):
                     raise TypeError(
                         f"feature {name!r}: expected a spec, such as VarLenFeature(bytes), got {spec!r}"
                     )
             self._encoders = {
-                name: (spec.key_of(name), spec.encoder(name)) for name, spec in features.items()
+                name: (spec._key_of(name), spec._encoder(name)) for name, spec in features.items()
             }
             # Two values for one key: the second would silently replace the first.
             keys = [key for key, _ in self._encoders.values()]

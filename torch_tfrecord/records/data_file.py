@@ -46,7 +46,7 @@ class ArrayRecordIndex:
 
     def check_fresh(self, source: LocalFile) -> None:
         """Raise IndexMismatchError unless the file is still the same."""
-        RecordIndex.bare(self.file_size, "", self.mtime_ns, self.fingerprint).check_fresh(source)
+        RecordIndex._bare(self.file_size, "", self.mtime_ns, self.fingerprint).check_fresh(source)
 
 
 def array_record_indexes(paths: Sequence[str]) -> list[ArrayRecordIndex]:

@@ -111,12 +111,13 @@ class RecordIndex:
     fingerprint: int | None = None
     etag: str | None = None
     # Where a compressed file can be entered; None where that is not known, or was not read.
-    points: SeekPoints | None = None
-    kept_at: str | _KeptExtra | None = None  # the index file that has them
+    _points: SeekPoints | None = field(default=None, repr=False)
+    # The index file that has them.
+    _kept_at: str | _KeptExtra | None = field(default=None, repr=False)
     # The columns; those of an index file are read when they are asked for.
-    kept: KeptColumns = field(default_factory=dict, repr=False)
+    _kept: KeptColumns = field(default_factory=dict, repr=False)
     # Numbers of the entries that are no records, but what lies between two: see `index_source`.
-    damaged: tuple[int, ...] | None = None
+    _damaged: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
@@ -154,17 +155,17 @@ class RecordIndex:
             self.etag,
         )
 
-    def seek_points(self, access: Access = DEFAULT_ACCESS) -> SeekPoints | None:
+    def _seek_points(self, access: Access = DEFAULT_ACCESS) -> SeekPoints | None:
         """Where the compressed file can be entered; read from the index file if need be.
 
         Returns:
             None where that is not known, since the index file is not there any more or is another
             one: then the file is decompressed from its beginning.
         """
-        if self.points is not None or self.kept_at is None or not self.compression_type:
-            return self.points
+        if self._points is not None or self._kept_at is None or not self.compression_type:
+            return self._points
         try:
-            kept = self._kept_index(access).kept_at
+            kept = self._kept_index(access)._kept_at
             return kept.read_points(self.file_size) if isinstance(kept, _KeptExtra) else None
         except (OSError, IndexMismatchError):
             return None
@@ -172,25 +173,25 @@ class RecordIndex:
     @property
     def columns(self) -> Mapping[str, npt.NDArray[Any]]:
         """See the class."""
-        return {name: column.array() for name, column in self.kept.items()}
+        return {name: column.array() for name, column in self._kept.items()}
 
-    def find_kept(self, access: Access = DEFAULT_ACCESS) -> KeptColumns:
-        """`kept`, from the index file if it was not read."""
-        if self.kept or not isinstance(self.kept_at, str):
-            return self.kept
+    def _find_kept(self, access: Access = DEFAULT_ACCESS) -> KeptColumns:
+        """`_kept`, from the index file if it was not read."""
+        if self._kept or not isinstance(self._kept_at, str):
+            return self._kept
         try:
-            return self._kept_index(access).kept
+            return self._kept_index(access)._kept
         except (OSError, IndexMismatchError):
             return {}
 
     def _kept_index(self, access: Access) -> RecordIndex:
-        """This index, or the one in the index file that `kept_at` names."""
-        if not isinstance(self.kept_at, str):
+        """This index, or the one in the index file that `_kept_at` names."""
+        if not isinstance(self._kept_at, str):
             return self
-        found = _load(self.kept_at, None, access)
+        found = _load(self._kept_at, None, access)
         facts = attrgetter("file_size", "compression_type", "fingerprint")
         if facts(found) != facts(self):
-            raise IndexMismatchError("expected the index of this file", path=self.kept_at)
+            raise IndexMismatchError("expected the index of this file", path=self._kept_at)
         return found
 
     def check_fresh(self, source: FileSource) -> None:
@@ -228,27 +229,27 @@ class RecordIndex:
             and source.mtime_ns != self.mtime_ns
         )
 
-    def of_version(self, source: FileSource) -> RecordIndex:
+    def _of_version(self, source: FileSource) -> RecordIndex:
         """The same index, which `check_fresh` has passed, with the file's time and ETag as they are
         now.
         """
         if (self.etag, self.mtime_ns) == (source.etag, source.mtime_ns):
             return self
-        return self.with_facts(etag=source.etag, mtime_ns=source.mtime_ns)
+        return self._with_facts(etag=source.etag, mtime_ns=source.mtime_ns)
 
-    def with_facts(self, **facts: object) -> RecordIndex:
+    def _with_facts(self, **facts: object) -> RecordIndex:
         """The same index with other attributes, which are not checked again."""
         same = copy.copy(self)
         for name, value in facts.items():
             object.__setattr__(same, name, value)
         return same
 
-    def without_records(self) -> RecordIndex:
+    def _without_records(self) -> RecordIndex:
         """What `check_fresh` needs alone: an index whose arrays are empty."""
-        return self.with_facts(offsets=_NO_RECORDS, lengths=_NO_RECORDS)
+        return self._with_facts(offsets=_NO_RECORDS, lengths=_NO_RECORDS)
 
     @classmethod
-    def bare(
+    def _bare(
         cls,
         file_size: int,
         compression_type: str = "",
@@ -256,9 +257,9 @@ class RecordIndex:
         fingerprint: int | None = None,
         etag: str | None = None,
     ) -> RecordIndex:
-        """Like `without_records`: an index of a file of which only this is known here."""
+        """Like `_without_records`: an index of a file of which only this is known here."""
         empty = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
-        return empty.with_facts(file_size=file_size)
+        return empty._with_facts(file_size=file_size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
@@ -284,11 +285,11 @@ class RecordIndex:
             "fingerprint": "" if self.fingerprint is None else str(self.fingerprint),
             "etag": self.etag or "",
         }
-        points = b"" if self.points is None else self.points.to_bytes()
-        metadata["num_points"] = str(0 if self.points is None else len(self.points))
+        points = b"" if self._points is None else self._points.to_bytes()
+        metadata["num_points"] = str(0 if self._points is None else len(self._points))
         metadata["points_bytes"] = str(len(points))
         metadata["points_checksum"] = f"{crc32c(points):08x}"
-        metadata["columns"], columns = pack_columns(self.kept)
+        metadata["columns"], columns = pack_columns(self._kept)
         arrays = {"offsets": self.offsets, "lengths": self.lengths}
         return pack(
             _FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
@@ -436,14 +437,14 @@ def index_source(
     all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
     if not skipped:
         kept = {} if reader is None else reader.columns()
-        return RecordIndex(all_offsets, all_lengths, *facts, finder.points(), kept=kept)
+        return RecordIndex(all_offsets, all_lengths, *facts, finder.points(), _kept=kept)
     begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
     numbers = np.searchsorted(all_offsets, begins)
-    return RecordIndex.bare(*facts).with_facts(
+    return RecordIndex._bare(*facts)._with_facts(
         offsets=np.insert(all_offsets, numbers, begins),
         lengths=np.insert(all_lengths, numbers, ends - begins - OVERHEAD_BYTES),
-        points=finder.points(),
-        damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
+        _points=finder.points(),
+        _damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
     )
 
 
@@ -524,8 +525,8 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
             stored_number(metadata["mtime_ns"], "mtime_ns"),
             stored_number(fingerprint, "fingerprint") if fingerprint else None,
             metadata["etag"] or None,
-            kept_at=extra,
-            kept=_stored_columns(extra, metadata["columns"], len(found.arrays["offsets"])),
+            _kept_at=extra,
+            _kept=_stored_columns(extra, metadata["columns"], len(found.arrays["offsets"])),
         )
     except IndexMismatchError as error:
         error.locate(path=path)
@@ -597,7 +598,7 @@ def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> 
             "got a file of another",
             path=data.path,
         )
-    return index.of_version(data) if is_remote(data.path) else index
+    return index._of_version(data) if is_remote(data.path) else index
 
 
 def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -344,7 +344,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         kept = self._kept(data)
         found, _ = self._load(kept, index_paths(data.path, self._index_dir))
         with contextlib.suppress(OSError, IndexMismatchError):  # a column is damaged
-            index = index.with_facts(kept={**(found.kept if found else {}), **index.kept})
+            index = index._with_facts(_kept={**(found._kept if found else {}), **index._kept})
         self._written(kept, index.to_bytes())
 
     def _kept(self, data: FileSource) -> Kept[RecordIndex]:
@@ -398,7 +398,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
 
 def _content(index: RecordIndex) -> bytes:
-    return index.to_bytes() if index.damaged is None else b""
+    return index.to_bytes() if index._damaged is None else b""
 
 
 def _in_own_order(paths: Sequence[str]) -> Iterator[str]:

@@ -98,7 +98,7 @@ class ShardRow(NamedTuple):
 
 def shard_row(index: RecordIndex) -> ShardRow:
     """The row of a shard."""
-    return ShardRow(index.without_records(), _shorten(index.lengths))
+    return ShardRow(index._without_records(), _shorten(index.lengths))
 
 
 def _shorten(lengths: _Integers) -> npt.NDArray[np.integer[Any]]:
@@ -277,7 +277,7 @@ class Manifest:
     def facts(self, shard: int) -> RecordIndex:
         """The index of a shard without records, to compare with its file."""
         fingerprint = self.fingerprints.item(shard)
-        return RecordIndex.bare(
+        return RecordIndex._bare(
             self.file_sizes.item(shard),
             COMPRESSION_TYPES[self.compression.item(shard)],
             self.mtimes_ns.item(shard),

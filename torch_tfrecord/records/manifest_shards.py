@@ -106,10 +106,10 @@ class ManifestShards:
     def __getitem__(self, file: int) -> RecordIndex:
         """What a file is held against when it is opened; without records."""
         facts = self._manifest.facts(self._rows.item(file))
-        facts = facts.with_facts(kept_at=sidecar_path(self.files[file]))
+        facts = facts._with_facts(_kept_at=sidecar_path(self.files[file]))
         if self._mtimes is None:
             return facts
-        return facts.with_facts(mtime_ns=self._mtimes.item(file))
+        return facts._with_facts(mtime_ns=self._mtimes.item(file))
 
     def __getstate__(self) -> dict[str, object]:
         is_all = is_range(self._rows, len(self._manifest))
@@ -393,7 +393,7 @@ def write_manifest(
         # The version is that of the file as it was opened before it was indexed: what changes in
         # between is stale at once, and never trusted.
         new = shard_row(keeper.index(source))
-        return new._replace(facts=new.facts.of_version(source)), True
+        return new._replace(facts=new.facts._of_version(source)), True
 
     found = list(
         ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0)
@@ -433,8 +433,8 @@ class _KnownShard(NamedTuple):
             if facts.fingerprint is None:
                 return None
             source = open_file(path, access, info)
-            facts.with_facts(mtime_ns=0).check_fresh(source)  # a copy has another time
-            return facts.of_version(source)
+            facts._with_facts(mtime_ns=0).check_fresh(source)  # a copy has another time
+            return facts._of_version(source)
         except (OSError, IndexMismatchError):
             return None
 

@@ -93,7 +93,7 @@ class EpisodeStore:
         transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 32 << 20,
+        episode_bytes: int = 32 << 20,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.info = info_of(directory, storage_options, None if are_specs(features) else features)
@@ -121,7 +121,7 @@ class EpisodeStore:
         self.num_steps: npt.NDArray[np.int64] = np.concatenate(
             [item.num_steps for item in episodes]
         )[np.asarray(files.positions, dtype=np.int64)]
-        self._cache: ProcessCache[Episode] = ProcessCache(cache_bytes, attrgetter("num_bytes"))
+        self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
 
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
         self._leaves = choose_leaves(list_leaves(self.info.features), features)

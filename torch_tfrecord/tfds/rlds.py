@@ -164,7 +164,7 @@ class RLDSEpisodes(EpisodeDataset):
             decode_images=decode_images,
             index=index,
             index_dir=index_dir,
-            cache_bytes=0,
+            episode_bytes=0,
             storage_options=storage_options,
         )
         self._transform = transform
@@ -264,7 +264,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
             samples of the episode.
         index: See `TFRecordDataset`.
         index_dir: See `TFRecordDataset`.
-        cache_bytes: Memory limit, in each process, for the columns of recently read episodes.
+        episode_bytes: Memory limit, in each process, for the columns of recently read episodes.
             Frames are not cached.
         max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
         storage_options: See `load`.
@@ -304,14 +304,14 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 32 << 20,
+        episode_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
         # Before any file is opened.
-        integer("cache_bytes", cache_bytes)
+        integer("episode_bytes", episode_bytes)
         check_max_batch_bytes(max_batch_bytes)
         if not isinstance(goals, (UniformGoals, type(None))):
             raise TypeError(f"goals must be a tfds.UniformGoals or None, got {shown_value(goals)}")
@@ -324,7 +324,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
             transform=episode_transform,
             index=index,
             index_dir=index_dir,
-            cache_bytes=cache_bytes,
+            episode_bytes=episode_bytes,
             storage_options=storage_options,
         )
         self._transform = step_transform

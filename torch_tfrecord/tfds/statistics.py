@@ -118,7 +118,7 @@ def dataset_statistics(
         transform=episode_transform,
         index=index,
         index_dir=index_dir,
-        cache_bytes=0,
+        episode_bytes=0,
     )
     there = [
         "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
