@@ -9,18 +9,35 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from index_tools._terminal import Verb, add_json
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordWriter,
+    decode_image,
+    encode_image,
+    make_dataloader,
+)
 from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
+from torch_tfrecord.errors import optional_import
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.backends import (
     TORCHCODEC_PIP,
     torchcodec_decoders,
 )
-from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install
+from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install, optional_module
 from torch_tfrecord.shared_memory import WorkerMemory
 
 __all__ = ["DOCTOR", "installation_report"]
@@ -60,7 +77,8 @@ _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew ins
 
 def _run(as_json: bool) -> int:
     if as_json:
-        print(json.dumps({**_sections(), "Missing": _remedies()}))
+        sections = _sections()
+        print(json.dumps({**sections, "Missing": _remedies(sections)}))
     else:
         print(installation_report())
     return 0
@@ -73,7 +91,7 @@ def installation_report() -> str:
     """Report in plain text what runs compiled, what decodes, how workers send batches, and what is
     missing.
 
-    Starts one DataLoader worker to see whether it can share memory.
+    Decodes a region, reads ranges of a file and by obstore, and starts DataLoader workers.
 
     Returns:
         Lines to read; their form may change. The last part says how to get what is missing.
@@ -88,17 +106,20 @@ def installation_report() -> str:
     """
     head = f"torch_tfrecord {_version('torch-tfrecord')}, Python {platform.python_version()}, "
     lines = [head + f"{platform.system()} {platform.machine()}"]
-    for title, rows in _sections().items():
+    sections = _sections()
+    for title, rows in sections.items():
         lines += ["", title, *(f"  {name:<11}  {text}" for name, text in rows.items())]
-    missing = [f"  {remedy}" for remedy in _remedies()]
+    missing = [f"  {remedy}" for remedy in _remedies(sections)]
     lines += ["", "Missing", *missing] if missing else ["", "Nothing is missing."]
     return "\n".join(lines)
 
 
 def _sections() -> dict[str, dict[str, str]]:
+    tried = {name: _tried(trial) for name, trial in _TRIALS.items()}
     return {
         "Compiled core": {name: _part(name) for name in _PARTS},
-        "Images": _image_rows(),
+        "Tried out": tried,
+        "Images": _image_rows(not tried.get("region", "").startswith(_FAILS)),
         "Sounds and videos": {
             "WAV": "this package (PCM and float samples, not resampled)",
             "others": _media(),
@@ -108,8 +129,10 @@ def _sections() -> dict[str, dict[str, str]]:
     }
 
 
-def _remedies() -> list[str]:
-    remedies = [*map(_remedy, _PARTS)]
+def _remedies(sections: dict[str, dict[str, str]]) -> list[str]:
+    tried = sections["Tried out"].items()
+    remedies = [f"{name}: it {text}" for name, text in tried if text.startswith(_FAILS)]
+    remedies += map(_remedy, _PARTS)
     if torchcodec_decoders() is None:
         remedies.append(f"torchcodec: {TORCHCODEC_PIP}")
     # one compiler is the remedy of several parts
@@ -135,10 +158,10 @@ def _remedy(name: str) -> str:
     return f"Compiled core: install a C compiler, then {how_to_install()}." if is_available else ""
 
 
-def _image_rows() -> dict[str, str]:
+def _image_rows(works: bool) -> dict[str, str]:
     torchcodec = torchcodec_decoders()
     whole = "torchcodec" if torchcodec else "Pillow"
-    is_compiled = fallback_reason("jpeg") is None
+    is_compiled = works and fallback_reason("jpeg") is None
     return {
         "JPEG": f"libjpeg-turbo in batches of one size, else {whole}" if is_compiled else whole,
         "JPEG crops": (
@@ -193,6 +216,89 @@ def _worker() -> str:
         obstacle = f"a worker could not be started ({reason})"
     how = f"by PyTorch itself, with a copy: {obstacle}"
     return f"sent {how if obstacle else 'through shared memory, without a copy'}"
+
+
+# Tried out, each with its time: what loads may still fail when it is used.
+
+_FAILS = "fails"
+_BYTES = bytes(range(256)) * 4096
+
+
+def _tried(trial: Callable[[], str]) -> str:
+    began = time.perf_counter()
+    try:
+        found = trial()
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        return f"{_FAILS}: {type(error).__name__}: {reason}"
+    if found.startswith("not "):
+        return found
+    return f"{found}, in {(time.perf_counter() - began) * 1000:.1f} ms"
+
+
+def _region() -> str:
+    picture = (
+        torch.arange(64 * 64 * 3, dtype=torch.int64).reshape(3, 64, 64).div(48).to(torch.uint8)
+    )
+    data, out = encode_image(picture, "jpeg"), np.empty((16, 24, 3), np.uint8)
+    whole = decode_image(data)[:, 8:24, 16:40].permute(1, 2, 0).numpy()
+    native = optional_module("jpeg")
+    if native is None:
+        return "the whole picture was decoded for 16 x 24 pixels"
+    if not native.read_region(data, 64, 64, 8, 16, out) or abs(out - whole.astype(int)).max() > 2:
+        raise ValueError("expected the pixels of the whole picture, got others")
+    return "libjpeg-turbo decoded 16 x 24 of 64 x 64 pixels"
+
+
+def _range() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        path.write_bytes(_BYTES)
+        return _checked(open_file(str(path)).read(4096, 1000))
+
+
+def _client() -> str:
+    module: Any = optional_import("obstore.store", "")
+    if module is None:
+        return "not available (optional): pip install 'torch-tfrecord[remote]'"
+    store = module.MemoryStore()
+    store.put("file", _BYTES)
+    return f"{_checked(store.get_range('file', start=1000, length=4096))} by obstore"
+
+
+def _checked(data: object) -> str:
+    if bytes(cast("bytes", data)) != _BYTES[1000:5096]:
+        raise ValueError("expected the bytes of the file, got others")
+    return f"4,096 of {len(_BYTES):,} bytes read"
+
+
+def _forked_worker() -> str:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # Python's, of forks of processes with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        values = np.arange(1 << 18, dtype=np.float32)
+        path = Path(folder, "doctor.tfrecord")
+        with TFRecordWriter(path) as writer:
+            writer.write({"x": values})
+        dataset = TFRecordDataset(
+            path, {"x": FixedLenFeature((len(values),), torch.float32)}, index="memory"
+        )
+        loader = make_dataloader(
+            dataset,
+            1,
+            seed=0,
+            num_workers=1,
+            multiprocessing_context="fork",
+            timeout=_WORKER_SECONDS,
+        )
+        (batch,) = loader
+    if not np.array_equal(batch["x"][0].numpy(), values):
+        raise ValueError("expected the values of the batch, got others")
+    how = "by PyTorch itself" if batch["x"].is_shared() else "through shared memory"
+    return f"a forked worker read a record and sent {values.nbytes:,} bytes {how}"
+
+
+_TRIALS = {"region": _region, "range": _range, "worker": _forked_worker, "client": _client}
 
 
 def _version(package: str) -> str:

@@ -1,11 +1,14 @@
 """What `tfrecord doctor` says, with and without the compiled core and the image libraries."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import random
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +43,8 @@ def backends(monkeypatch):
 
     def choose(*names):
         found = object() if "torchcodec" in names else None
+        # they take most of a second: tried below
+        monkeypatch.setattr(doctor, "_TRIALS", {"region": lambda: "decoded"})
         monkeypatch.setattr(doctor, "torchcodec_decoders", lambda: found)
 
     return choose
@@ -269,8 +274,78 @@ def test_the_command_prints_the_report(pure, tmp_path):
         cwd=tmp_path,
     )
     with pure_python(pure == "1"):
-        assert done.stdout == doctor.installation_report() + "\n"
+        report = doctor.installation_report() + "\n"
+    times = re.compile(r"\d+\.\d ms")
+    assert times.sub("", done.stdout) == times.sub("", report)
     assert done.stderr == ""
+
+
+@NEEDS_ALL
+@pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="needs obstore")
+def test_what_is_tried_out():
+    rows = sections(doctor.installation_report())["Tried out"]
+    found = [re.sub(r"\d+\.\d ms$", "_ ms", row) for row in rows]
+    assert found == [
+        "  region       libjpeg-turbo decoded 16 x 24 of 64 x 64 pixels, in _ ms",
+        "  range        4,096 of 1,048,576 bytes read, in _ ms",
+        "  worker       a forked worker read a record and sent 1,048,576 bytes through shared memory, in _ ms",
+        "  client       4,096 of 1,048,576 bytes read by obstore, in _ ms",
+    ]
+
+
+def _raise(*arguments, **options):
+    raise RuntimeError("Wrong JPEG library version: library is 62, caller expects 80\nand more")
+
+
+def _other_pixels(data, height, width, top, left, out):
+    out[:] = 7
+    return True
+
+
+REASON = "fails: RuntimeError: Wrong JPEG library version: library is 62, caller expects 80"
+BROKEN = {
+    "region": ("region", "optional_module", lambda _: SimpleNamespace(read_region=_raise), REASON),
+    "other pixels": (
+        "region",
+        "optional_module",
+        lambda _: SimpleNamespace(read_region=_other_pixels),
+        "fails: ValueError: expected the pixels of the whole picture, got others",
+    ),
+    "range": ("range", "open_file", _raise, REASON),
+    "other bytes": (
+        "range",
+        "open_file",
+        lambda _: SimpleNamespace(read=lambda num_bytes, offset: b"others"),
+        "fails: ValueError: expected the bytes of the file, got others",
+    ),
+    "client": (
+        "client",
+        "optional_import",
+        lambda *_: SimpleNamespace(MemoryStore=_raise),
+        REASON,
+    ),
+    "worker": ("worker", "make_dataloader", _raise, REASON),
+    "no client": (
+        "client",
+        "optional_import",
+        lambda *_: None,
+        "not available (optional): pip install 'torch-tfrecord[remote]'",
+    ),
+}
+
+
+@NEEDS_ALL
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_loads_but_does_not_work(case, monkeypatch):
+    trial, name, double, text = BROKEN[case]
+    monkeypatch.setattr(doctor, "_TRIALS", {trial: doctor._TRIALS[trial]})
+    monkeypatch.setattr(doctor, name, double)
+    monkeypatch.setattr(doctor, "torchcodec_decoders", object)
+    report = sections(doctor.installation_report())
+    assert report["Tried out"] == [f"  {trial:<11}  {text}"]
+    crops = "none: torchcodec decodes the whole image" if trial == "region" else "libjpeg-turbo"
+    assert report["Images"][1] == f"  JPEG crops   {crops}"
+    assert report.get("Missing", []) == ([f"  {trial}: it {text}"] if "fails" in text else [])
 
 
 def test_the_verb(capsys, monkeypatch):
