@@ -3,6 +3,7 @@
 import itertools
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,6 +276,14 @@ def test_nothing_cannot_be_repeated(stop):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(3))
+
+
+def test_paths_are_refused():
+    for wrong in (["data/train-*"], "data/train-*", {"a": [1], "b": b"data"}, [Path("x"), [1]]):
+        with pytest.raises(
+            TypeError, match=r"got (str|bytes|PosixPath): read its files with TFRec"
+        ):
+            Mixture(wrong)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,11 @@ def test_values(value, decoded):
         ([1, [2]], TypeError, "mixed types in one list: int, list"),
         ([[1], [2.0]], TypeError, "mixed types in one list: it holds float_list and int64_list"),
         (np.array([1, "a"], dtype=object), TypeError, "mixed types in one list: int, str"),
+        ([2**24 + 1, 0.5], ValueError, "expected integers among floats that float32 holds, got 16777217, which it would"),
+        ([[0.5, 2**53 + 1], [1, 2]], ValueError, "got 9007199254740993, which it would round"),
+        ([np.int64(2**63 - 1), 0.5], ValueError, "got 9223372036854775807, which it would round"),
+        (np.array([0.5, -(2**24) - 1], dtype=object), ValueError, "got -16777217, which it would round"),
+        ([2**200, 0.5], ValueError, "a finite float is outside float32"),
         ([], ValueError, "an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64)"),
         ((), ValueError, "an empty list has no type"),
         ([[], []], ValueError, "an empty list has no type"),
@@ -444,6 +449,30 @@ def test_integers_among_floats_are_floats():
     decoded = decode_example(encode_example({"box": [0, 0.5, 1]}))
     assert decoded["box"].dtype == np.float32
     assert decoded["box"].tolist() == [0.0, 0.5, 1.0]
+    exact = [2**24, 2**60, -(2**24) - 2, 0.1]  # a float is rounded
+    assert decode_example(encode_example({"x": exact}))["x"].tolist() == [
+        *exact[:3],
+        float(np.float32(0.1)),
+    ]
+
+
+def test_what_decode_gives_encode_takes():
+    kinds = {
+        "ints": [1, -(2**63)],
+        "floats": [0.5, float("nan")],
+        "bytes": [b"", b"\xff"],
+        "no ints": np.zeros(0, np.int64),
+        "no floats": np.zeros(0, np.float32),
+    }
+    record = encode_example(kinds)
+    assert encode_example(decode_example(record)) == record
+    bare = Example()
+    bare.features.feature["x"].SetInParent()
+    # neither says its kind any more
+    for unknown in (bare.SerializeToString(), encode_example({"x": np.zeros(0, np.bytes_)})):
+        assert decode_example(unknown) == {"x": []}
+        with pytest.raises(ValueError, match="feature 'x': an empty list has no type"):
+            encode_example(decode_example(unknown))
 
 
 @pytest.mark.slow

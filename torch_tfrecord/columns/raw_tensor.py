@@ -215,7 +215,12 @@ class RawTensor(OneValueSpec, Feature):
             isinstance(value, (list, tuple)) and all(isinstance(v, bytes) for v in value)
         ):
             return value
-        tensor = torch.as_tensor(value)
+        try:
+            tensor = torch.as_tensor(value)
+        except RuntimeError as error:  # of an object, None in a list, an integer beyond int64
+            raise TypeError(
+                f"expected a tensor, an array, nested lists of numbers, or bytes, got {type(value).__name__}: {error}"
+            ) from error
         if isinstance(value, (list, tuple)):  # whose numbers have no dtype
             narrow = tensor.to(self.dtype)
             tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor

@@ -96,11 +96,11 @@ class Mixture(HintsOfDataset, Dataset[Any]):
     Raises:
         ValueError: There are no datasets, weights or choices do not fit them, or a dataset that
             must be repeated is empty.
-        TypeError: A dataset has no length and positions (a stream), or you ask for the ``len`` of a
+        TypeError: A dataset is a path, or has no length and positions (a stream), or you ask for the ``len`` of a
             mixture that never stops.
 
     Example:
-        >>> mixture = Mixture(["abcdef", "12"], weights=[3, 1], shuffle=False)
+        >>> mixture = Mixture([[*"abcdef"], [*"12"]], weights=[3, 1], shuffle=False)
         >>> "".join(mixture[position] for position in range(len(mixture)))
         'a1bc2def'
     """
@@ -176,7 +176,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
             TypeError: The position is not an integer.
 
         Example:
-            >>> mixture = Mixture(["abcdefgh", "12345678"], shuffle=False)
+            >>> mixture = Mixture([[*"abcdefgh"], [*"12345678"]], shuffle=False)
             >>> "".join(mixture)
             'a1b23cd45ef67g8h'
             >>> mixture.set_weights([3, 1], from_position=6)
@@ -350,7 +350,9 @@ class Mixture(HintsOfDataset, Dataset[Any]):
 
 def _size(dataset: Any) -> int:
     has_positions = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    if isinstance(dataset, IterableDataset) or not (has_positions and hasattr(dataset, "__len__")):
+    if isinstance(dataset, (IterableDataset, str, bytes)) or not (
+        has_positions and hasattr(dataset, "__len__")
+    ):
         raise TypeError(
             f"datasets: expected datasets with a length and ds[i], got {type(dataset).__name__}: read its files "
             "with TFRecordDataset, or put its samples into a list"

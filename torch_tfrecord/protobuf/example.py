@@ -180,9 +180,9 @@ def encode_example(
             kinds; or a spec cannot be written by: `SparseFeature`, partitions, or a `RawTensor`
             whose shape is in other features.
         ValueError: An empty list has no type (use an empty typed array), an integer is outside
-            int64, a finite float is outside float32, nested lists have different lengths, or text
-            is not valid Unicode. With ``features``: a name is not among them, a value is required
-            but missing, or the spec would not read the value back.
+            int64, one among floats is no float32, a finite float is outside float32, nested lists
+            have different lengths, or text is not valid Unicode. With ``features``: a name is not
+            among them, a value is required but missing, or the spec would not read the value back.
 
     Example:
         >>> encode_example({"a": 1}).hex()
@@ -237,7 +237,9 @@ def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Valu
     Returns:
         All keys of the record, sorted: an int64_list as a 1-D int64 array, a float_list as a 1-D
         float32 array (bit for bit), a bytes_list as a list of bytes. A feature whose kind is not
-        set is an empty list, so that no key is lost. The arrays are writable and own their memory.
+        set is an empty list, so that no key is lost. `encode_example` makes the same record of
+        them, but refuses an empty list, which may be of any kind. The arrays are writable and own
+        their memory.
 
     Raises:
         ParseError: The bytes are not an Example.
@@ -446,7 +448,7 @@ def _int_leaves(values: Sequence[Any]) -> list[int]:
 def _float_leaves(values: Sequence[object]) -> bytes:
     try:
         return struct.pack(f"<{len(values)}f", *values)
-    except OverflowError as error:
+    except (OverflowError, struct.error) as error:
         raise ValueError("a finite float is outside float32, which a float_list holds") from error
 
 
@@ -477,6 +479,13 @@ def _sort_out_list(values: Sequence[object]) -> ListValues:
         return _join([list_values(value) for value in values])
     if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
         kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
+        stored = np.frombuffer(_float_leaves(values), "<f4").tolist()
+        for value, found in zip(values, stored, strict=True):
+            if _kind_of(type(value)) == "int64_list" and int(value) != found:  # type: ignore[call-overload]
+                raise ValueError(
+                    f"expected integers among floats that float32 holds, got {value}, which it would round: write "
+                    "the integers under a key of their own"
+                )
     if len(kinds) > 1:
         names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
         raise TypeError(
