@@ -751,7 +751,6 @@ def test_features_and_public_names(folder):
     assert public == {
         "features",
         "files",
-        "iter_epoch",
         "load_state_dict",
         "report",
         "set_epoch",

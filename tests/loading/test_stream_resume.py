@@ -375,9 +375,3 @@ def test_strict(files, tmp_path):
         ValueError, match=r"expected a place of a stream of 4 pieces .*, got next_piece=99"
     ):
         wrong.load_state_dict({**state, "next_piece": 99})
-
-
-def test_an_epoch_of_its_own(files):
-    ds = stream(files, shuffle=True)
-    ds.set_epoch(4)
-    assert ids(ds.iter_epoch(2)) != ids(ds) == ids(ds.iter_epoch(4))

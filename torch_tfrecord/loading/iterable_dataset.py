@@ -214,12 +214,6 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             "a stream has no positions, only an order: TFRecordDataset reads records by position"
         )
 
-    def iter_epoch(self, epoch: int) -> Iterator[Batch]:
-        """Iterate over one epoch from its beginning, whichever epoch is next; does not change which
-        one is next.
-        """
-        return self._iteration(at_least(0, "epoch", epoch))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the latest iteration, after the samples that it has yielded: JSON
         numbers and lists.
