@@ -80,7 +80,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     Args:
         paths: As for `TFRecordDataset`.
-        features: What to read from each record, by name; None gives the record's bytes.
+        features: As for `TFRecordDataset`, also "auto"; None gives the record's bytes.
             `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
             `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
             `Proto(...)`, `Json()`, ...) reads the record as that value.
