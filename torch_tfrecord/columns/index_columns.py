@@ -216,7 +216,7 @@ def build_index(
             reader=None if columns is None else ExampleColumns(columns),
         )
 
-    built = each_at_once(build, files, 2)
+    built = each_at_once(build, files, 2) if len(files) > 1 else map(build, files)
     indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
     if columns:
         records = read_records(files, storage_options=storage_options)
