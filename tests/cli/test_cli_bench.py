@@ -224,6 +224,7 @@ def test_records_that_are_one_value(folder, capsys):
     assert_names("python", capsys, HEAD + "features = Json()")
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

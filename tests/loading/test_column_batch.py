@@ -149,6 +149,7 @@ COUNT = 15
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:none of 15 records")  # the feature "absent"
 @pytest.mark.parametrize("name", SPECS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(positions=st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=2 * COUNT))
@@ -466,6 +467,7 @@ def test_whatever_a_batch_holds_arrives(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:none of 15 records")
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_all_specs_through_workers(folder, num_workers):
     ds = TFRecordDataset(folder / "part-*", SPECS)

@@ -105,6 +105,7 @@ def test_two_iterations_at_once(tmp_path):
     assert [sorted(epoch) for epoch in alone] == [records] * 3
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 def test_only_empty_files(tmp_path):
     write_split(tmp_path, (0, 0, 0))
     for options in (

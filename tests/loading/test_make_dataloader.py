@@ -70,6 +70,7 @@ FROZEN = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize(("arguments", "order"), FROZEN)
 def test_frozen_orders(tmp_path, arguments, order):
     num_records, seed, epoch = arguments
@@ -211,6 +212,7 @@ def test_endless_with_workers(files):
     del iterator
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 def test_no_batches_end_at_once(files, tmp_path):
     with TFRecordWriter(tmp_path / "empty.tfrecord"):
         pass

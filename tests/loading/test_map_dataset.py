@@ -209,6 +209,7 @@ def test_getitems_is_getitem_for_each(folder):
         ds.__getitems__([0, 9])
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 def test_only_empty_files(tmp_path):
     ds = TFRecordDataset([write(tmp_path / "a", []), write(tmp_path / "b", [])])
     assert len(ds) == 0

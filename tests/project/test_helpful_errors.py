@@ -349,6 +349,7 @@ def test_unequal_images_of_a_mixture_and_a_subset(pictures):
         exhaust(DataLoader(mixture, 8, collate_fn=collate))
 
 
+@pytest.mark.filterwarnings("ignore:none of 2 records")
 def test_labels_are_split_and_records_still_known(pictures, tmp_path):
     write(
         tmp_path / "p",

@@ -88,6 +88,7 @@ def test_lengths(tmp_path, length):
     assert pickle.loads(pickle.dumps(TFRecordDataset(path))).raw(1) == records[1]
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 def test_no_records(tmp_path):
     path = write(tmp_path / "x.array_record", [])
     assert len(TFRecordDataset(path)) == 0 and [*read_records(path)] == []
@@ -182,6 +183,7 @@ def test_a_damaged_record(tmp_path, capsys):
     assert "record 150" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize("size", [0, 8, 1000, 65536, 100_000])
 def test_truncated_files(tmp_path, size):
     path = tmp_path / "x"

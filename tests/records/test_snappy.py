@@ -47,6 +47,7 @@ def blocks(stream: bytes, size: int) -> bytes:
     return b"".join(len(block).to_bytes(4, "big") + block for block in raw)
 
 
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize("declared", ["auto", "SNAPPY", "snappy"])
 @pytest.mark.parametrize("name", CONTENTS)
 def test_files_of_tensorflow(name, declared, tmp_path):

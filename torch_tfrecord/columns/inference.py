@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -17,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, nearest
 from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.columns.example_lists import ListFeatures
 from torch_tfrecord.columns.feature import Feature, SequenceFeatures, features_code
@@ -25,11 +27,15 @@ from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.columns.reading import shown_keys
 from torch_tfrecord.columns.tensors import parse_tensor
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.error_log import ErrorLog
+from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.images.headers import guess_content
+from torch_tfrecord.order.ranks import consumer, resolve_rank
 from torch_tfrecord.protobuf.example import Values, decode_example, decode_sequence_example
 from torch_tfrecord.protobuf.json_text import parse_json
 from torch_tfrecord.protobuf.messages import (
@@ -38,12 +44,14 @@ from torch_tfrecord.protobuf.messages import (
     is_bare,
     parse_message,
 )
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.spread import SpreadRecord, spread_records
 
 __all__ = [
     "Decoded",
     "InferredFeatures",
+    "KeyCheck",
     "decode_record",
     "features_of",
     "infer_features",
@@ -64,6 +72,8 @@ _RAW_DTYPES = (
 )
 # Most other bytes, read as floats, give some number that is far larger or smaller than this.
 _PLAUSIBLE_FLOAT = 1e15
+# Looked at for a key that the first record lacks.
+_MOST_RECORDS = 1000
 # What a protobuf message may look like, too.
 _VAGUE = ("an unknown format", "an image truncated in its first bytes")
 
@@ -268,6 +278,71 @@ def looks_like(record: bytes) -> tuple[str, str]:
         if message is not None:
             return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
     return content, "None"
+
+
+class KeyCheck:
+    """Warns once of optional keys that no record has: perhaps they are misspelt.
+
+    Args:
+        optional: See `Parser.optional`.
+    """
+
+    def __init__(self, optional: Mapping[tuple[int, str], str]) -> None:
+        self._optional = optional
+        self._log = ErrorLog("skip" if optional else "raise")
+
+    def __call__(
+        self, records: Sequence[bytes] | PackedRecords, files: Sequence[str], access: Access
+    ) -> None:
+        """At the first of these calls, look for the keys that the first record lacks in others of
+        the files.
+        """
+        optional, self._optional = self._optional, {}
+        # Only the first worker of the first rank tells.
+        if not optional or consumer(resolve_rank(None, None))[0]:
+            return
+        # It is no Example, or there is damage, which reading will find.
+        with suppress(TFRecordError):
+            there = _places(bytes(records[0]))
+            lacking = {place: label for place, label in optional.items() if place not in there}
+            # A pipe cannot be read twice.
+            if (
+                not lacking
+                or self._log.report().errors
+                or not all(is_remote(file) or os.path.isfile(file) for file in files)
+            ):
+                return
+            number = 0
+            for found in spread_records(files, _MOST_RECORDS, access):
+                number += 1
+                # Others, nearly all, need not be parsed.
+                if any(_field(key) in found.payload for _, key in lacking):
+                    for place in _places(found.payload):
+                        lacking.pop(place, None)
+                if not lacking:
+                    break
+            self._log.add("key", "looked for")
+            if lacking:
+                names = {key for _, key in there}
+                hints = "".join(nearest(key, names) for _, key in lacking)
+                warnings.warn(
+                    f"none of {number} records looked at, of {len(files)} files, has the key of "
+                    f"{', '.join(lacking.values())}: the first has {shown_keys(names)}. Correct the key, leave the "
+                    f"feature out, or ignore this warning{hints}",
+                    stacklevel=outer_level(),
+                )
+
+
+def _places(record: bytes) -> set[tuple[int, str]]:
+    """The keys of a record, as in `Parser.optional`."""
+    context, lists = decode_record(record)
+    return {(0, key) for key in context} | {(1, key) for key in lists}
+
+
+def _field(key: str) -> bytes:
+    """The bytes of a key in a record."""
+    encoded = key.encode()
+    return b"\n%c%b" % (len(encoded), encoded) if len(encoded) < 128 else encoded
 
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:

@@ -66,6 +66,8 @@ class Parser(Generic[_Sample, _Batch, _Found]):
     """What it reads."""
     needs_keys = False
     """Whether a spec draws at random, so that the record keys matter."""
+    optional: Mapping[tuple[int, str], str] = {}
+    """Features whose key a record may lack: as (0, key), of a feature list as (1, key)."""
     _pads: bool
 
     def __init__(self, max_batch_bytes: int) -> None:
@@ -225,6 +227,7 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
     def _use(self, readers: list[Reader]) -> None:
         self._row_readers = self._readers = readers
         self._row_bytes = _row_bytes(readers)
+        self.optional = _optional(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
     def single(self, serialized: _Bytes, key: int = 0) -> Values:
@@ -333,6 +336,8 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
         self._row_bytes = _row_bytes([*self._context.values()])
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
+        optional = [reader for reader in self._steps.values() if not reader.is_required]
+        self.optional = _optional(self._context.values()) | _optional(optional, 1)
         # As in TensorFlow, only dense lists have lengths: the others know their own.
         self._counted = [
             name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
@@ -435,6 +440,11 @@ def _has_rows(features: Mapping[str, object]) -> bool:
         isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
         for spec in features.values()
     )
+
+
+def _optional(readers: Iterable[Reader | StepReader], place: int = 0) -> dict[tuple[int, str], str]:
+    wants = itertools.chain.from_iterable(reader.wants for reader in readers)
+    return {(place, want.key): want.label for want in wants if not want.is_required}
 
 
 def _row_bytes(readers: Sequence[Reader]) -> int:

@@ -56,6 +56,7 @@ __all__ = [
     "read_records",
     "reserve_for",
     "reserve_for_values",
+    "shown_keys",
     "splits_of",
 ]
 
@@ -116,7 +117,7 @@ class Want:
         there = (
             "it is there without a value"
             if self.key in record
-            else f"the record has {_shown_keys(record)}"
+            else f"the record has {shown_keys(record)}"
         )
         # A size in a shape is always required: no default_value would help.
         is_size = self.what in _PARTS
@@ -137,7 +138,7 @@ class Want:
         """The error for a SequenceExample that lacks the feature list."""
         return self.error(
             f"Feature list {self.key!r} is required but could not be found: the record has "
-            f"{_shown_keys(lists)}{nearest(self.key, lists)}. Did you mean to give allow_missing=True?"
+            f"{shown_keys(lists)}{nearest(self.key, lists)}. Did you mean to give allow_missing=True?"
         )
 
     def wrong_count(self, found: int) -> ParseError:
@@ -198,7 +199,8 @@ def at_step(error: TFRecordError, step: int) -> TFRecordError:
     return type(error)(f"step {step}: {error.args[0]}")
 
 
-def _shown_keys(record: Iterable[str]) -> str:
+def shown_keys(record: Iterable[str]) -> str:
+    """The first keys of a record, for errors."""
     keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
     more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
     return ", ".join(map(repr, keys[:_SHOWN_KEYS])) + more or "no features"

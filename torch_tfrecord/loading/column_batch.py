@@ -303,6 +303,7 @@ class BatchParser:
             # The user's mapping may change later.
             self.features = copy(features)
         self.needs_keys: bool = self._parser is not None and self._parser.needs_keys
+        self.optional = {} if self._parser is None else self._parser.optional
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         register_samples()
 

@@ -28,6 +28,7 @@ from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import dataset_parser
 from torch_tfrecord.loading.nested_dataset import transform_samples
+from torch_tfrecord.loading.record_files import warn_of_no_records
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import (
@@ -167,6 +168,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             "cycle_length": self._cycle_length,
             "block_length": self._block_length,
         }
+        self._empty: set[int] = set()  # files without a record
         self._epochs = EpochCount()
         self._loaded: LoadedStates | None = None
         self._last: LastIteration | None = None
@@ -314,7 +316,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         )
 
     def _read(self, files: FilesAhead, file: int) -> Iterator[Block]:
-        return read_blocks(
+        num_records = 0
+        for block in read_blocks(
             self.files[file],
             self._compression_type,
             verify_crc=self._verify,
@@ -322,7 +325,11 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             on_error="skip" if self._errors.skips else "raise",
             open_source=files.open,
             report=self._note_skipped,
-        )
+        ):
+            num_records += len(block.offsets)
+            yield block
+        if not num_records:
+            self._empty.add(file)
 
     def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
         for kind, text in skipped.texts():
@@ -333,6 +340,9 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         size = self._batch_size
         yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
         self._errors.tell()
+        # Workers begin anew in each epoch, and would repeat it.
+        if not epoch and len(self._empty) == len(self.files):
+            warn_of_no_records(self.files)
 
     # Samples and batches.
 
@@ -399,6 +409,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             file, offset, number = group.place(row)
             return RecordPlace(self.files[file], offset, number)
 
+        self._maker.check_keys(group.records, self.files, self._access)
         return RecordRows(group.records, keys, place)
 
     def __getstate__(self) -> dict[str, object]:

@@ -28,7 +28,12 @@ from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import BatchParser, dataset_parser, with_label
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
-from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles, SingleRecords
+from torch_tfrecord.loading.record_files import (
+    ArrayRecordFiles,
+    RecordFiles,
+    SingleRecords,
+    warn_of_no_records,
+)
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
 from torch_tfrecord.loading.tables import TableDataset
 from torch_tfrecord.native import native_module
@@ -180,6 +185,8 @@ class TFRecordDataset(TableDataset):
             indexes = keeper.each(files, infos) if shards is None else shards
             source = RecordFiles(files, indexes, verify_crc, access)
         errors.tell()
+        if not len(source.table):
+            warn_of_no_records(files)
         good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
         self._set_up(files, source, good, parser, transform, max_batch_bytes, errors)
         self._paths, self._index_dir = paths, index_dir
@@ -307,7 +314,9 @@ class TFRecordDataset(TableDataset):
         absolutes = [self._absolutes(positions) for positions in batches]
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
         rows = self._rows(self._record_files.read_batch(absolute), batches, absolute)
-        return self._maker.load(rows, [0, *accumulate(map(len, batches))])
+        found = self._maker.load(rows, [0, *accumulate(map(len, batches))])
+        self._maker.check_keys(rows.records, self.files, self._record_files.access)
+        return found
 
     def _rows(
         self,

@@ -37,9 +37,16 @@ from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.shown import printable
+from torch_tfrecord.shown import printable, shown_files
 
-__all__ = ["ArrayRecordFiles", "NotKeptError", "RecordFiles", "SingleRecords", "open_indexed"]
+__all__ = [
+    "ArrayRecordFiles",
+    "NotKeptError",
+    "RecordFiles",
+    "SingleRecords",
+    "open_indexed",
+    "warn_of_no_records",
+]
 
 _MOST_OPEN = 256
 
@@ -61,6 +68,11 @@ def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
     source = open_file(path, access)
     index.check_fresh(source)
     return source
+
+
+def warn_of_no_records(files: Sequence[str]) -> None:
+    """Warn that files have no records at all: perhaps their writer has failed."""
+    warnings.warn(f"no file has a record: {shown_files(files)}", stacklevel=outer_level())
 
 
 class RecordFiles:

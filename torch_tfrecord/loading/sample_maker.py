@@ -17,6 +17,7 @@ import torch
 
 from torch_tfrecord.batch_memory import BatchBudget
 from torch_tfrecord.columns.image import Image
+from torch_tfrecord.columns.inference import KeyCheck
 from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -136,6 +137,7 @@ class SampleMaker:
     ) -> None:
         self.parser, self.transform, self.errors = parser, transform, errors
         self.crops = CropReader(parser)
+        self.check_keys = KeyCheck(getattr(parser, "optional", {}))
         self.draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = is_users(transform)
 
