@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -521,3 +522,14 @@ def test_an_iteration_not_begun_follows_set_epoch():
     loaded.load_state_dict(state)
     sampler.set_epoch(2)
     assert list(loaded) == orders[2]
+
+
+def test_a_lightning_that_has_states_elsewhere_is_told():
+    """A fit loop without the list of states that `give_forgotten_states` needs."""
+    program = "def advance(self, sampler):\n    sampler.set_epoch(1)\n"
+    names = {"__name__": "lightning.pytorch.loops.fit_loop"}
+    exec(program, names)
+    sampler = RecordSampler(range(3))
+    names["advance"](SimpleNamespace(restarting=False), sampler)
+    with pytest.warns(RuntimeWarning, match=r"states of loaders elsewhere.*Lightning#20550"):
+        names["advance"](SimpleNamespace(restarting=True), sampler)

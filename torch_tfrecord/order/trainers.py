@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+from torch_tfrecord.errors import warn_once
+
 __all__ = [
     "Prepared",
     "check_loaded_epoch",
@@ -159,7 +161,12 @@ def give_forgotten_states() -> None:
         if frame.f_globals.get("__name__") not in _FIT_LOOPS:
             continue
         loop = frame.f_locals["self"]
-        if loop.restarting and getattr(loop, "_combined_loader_states_to_load", None):
+        if loop.restarting and not hasattr(loop, "_combined_loader_states_to_load"):
+            warn_once(
+                "this Lightning has the states of loaders elsewhere than 2.6: if your program reads "
+                "trainer.estimated_stepping_batches, look whether a resumed run gets each record once (Lightning#20550)"
+            )
+        elif loop.restarting and loop._combined_loader_states_to_load:
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
 
