@@ -260,7 +260,7 @@ def _range() -> str:
 def _client() -> str:
     module: Any = optional_import("obstore.store", "")
     if module is None:
-        return "not available (optional): pip install 'torch-tfrecord[remote]'"
+        return "not available (optional): it comes with the extra remote"
     store = module.MemoryStore()
     store.put("file", _BYTES)
     return f"{_checked(store.get_range('file', start=1000, length=4096))} by obstore"

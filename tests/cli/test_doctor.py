@@ -329,7 +329,7 @@ BROKEN = {
         "client",
         "optional_import",
         lambda *_: None,
-        "not available (optional): pip install 'torch-tfrecord[remote]'",
+        "not available (optional): it comes with the extra remote",
     ),
 }
 

@@ -207,6 +207,7 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "SalvageReport",
         "salvage",
         "PackedCollate",
+        "RecordLoader",
         "ScanTask",
         "show",
         "write_arrow",

@@ -25,7 +25,9 @@ from torch_tfrecord import TFRecordDataset, TFRecordWriter, build_index, read_re
 from torch_tfrecord.files import seek_points
 from torch_tfrecord.native import has_native
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded", "ignore:no file has a record"
+)
 
 FOLDER = Path(__file__).parents[1] / "data/compressed"
 OF_TENSORFLOW = runpy.run_path(str(FOLDER / "oracle.py"))["contents"]()

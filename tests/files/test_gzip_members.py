@@ -43,7 +43,9 @@ from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records import index as index_module
 from torch_tfrecord.records.index_paths import sidecar_path
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded", "ignore:no file has a record"
+)
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

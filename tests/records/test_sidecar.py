@@ -531,8 +531,8 @@ def test_a_read_only_folder_uses_the_cache_and_says_so_once(data, read_only, bui
         f"{data}: the folder cannot be written: its index is kept at {_cache()}/x."
     )
     assert (
-        "(2 such files). Give index_dir= to choose a place, or index='memory' if none is wanted."
-        in text
+        "(2 such files). Give index_dir= to choose a place, or index='memory' (build_index: save=False) if none is "
+        "wanted." in text
     )
     assert len(list(_cache().iterdir())) == 2
     assert IndexKeeper().indexes([data, second]) == indexes
