@@ -193,6 +193,7 @@ def test_an_obstore_that_does_not_load_is_told(monkeypatch):
     def broken(name):
         raise ImportError(f"{name}: undefined symbol: PyFoo")
 
+    monkeypatch.setattr(per_process, "_loaded", {})
     monkeypatch.setattr(errors.importlib, "import_module", broken)
     errors.warn_once.cache_clear()
     text = r"^obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"

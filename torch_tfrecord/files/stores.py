@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,14 +33,19 @@ def obstore_stores() -> _StoreMaker | None:
     """What makes stores of `obstore` in this process; None where it is not installed, or, with a
     warning, cannot be loaded.
     """
-    module = optional_import("obstore", _INSTEAD)
-    if module is None:
-        return None
-    # its threads do not come along through a fork
-    made: _StoreMaker = module_of_process(
-        "obstore", lambda: partial(ObstoreStore, module), ObstoreProcess
-    )
+    # imported within: a process that has it from its parent may not use it, as its threads do not
+    # come along through a fork
+    made: _StoreMaker | None = module_of_process("obstore", _here, _in_fork)
     return made
+
+
+def _here() -> _StoreMaker | None:
+    module = optional_import("obstore", _INSTEAD)
+    return None if module is None else partial(ObstoreStore, module)
+
+
+def _in_fork() -> _StoreMaker | None:
+    return ObstoreProcess() if "obstore" in sys.modules else _here()
 
 
 _HTTP = ("http", "https")
