@@ -365,6 +365,7 @@ def test_frames_of_a_dataset(tmp_path):
 
 
 @pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:none of .* records looked at")
 @needs_core
 def test_the_stored_cases_by_each_way_in(tmp_path):
     cases = [

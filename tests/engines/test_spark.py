@@ -26,9 +26,11 @@ def spark():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+        support = str(Path(__file__).parents[1] / "support")
+        patch.setenv("PYTHONPATH", support)
         builder = SparkSession.builder.master("local[2, 3]")  # each task may fail twice
         for name, value in {
+            "spark.executorEnv.PYTHONPATH": support,  # where another test has started Java
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.python.filterPushdown.enabled": "true",

@@ -163,6 +163,7 @@ def test_a_batch_is_what_single_samples_make(folder, name, positions):
 
 
 @pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:none of .* records looked at")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     positions=st.lists(st.integers(0, 6), min_size=1),
@@ -181,6 +182,7 @@ several_batches = st.lists(
 
 
 @pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:none of .* records looked at")
 @pytest.mark.parametrize("transform", [None, dict])
 @pytest.mark.parametrize("name", [None, "all", "scalar", "ids", "ragged2"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -325,6 +325,7 @@ SPLITS = {
 
 
 @pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 5), (2, 2), (3, 0), (3, 1)])
 def test_every_record_once(tmp_path, world_size, num_workers, split):

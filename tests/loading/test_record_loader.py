@@ -463,6 +463,7 @@ MATRIX = [
 
 
 @pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:no file has a record")
 @pytest.mark.parametrize(("num_records", "num_workers", "worlds"), MATRIX)
 def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
     """The union over ranks is the epoch (or the stated padding), equal counts, resume on other

@@ -9,6 +9,7 @@ import pickle
 import resource
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,8 @@ class Memory:
     def sent(self, batch):
         packer = transport._Packer(self.memory)
         node = packer.node(batch)
-        return pickle.dumps((packer.message(), node))
+        # as DataLoader does: pickle alone loses the dtype of an empty uint16
+        return bytes(ForkingPickler.dumps((packer.message(), node)))
 
     def piece(self, tensor):
         """The tensor, made in the worker's memory."""
