@@ -273,16 +273,17 @@ class ObstoreProcess:
         try:
             while True:
                 number, kind, answer = self._pipe.recv()
+                found: Any = self._read(answer) if kind == "bytes" else answer
                 future = (self._waiting or {}).pop(number)
                 if kind == "error":
-                    future.set_exception(answer)
+                    future.set_exception(found)
                 else:
-                    future.set_result(self._read(answer) if kind == "bytes" else answer)
-        except (EOFError, OSError):
+                    future.set_result(found)
+        except Exception as error:  # whatever it is, nobody waits for answers any more
             with self._lock:
                 left, self._waiting = self._waiting or {}, None
             for future in left.values():
-                future.set_exception(_ended())
+                future.set_exception(_ended(f": {error}"))
 
     def _read(self, num_bytes: int) -> memoryview:
         """Bytes that come after an answer, at once into their place: `recv_bytes` takes four times
@@ -297,9 +298,9 @@ class ObstoreProcess:
         return data
 
 
-def _ended() -> StoreError:
+def _ended(reason: str = "") -> StoreError:
     return StoreError(
-        "the process that uses obstore for this forked one has ended", is_passing=False
+        f"the process that uses obstore for this forked one has ended{reason}", is_passing=False
     )
 
 

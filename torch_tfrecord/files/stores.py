@@ -45,7 +45,7 @@ def _here() -> _StoreMaker | None:
 
 
 def _in_fork() -> _StoreMaker | None:
-    return ObstoreProcess() if "obstore" in sys.modules else _here()
+    return ObstoreProcess() if sys.modules.get("obstore") else _here()
 
 
 _HTTP = ("http", "https")

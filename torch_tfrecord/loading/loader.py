@@ -245,7 +245,7 @@ def make_dataloader(
             **ranks,
         )
     if batch_sampler is not None:
-        batches, lengths = batch_sampler.for_loader(dataset, epochs), batch_sampler.lengths
+        batches, lengths = batch_sampler._for_loader(dataset, epochs), batch_sampler.lengths
     elif by_length:
         if lengths is None or max_tokens is not None:
             raise ValueError(

@@ -434,7 +434,7 @@ class LengthBatchSampler(RecordBatchSampler):
         self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
         self._set_up(dataset, order, 1, rank, world_size, drop_last)
 
-    def for_loader(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
+    def _for_loader(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
         """The same order for `make_dataloader`: it goes on from epoch to epoch, from where this
         would begin.
         """
