@@ -26,14 +26,15 @@ def extension(name: str, *headers: str, libraries: tuple[str, ...] = ()) -> Exte
 
 EXTENSIONS = cythonize(
     [
-        extension("frames", "crc32c.h"),
-        extension("columns", "varints.h"),
+        extension("jobs", "jobs.pxd"),
+        extension("frames", "crc32c.h", "jobs.pxd"),
+        extension("columns", "varints.h", "jobs.pxd"),
         extension("memory", "blocks.h"),
         extension("pixels"),
         extension("shared", "pieces.h"),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install
         # libjpeg-turbo*-dev.
-        extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),
+        extension("jpeg", "jpeg_region.h", "jobs.pxd", libraries=("jpeg",)),
     ],
     language_level=3,
     compiler_directives={"freethreading_compatible": True},
