@@ -117,6 +117,19 @@ def test_a_cache_of_half_the_size(server, data, tmp_path, kind):
     )
 
 
+@pytest.mark.parametrize("open_it", [TFRecordDataset, TFRecordIterableDataset])
+def test_features_are_inferred_through_it(tmp_path, cache, open_it):
+    (tmp_path / "data").mkdir()
+    with TFRecordWriter(tmp_path / "data" / "a.tfrecord") as writer:
+        for number in range(20):
+            writer.write({"id": number, "name": "x" * 9000})
+    with range_server(tmp_path / "data") as url:
+        dataset = open_it(f"{url}/a.tfrecord", "auto", **cache)
+        assert [int(sample["id"]) for sample in dataset] == [*range(20)]
+        size = (tmp_path / "data" / "a.tfrecord").stat().st_size
+        assert size <= sent(url)[0] < 1.2 * size
+
+
 @pytest.mark.daily
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

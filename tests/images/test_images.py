@@ -720,6 +720,21 @@ def test_without_torchcodec(monkeypatch):
         image_backends.torchcodec_decoders.cache_clear()
 
 
+def test_an_old_torchcodec_is_told_once(monkeypatch):
+    image_backends.torchcodec_decoders.cache_clear()
+    monkeypatch.setattr(image_backends, "version", lambda name: "0.9.1+cpu")
+    try:
+        what = r"^torchcodec 0\.9\.1\+cpu does not decode images, 0\.16 or newer does: Pillow decodes them in its place"
+        with pytest.warns(RuntimeWarning, match=what) as told:
+            images = [decode_image(encode("jpeg")) for _ in range(2)]
+        assert [warning.filename for warning in told] == [__file__]
+        assert all(
+            torch.equal(image, decode_image(encode("jpeg"), backend="pillow")) for image in images
+        )
+    finally:
+        image_backends.torchcodec_decoders.cache_clear()
+
+
 def test_threads_get_the_same_pixels():
     files = list(SMALL_FILES.values()) * 8
     expected = [decode_image(data) for data in files]

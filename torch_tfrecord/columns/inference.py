@@ -45,7 +45,7 @@ from torch_tfrecord.protobuf.messages import (
     parse_message,
 )
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.spread import SpreadRecord, spread_records
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "features_of",
     "infer_features",
     "infer_features_from_records",
+    "infer_through",
     "looks_like",
     "propose_features",
     "read_text",
@@ -130,10 +131,16 @@ def infer_features(
         >>> infer_features("train-*")  # doctest: +SKIP
         {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
     """
+    return infer_through(Access(storage_options), paths, num_records)
+
+
+def infer_through(
+    access: Access, paths: Paths, num_records: int = 100
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
+    """`infer_features` of files that are read as an access says."""
     at_least(1, "num_records", num_records)
-    files = find_files(paths, storage_options=storage_options)
-    records = spread_records(files, num_records, Access(storage_options))
-    features = features_of([*records])
+    files, _ = found_files(paths, access.without_cache())
+    features = features_of([*spread_records(files, num_records, access.for_files(files))])
     if features is None:
         raise ValueError(
             f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."

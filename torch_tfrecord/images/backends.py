@@ -30,7 +30,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from torch_tfrecord.errors import ImageDecodeError, optional_import
+from torch_tfrecord.errors import ImageDecodeError, optional_import, warn_once
 from torch_tfrecord.images.headers import ImageHeader
 
 __all__ = [
@@ -72,7 +72,12 @@ def torchcodec_decoders() -> ModuleType | None:
     """
     # Older ones have none, and raise RuntimeError if FFmpeg is missing.
     with suppress(PackageNotFoundError):
-        if tuple(map(int, re.findall(r"\d+", version("torchcodec"))[:2])) < (0, 16):
+        found = version("torchcodec")
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < (0, 16):
+            warn_once(
+                f"torchcodec {found} does not decode images, 0.16 or newer does: Pillow decodes them in its place; "
+                f"{TORCHCODEC_PIP}"
+            )
             return None
     module = optional_import("torchcodec.decoders", "Pillow decodes images in its place")
     return module if hasattr(module, "decode_jpeg") and hasattr(module, "decode_png") else None

@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.inference import infer_features
 from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
 from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
 from torch_tfrecord.loading.collate import make_batch, numbers, take_columns
@@ -23,7 +21,6 @@ from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.samples import (
     Batch,
     Columns,
@@ -43,8 +40,6 @@ __all__ = [
     "ChainedTransforms",
     "ColumnBatch",
     "ColumnTransform",
-    "dataset_parser",
-    "with_label",
 ]
 
 
@@ -214,34 +209,6 @@ class ChainedTransforms:
         return self.second(self.first(sample))
 
 
-def with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
-    """The transform, and then (features, label) of its sample."""
-    if label_key is None:
-        return transform
-    split = _SplitLabel(label_key)
-    return split if transform is None else ChainedTransforms(transform, split)
-
-
-class _SplitLabel(ColumnTransform):
-    """(features, label) of a sample, or of the columns of a batch."""
-
-    def __init__(self, label_key: str) -> None:
-        self._label_key = label_key
-
-    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
-        """Take the label out of a sample."""
-        if not isinstance(sample, Mapping) or self._label_key not in sample:
-            raise ValueError(
-                f"the dataset or the transform must return a mapping with the key label_key={self._label_key!r}"
-            )
-        rest = {key: value for key, value in sample.items() if key != self._label_key}
-        return rest, sample[self._label_key]
-
-    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
-        """Take the label's column out."""
-        return self(columns)
-
-
 # What torch's own collate makes of samples.
 
 
@@ -354,27 +321,6 @@ class BatchParser:
             return {name: context[name] for name in self.features.context_features or {}}, values[1]
         values = {**values, **sources}
         return {name: values[name] for name in cast("Mapping[str, object]", self.features)}
-
-
-def dataset_parser(
-    features: RecordFeatures | Literal["auto"] | None,
-    paths: Paths,
-    storage_options: Mapping[str, Any] | None,
-    max_batch_bytes: int,
-    label_key: str | None = None,
-) -> BatchParser | None:
-    """The parser of a dataset's features, which may have to be inferred; None for the records'
-    bytes.
-    """
-    if isinstance(features, str):
-        one_of("features", features, "auto", None)
-        features = infer_features(paths, storage_options=storage_options)
-    if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
-        keys = list(features) if isinstance(features, Mapping) else None
-        raise ValueError(
-            f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}"
-        )
-    return None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
 
 
 def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:

@@ -26,7 +26,7 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import dataset_parser
+from torch_tfrecord.loading.dataset_options import dataset_parser
 from torch_tfrecord.loading.nested_dataset import transform_samples
 from torch_tfrecord.loading.record_files import warn_of_no_records
 from torch_tfrecord.loading.record_stream import RecordStream
@@ -143,7 +143,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._errors = ErrorLog(on_error, max_errors)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = dataset_parser(features, paths, storage_options, max_batch_bytes)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        parser = dataset_parser(features, paths, access, max_batch_bytes)
         self._maker = SampleMaker(parser, transform, self._errors)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
@@ -155,7 +156,6 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         # Listing must see new files, which the cache does not know.
-        access = Access(storage_options, cache_dir, cache_bytes)
         self.files, self._infos = found_files(paths, access.without_cache())
         self._access = access.for_files(self.files)
         # A state goes on only in a stream of the same order.

@@ -24,7 +24,7 @@ from torch_tfrecord.arguments import (
 from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import with_label
+from torch_tfrecord.loading.dataset_options import with_label
 from torch_tfrecord.loading.described import describe
 from torch_tfrecord.loading.map_dataset import DatasetOptions, TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead

@@ -25,7 +25,8 @@ from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.column_batch import BatchParser, dataset_parser, with_label
+from torch_tfrecord.loading.column_batch import BatchParser
+from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import (
@@ -161,9 +162,9 @@ class TFRecordDataset(TableDataset):
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = dataset_parser(features, paths, storage_options, max_batch_bytes, label_key)
-        transform = with_label(transform, label_key)
         access = Access(storage_options, cache_dir, cache_bytes)
+        parser = dataset_parser(features, paths, access, max_batch_bytes, label_key)
+        transform = with_label(transform, label_key)
         files, infos, shards = open_shards(
             paths, index, index_dir, compression, access.without_cache()
         )
