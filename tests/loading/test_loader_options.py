@@ -210,6 +210,20 @@ def test_a_batch_sampler_begins_where_it_is_and_splits_ranks(path):
     assert sorted(label for rank in found for batch in rank for label in batch)[:N] == [*range(N)]
 
 
+def test_a_resumed_batch_sampler_begins_there_also_where_the_trainer_counts_from_0(path):
+    ds, first = TFRecordDataset(path, FEATURES), sampler(range(N))
+    first.set_epoch(2)
+    batches = iter(first)
+    taken = [next(batches) for _ in range(3)]
+    resumed = sampler(ds)
+    resumed.load_state_dict(first.state_dict())
+    loader = make_dataloader(ds, batch_sampler=resumed)
+    loader.batch_sampler.sampler.set_epoch(0)  # as Fabric does
+    rest = [batch["label"].tolist() for batch in loader]
+    assert rest == list(batches)
+    assert sorted(label for batch in taken + rest for label in batch) == [*range(N)]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

@@ -202,7 +202,7 @@ def make_dataloader(
             "world_size": world_size,
         }
         _check_sampler(batch_sampler, own)
-        rank, world_size = batch_sampler._rank, batch_sampler._world_size
+        rank, world_size = batch_sampler.given_ranks
     size: Any = 1 if batch_sampler or (batch_size is None and max_tokens) else batch_size
     _check_arguments(size, shuffle, num_epochs)
     if by_length and not isinstance(shuffle, bool):
@@ -245,7 +245,7 @@ def make_dataloader(
             **ranks,
         )
     if batch_sampler is not None:
-        batches, lengths = batch_sampler._for_loader(dataset, epochs), batch_sampler.lengths
+        batches, lengths = batch_sampler.over_epochs(dataset, epochs), batch_sampler.lengths
     elif by_length:
         if lengths is None or max_tokens is not None:
             raise ValueError(

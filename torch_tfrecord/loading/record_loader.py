@@ -253,7 +253,7 @@ class RecordLoader(ReadAheadLoader):
         order, epoch = self._order._order, self._order.epoch
         if not isinstance(order, (Buckets, PackOrder)):
             raise TypeError("expected a loader made with lengths= or max_tokens=, got one without")
-        world_size = resolve_rank(self._order._rank, self._order._world_size).world_size
+        world_size = resolve_rank(*self._order.given_ranks).world_size
         tokens, padded = order.padded_tokens(epoch, world_size)
         fill = tokens / max(padded, 1)
         counts = {"tokens": tokens, "padded_tokens": padded, "dropped": order.num_dropped}
@@ -276,10 +276,7 @@ class _ReceivedBatches(Iterator[Batch]):
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches, self._counters = self._loader._begin()
         while (batch := self._receive()) is LEFT_OUT:
-            if (
-                resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size
-                > 1
-            ):
+            if resolve_rank(*self._loader._order.given_ranks).world_size > 1:
                 raise TFRecordError(
                     "all records of a batch were left out, and all ranks need the same number of batches: expected a "
                     "larger batch_size, or fewer records that fail"

@@ -34,6 +34,9 @@ class EpochSampler(Generic[_Unit_co]):
         rank, world_size, drop_last: As given by the user.
         tells_epoch: The dataset draws at random: each position must know its epoch where a batch
             does not.
+
+    Attributes:
+        given_ranks: (rank, world_size), each None where it was not given.
     """
 
     # What the next iteration begins with once one has begun: the epochs after it, or the same.
@@ -54,7 +57,7 @@ class EpochSampler(Generic[_Unit_co]):
     ) -> None:
         check_rank(rank, world_size)
         self._order, self._num_epochs = order, num_epochs
-        self._rank, self._world_size = rank, world_size
+        self.given_ranks = rank, world_size
         self.drop_last = true_or_false("drop_last", drop_last)
         self._tells_epoch, self._seed = tells_epoch, int(order.identity()["seed"])
         self._restart()
@@ -201,7 +204,7 @@ class EpochSampler(Generic[_Unit_co]):
         return Place(first, first, 0)
 
     def _plan(self, place: Place) -> Plan:
-        rank, prepared = resolve_rank(self._rank, self._world_size), prepared_loader()
+        rank, prepared = resolve_rank(*self.given_ranks), prepared_loader()
         if prepared is None or self._order.is_sized:
             return Plan(place, self._order, rank)
         # Accelerate deals out the batches: those of a step must follow each other.

@@ -106,11 +106,10 @@ class RankSampler(DistributedSampler[int]):
     the sampler.
     """
 
-    _rank: int | None
-    _world_size: int | None
+    given_ranks: tuple[int | None, int | None]
 
     def _here(self) -> Rank:
-        return resolve_rank(self._rank, self._world_size)
+        return resolve_rank(*self.given_ranks)
 
     @property
     def rank(self) -> int:  # type: ignore[override]

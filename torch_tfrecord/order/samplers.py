@@ -434,7 +434,7 @@ class LengthBatchSampler(RecordBatchSampler):
         self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
         self._set_up(dataset, order, 1, rank, world_size, drop_last)
 
-    def _for_loader(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
+    def over_epochs(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
         """The same order for `make_dataloader`: it goes on from epoch to epoch, from where this
         would begin.
         """
@@ -443,11 +443,10 @@ class LengthBatchSampler(RecordBatchSampler):
             raise ValueError(
                 f"the batch_sampler is for {num_records} records, the dataset has {len(dataset)}"
             )
-        ranks = self._rank, self._world_size
         batches = RecordBatchSampler.of_order(
-            dataset, self._order, num_epochs, *ranks, self.drop_last
+            dataset, self._order, num_epochs, *self.given_ranks, self.drop_last
         )
-        batches._next = self._next
+        batches._next, batches._loaded_epoch = self._next, self._loaded_epoch
         return batches
 
 
@@ -462,12 +461,9 @@ class _BatchedPositions(RankSampler):
         self.batches = batches
 
     @property
-    def _rank(self) -> int | None:  # type: ignore[override]
-        return self.batches._rank
-
-    @property
-    def _world_size(self) -> int | None:  # type: ignore[override]
-        return self.batches._world_size
+    def given_ranks(self) -> tuple[int | None, int | None]:  # type: ignore[override]
+        """Those of the batch sampler."""
+        return self.batches.given_ranks
 
     def __len__(self) -> int:
         return self.batches._num_positions()
