@@ -5,6 +5,7 @@ Covers files/stores.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from odd_server import odd_server
 from range_server import range_server
 from torch.utils.data import DataLoader
 
@@ -25,7 +27,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     errors,
 )
-from torch_tfrecord.files import per_process, stores
+from torch_tfrecord.files import fsspec_store, per_process, requests, stores
 from torch_tfrecord.files.access import Access
 
 NUM_RECORDS = 40
@@ -68,6 +70,32 @@ def in_child(check):
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_child_leaves_the_connections_of_a_client_that_was_dropped(tmp_path, monkeypatch):
+    """fsspec's, whose sessions share the parent's epoll."""
+    pytest.importorskip("aiohttp")
+    with TFRecordWriter(tmp_path / "a") as writer:
+        for record in ALL[:4]:
+            writer.write(record)
+    data = (tmp_path / "a").read_bytes()
+
+    def answer(request):  # by a connection that stays
+        begin, end = request.asked(len(data))
+        headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "ETag": '"1"'}
+        request.send(206 if "Range" in request.headers else 200, headers, data[begin:end])
+
+    monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 2)  # else it waits five minutes
+    monkeypatch.setattr(requests, "MOST_ATTEMPTS", 1)
+    options = {"storage_options": {"headers": {"X-Key": "1"}}, "index": "memory"}
+    with odd_server(answer) as server:
+        assert TFRecordDataset(f"{server.url}/a", **options)[1] == ALL[1]
+        stores._STORES.get().found.clear()  # as after many other options
+        other = TFRecordDataset(f"{server.url}/a?by=fsspec", index="memory")
+        assert in_child(lambda: other[2] == ALL[2] and gc.collect() >= 0)
+        assert TFRecordDataset(f"{server.url}/a", **options)[3] == ALL[3]
 
 
 @pytest.mark.slow

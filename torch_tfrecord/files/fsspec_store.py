@@ -175,6 +175,9 @@ def _nanoseconds(time: object) -> int:
     return int(time * 1_000_000) * 1000 if isinstance(time, (int, float)) and time > 0 else 0
 
 
+# fsspec would drop it in a forked child, which takes its connections from the parent's epoll: an
+# answer to the parent would never be seen.
+_OWN = {"skip_instance_cache": True}
 _MOST_REDIRECTS = 10
 _MOST_PAGE_BYTES = 1 << 24
 _LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
@@ -191,7 +194,7 @@ class HttpStore(FsspecStore):
         options = filesystem.storage_options
         # before anybody sees a header
         client = {**(options.get("client_kwargs") or {}), "auto_decompress": False}
-        super().__init__(type(filesystem)(**{**options, "client_kwargs": client}), access)
+        super().__init__(type(filesystem)(**{**options, **_OWN, "client_kwargs": client}), access)
 
     def info(self, name: str) -> RemoteInfo:
         """What the server says of a file."""
@@ -235,7 +238,7 @@ class HttpStore(FsspecStore):
         """For the hosts that a server sends to."""
         options = _of_nobody(self._filesystem.storage_options)
         options["client_kwargs"] = _of_nobody(options["client_kwargs"])
-        return type(self._filesystem)(**options)
+        return type(self._filesystem)(**options, **_OWN)
 
     def _request(self, *asked: Any) -> tuple[RemoteInfo, bytes]:
         with self._translated():
