@@ -19,7 +19,8 @@ def extension(name: str, *headers: str, libraries: tuple[str, ...] = ()) -> Exte
         [f"torch_tfrecord/native/{name}.pyx"],
         depends=[f"torch_tfrecord/native/{header}" for header in headers],
         libraries=list(libraries),
-        extra_compile_args=FLAGS,
+        # Draws must not depend on whether a processor multiplies and adds in one step.
+        extra_compile_args=[*FLAGS, "-ffp-contract=off"],
         extra_link_args=[flag for flag in FLAGS if flag.startswith("-fsanitize")],
     )
 
@@ -30,11 +31,10 @@ EXTENSIONS = cythonize(
         extension("frames", "crc32c.h", "jobs.pxd"),
         extension("columns", "varints.h", "jobs.pxd"),
         extension("memory", "blocks.h"),
-        extension("pixels"),
         extension("shared", "pieces.h"),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install
         # libjpeg-turbo*-dev.
-        extension("jpeg", "jpeg_region.h", "jobs.pxd", libraries=("jpeg",)),
+        extension("jpeg", "jpeg_region.h", "crops.h", "jobs.pxd", libraries=("jpeg",)),
     ],
     language_level=3,
     compiler_directives={"freethreading_compatible": True},

@@ -21,7 +21,7 @@ from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import Region, decode_region
 from torch_tfrecord.native import fallback_reason, has_native
 
-PARTS = ("columns", "frames", "jpeg", "memory", "pixels", "shared")
+PARTS = ("columns", "frames", "jpeg", "memory", "shared")
 
 
 def check_parts() -> None:

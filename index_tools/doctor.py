@@ -56,8 +56,7 @@ _PARTS = {
     "columns": "Examples to tensors",
     "memory": "memory of batches",
     "shared": "memory of workers",
-    "pixels": "pixels into batches",
-    "jpeg": "regions of JPEG images",
+    "jpeg": "crops of JPEG images",
 }
 _PACKAGES = (
     "torch",

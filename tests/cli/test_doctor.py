@@ -28,8 +28,7 @@ PARTS = {
     "columns": "Examples to tensors",
     "memory": "memory of batches",
     "shared": "memory of workers",
-    "pixels": "pixels into batches",
-    "jpeg": "regions of JPEG images",
+    "jpeg": "crops of JPEG images",
 }
 NEEDS_ALL = pytest.mark.skipif(
     any(optional_module(name) is None for name in PARTS) or sys.platform != "linux",

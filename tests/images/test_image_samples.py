@@ -63,7 +63,8 @@ CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 def regions_by(request, monkeypatch):
     """The decoder of regions, and none."""
     if request.param == "none":
-        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
+        for module in (image_regions, image_crops):
+            monkeypatch.setattr(module, "optional_module", lambda _: None)
     return request.param
 
 
@@ -487,36 +488,30 @@ def test_sequence_examples_take_the_centre_only():
     assert type(steps["x"]) is tv_tensors.Video and steps["x"].shape == (2, 3, 20, 20)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("flip", [True, False])
-def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled, flip):
-    if compiled and optional_module("pixels") is None:
-        pytest.skip("not compiled")
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_LIBJPEG), False])
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_placing_pixels_with_and_without_the_compiled_core(
+    monkeypatch, compiled, across, down, channels
+):
     monkeypatch.setattr(
         image_crops, "optional_module", optional_module if compiled else lambda _: None
     )
-    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 7, 11), np.uint8))
-    mirrored = functional.horizontal_flip(pixels) if flip else pixels
-    row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
-    image_crops.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
-    assert torch.equal(row, mirrored)
-    result = torch.empty(3, 7, 11)
-    image_crops.place_pixels(
-        pixels.permute(1, 2, 0).numpy(), result, Normalization(MEAN, STD), flip=flip
-    )
-    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-    assert torch.equal(result, transform(mirrored))
-
-
-@pytest.mark.skipif(optional_module("pixels") is None, reason="not compiled")
-def test_the_compiled_placing_checks_its_arguments():
-    native, pixels = optional_module("pixels"), np.zeros((4, 5, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"^expected out of shape \(4, 5, 3\), got \(5, 4, 3\)$"):
-        native.place(pixels, False, np.zeros((5, 4, 3), np.uint8))
-    table = np.zeros((3, 256), np.float32)
-    with pytest.raises(ValueError, match=r"^expected out of shape \(3, 4, 5\), got \(4, 5, 3\)$"):
-        native.place_normalized(pixels, False, table, np.zeros((4, 5, 3), np.float32))
-    with pytest.raises(ValueError, match=r"^expected a table of shape \(3, 256\), got \(3, 255\)$"):
-        native.place_normalized(
-            pixels, False, table[:, :255].copy(), np.zeros((3, 4, 5), np.float32)
-        )
+    image = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (channels, 7, 11), np.uint8))
+    flips = [
+        *([functional.horizontal_flip] if across else []),
+        *([functional.vertical_flip] * down),
+    ]
+    mirrored = functional.pad(image, [0])
+    for flip in flips:
+        mirrored = flip(mirrored)
+    pixels = image.permute(1, 2, 0).numpy()
+    row = np.zeros((7, 11, channels), np.uint8)
+    image_crops.place_pixels(pixels, row, across=across, down=down)
+    assert np.array_equal(row, mirrored.permute(1, 2, 0).numpy())
+    mean, std = (MEAN * 2)[:channels], (STD * 2)[:channels]
+    result = np.zeros((channels, 7, 11), np.float32)
+    image_crops.place_pixels(pixels, result, Normalization(mean, std), across=across, down=down)
+    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
+    assert np.array_equal(result, transform(mirrored).numpy())

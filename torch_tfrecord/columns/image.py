@@ -11,7 +11,6 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, knows_keywords, one_of
-from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
@@ -19,9 +18,16 @@ from torch_tfrecord.columns.reading import Column, labelled, raise_first
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
-from torch_tfrecord.images.crops import Crop, Normalization, crop_images
+from torch_tfrecord.images.crops import (
+    Crop,
+    Normalization,
+    batch_tensor,
+    crop_images,
+    empty_batch,
+    place_pixels,
+)
 from torch_tfrecord.images.headers import read_header
-from torch_tfrecord.images.regions import check_image_shape, decode_stack
+from torch_tfrecord.images.regions import check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase
 
 __all__ = ["Image", "ImageReader"]
@@ -245,9 +251,9 @@ class ImageReader(OneValueReader):
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
         if self._normalization is not None:
-            pixels = self._normalization.write(
-                pixels.permute(1, 2, 0).numpy(), empty_tensor(tuple(pixels.shape), torch.float32)
-            )
+            rows = empty_batch(1, (height, width), channels, self._normalization)
+            place_pixels(view_pixels(pixels), rows[0], self._normalization)
+            pixels = batch_tensor(rows[0], self._normalization)
         return tv_tensors.Image(pixels)
 
 

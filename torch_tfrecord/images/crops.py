@@ -18,33 +18,47 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.arguments import knows_keywords, true_or_false
-from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.batch_memory import empty_bytes, reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import CHANNELS, EncodedImage
-from torch_tfrecord.images.regions import Pixels, Region, StoredImage, view_pixels
-from torch_tfrecord.native import optional_module
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.images.regions import (
+    Pixels,
+    Region,
+    StoredImage,
+    check_image_shape,
+    view_pixels,
+)
+from torch_tfrecord.native import native_module, optional_module
+from torch_tfrecord.order.random_stream import RandomStream, to_64_bits
 from torch_tfrecord.shown import show_code
 
 __all__ = [
     "Crop",
     "CropPlan",
+    "CropWork",
     "Normalization",
     "RandomResizedCrop",
     "ResizedCenterCrop",
     "ValueTable",
+    "batch_tensor",
     "crop_images",
+    "crop_job",
     "empty_batch",
     "place_pixels",
+    "resizes_in_core",
+    "run_job",
 ]
+
+_Rows: TypeAlias = "npt.NDArray[np.generic]"
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _PILLOW_NUMBERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
@@ -284,6 +298,9 @@ class ValueTable:
         transform: Maps an image [C, H, W] to one with the same number of channels.
         channels: C.
 
+    Attributes:
+        values: float32 [C, 256].
+
     Raises:
         ValueError: The transform does not return float32 [C, H, W].
     """
@@ -295,18 +312,7 @@ class ValueTable:
             raise ValueError(
                 f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
             )
-        self._table = result.reshape(channels, 256).numpy()
-
-    def write(self, pixels: Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
-        """Write uint8 [H, W, C], mirrored if ``flip``, to contiguous float32 [C, H, W]."""
-        native = optional_module("pixels")
-        if native is None:
-            out.numpy()[:] = self._table[
-                np.arange(len(out)), pixels[:, :: -1 if flip else 1]
-            ].transpose(2, 0, 1)
-        else:
-            native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
-        return out
+        self.values = result.reshape(channels, 256).numpy()
 
 
 class Normalization(ValueTable):
@@ -326,69 +332,185 @@ class Normalization(ValueTable):
         super().__init__(normalize, len(mean))
 
 
-def crop_images(
-    crop: Crop,
-    values: Sequence[EncodedImage],
-    shapes: Sequence[tuple[object, ...]],
-    keys: Sequence[int],
-    *,
-    mode: str,
-    normalization: Normalization | None,
-    apply_orientation: bool,
-    max_pixels: int,
-) -> torch.Tensor:
-    """Decode and crop images to one size.
+class CropWork:
+    """Images that are decoded and cropped to one size: most by a job of the core, which needs no
+    GIL, the others when it is finished.
 
     Args:
         crop: The crop of each image.
-        values: Encoded images, bytes or memoryviews; not kept.
-        shapes: Expected (height, width, channels) of each before cropping; see
-            `check_image_shape`.
-        keys: The random key of each, which determines its crop.
+        images: The encoded images; or where they are in the ``buffer``, int64 [N, 2] of first byte
+            and number of bytes, read when the job runs.
+        keys: uint64 [N], the random key of each, which determines its crop.
         mode: "RGB", "L" or "RGBA".
         normalization: None for uint8.
         apply_orientation: Apply the EXIF orientation of each image before it is cropped.
         max_pixels: Maximum height times width, of an image and of its resized form.
 
-    Returns:
-        uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W],
-        contiguous.
+    Attributes:
+        job: The job of the core; None if it does not have this crop.
     """
-    out = empty_batch(len(values), crop.size, CHANNELS[mode], normalization)
-    for row, data, shape, key in zip(out.unbind(), values, shapes, keys, strict=True):
+
+    def __init__(
+        self,
+        crop: Crop,
+        images: Any,
+        keys: npt.NDArray[np.uint64],
+        *,
+        buffer: Any = None,
+        mode: str,
+        normalization: Normalization | None,
+        apply_orientation: bool,
+        max_pixels: int,
+    ) -> None:
+        self._crop, self._keys, self._mode, self._table = crop, keys, mode, normalization
+        self._is_upright, self._max_pixels = apply_orientation, max_pixels
+        self._out = empty_batch(len(images), crop.size, CHANNELS[mode], normalization)
+        drawn = _drawn(crop)
+        self.job = None
+        if drawn and crop.antialias and resizes_in_core(crop.interpolation):
+            options = {"ignores_exif": not apply_orientation, "keys": keys, **drawn}
+            self.job = crop_job(
+                buffer, images, self._out, normalization, max_pixels, crop.interpolation, **options
+            )
+
+    def finish(
+        self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]]
+    ) -> torch.Tensor:
+        """The cropped images.
+
+        Args:
+            values: The encoded images; not kept.
+            shapes: Expected (height, width, channels) of each before cropping; see
+                `check_image_shape`.
+
+        Returns:
+            uint8 [N, C, H, W] in [N, H, W, C] memory ("channels last"), or float32 [N, C, H, W],
+            contiguous.
+
+        Raises:
+            ImageDecodeError, ParseError: Of the first image that cannot be decoded, or has another
+                shape.
+        """
+        if self.job is None or self.job.done < len(values) or any(shapes):
+            sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
+            for row, (height, width) in enumerate(sizes):
+                if height:
+                    check_image_shape(shapes[row], (height, width, CHANNELS[self._mode]))
+                else:
+                    self._crop_one(row, values[row], shapes[row])
+        return batch_tensor(self._out, self._table)
+
+    def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
+        most = self._max_pixels
         image = StoredImage(
-            data, mode, shape=shape, apply_orientation=apply_orientation, max_pixels=max_pixels
+            data, self._mode, shape=shape, apply_orientation=self._is_upright, max_pixels=most
         )
-        plan = crop.plan(image.height, image.width, int(key))
-        pixels = _resize(image.pixels(Region(*plan[:4])), plan.resized, crop, max_pixels)
-        (height, width), top, left = crop.size, plan.window_top, plan.window_left
+        plan = self._crop.plan(image.height, image.width, int(self._keys[row]))
+        pixels = _resize(image.pixels(Region(*plan[:4])), plan.resized, self._crop, most)
+        (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
         window = pixels[top : top + height, left : left + width]
-        place_pixels(window, row, normalization, flip=plan.flip)
-    return out
+        place_pixels(window, self._out[row], self._table, across=plan.flip)
+
+
+def crop_images(
+    crop: Crop,
+    values: Sequence[EncodedImage],
+    shapes: Sequence[tuple[object, ...]],
+    keys: Sequence[int],
+    **options: Any,
+) -> torch.Tensor:
+    """Decode and crop images to one size; see `CropWork`."""
+    images = [data if isinstance(data, memoryview) else bytes(data) for data in values]
+    work = CropWork(crop, images, np.asarray(keys, np.uint64), **options)
+    run_job(work.job)
+    return work.finish(images, shapes)
+
+
+def crop_job(
+    buffer: Any,
+    images: Any,
+    out: _Rows,
+    table: ValueTable | None,
+    max_pixels: int,
+    interpolation: str | None,
+    **options: Any,
+) -> Any:
+    """A job of the core that crops images, resized by ``interpolation`` unless that is None; None
+    without the core, or for what it does not have.
+    """
+    native = optional_module("jpeg")
+    channels = out.shape[3] if table is None else out.shape[1]
+    if native is None or channels == CHANNELS["RGBA"] or not len(out):
+        return None
+    return native.CropJob(
+        buffer,
+        images,
+        out,
+        table=None if table is None else table.values,
+        max_pixels=max_pixels,
+        resizes=interpolation is not None,
+        bicubic=interpolation == "bicubic",
+        **options,
+    )
+
+
+def run_job(job: Any) -> None:
+    """Run a job of the core, if there is one."""
+    if job is not None:
+        native_module("jobs").run([job])  # type: ignore[union-attr]
+
+
+def _drawn(crop: Crop) -> dict[str, object] | None:
+    """How the core draws a crop; None for one of the user's own."""
+    if type(crop) is RandomResizedCrop:
+        seed = to_64_bits(crop.seed)
+        return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
+    if type(crop) is ResizedCenterCrop:
+        return {"centred": crop.resize if isinstance(crop.resize, tuple) else (0, crop.resize)}
+    return None
 
 
 def empty_batch(
     number: int, size: tuple[int, int], channels: int, table: ValueTable | None
-) -> torch.Tensor:
-    """Allocate memory for `place_pixels`: [B, C, H, W], float32, or uint8 in [B, H, W, C]
-    memory.
+) -> _Rows:
+    """Allocate memory for `place_pixels`: uint8 [N, H, W, C], or with a table float32
+    [N, C, H, W].
     """
-    if table is None:
-        return empty_tensor((number, *size, channels), torch.uint8).permute(0, 3, 1, 2)
-    return empty_tensor((number, channels, *size), torch.float32)
+    shape = (number, *size, channels) if table is None else (number, channels, *size)
+    dtype = np.dtype(np.uint8 if table is None else np.float32)
+    reserve(num_bytes := math.prod(shape) * dtype.itemsize)
+    return empty_bytes(num_bytes).view(dtype).reshape(shape)
+
+
+def batch_tensor(out: _Rows, table: ValueTable | None) -> torch.Tensor:
+    """An `empty_batch` as [N, C, H, W]."""
+    # Transposed here, since each call of torch's gives Python's lock away.
+    return torch.from_numpy(out if table is not None else out.transpose(0, 3, 1, 2))
 
 
 def place_pixels(
-    pixels: Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool
+    pixels: Pixels,
+    row: _Rows,
+    table: ValueTable | None = None,
+    *,
+    across: bool = False,
+    down: bool = False,
 ) -> None:
-    """Copy uint8 [H, W, C], mirrored if ``flip``, to a row of an `empty_batch`."""
-    native = optional_module("pixels")
-    if table is not None:
-        table.write(pixels, row, flip=flip)
-    elif native is None:
-        view_pixels(row)[:] = pixels[:, :: -1 if flip else 1]
+    """Copy uint8 [H, W, C], mirrored ``across`` and ``down``, to a row of an `empty_batch`."""
+    native = optional_module("jpeg")
+    if native is not None:
+        size, values = pixels.shape[:2], None if table is None else table.values
+        plan = (0, 0, *size, *size, 0, 0, across, down)
+        native.place(np.ascontiguousarray(pixels), plan, row[np.newaxis], table=values)
+        return
+    pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
+    if table is None:
+        row[:] = pixels
     else:
-        native.place(np.ascontiguousarray(pixels), flip, view_pixels(row))
+        for values, channel, target in zip(
+            table.values, pixels.transpose(2, 0, 1), row, strict=True
+        ):
+            np.take(values, channel, out=target, mode="clip")
 
 
 def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> Pixels:
@@ -402,7 +524,7 @@ def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) 
             f"{size[0]} x {size[1]}"
         )
     image = torch.from_numpy(np.ascontiguousarray(pixels))  # resizing is fastest on this layout
-    if not (crop.antialias and crop.interpolation in ("bilinear", "bicubic") and _resizes_uint8()):
+    if not (crop.antialias and resizes_in_core(crop.interpolation)):
         mode = InterpolationMode(crop.interpolation)
         slow = functional.resize_image(
             image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias
@@ -419,5 +541,9 @@ def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) 
     return view_pixels(resized[0])
 
 
-def _resizes_uint8() -> bool:
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+def resizes_in_core(interpolation: str) -> bool:
+    """Whether torch resizes uint8 with antialias by the kernel that the core has, too; on other
+    processors torchvision resizes float32, which rounds differently, and so do we.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    return interpolation in ("bilinear", "bicubic") and capability in ("AVX2", "AVX512")

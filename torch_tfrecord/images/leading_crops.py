@@ -13,18 +13,31 @@ transform is left alone.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional
 
-from torch_tfrecord.images.crops import ValueTable, empty_batch, place_pixels
+from torch_tfrecord.images.crops import (
+    ValueTable,
+    batch_tensor,
+    crop_job,
+    empty_batch,
+    place_pixels,
+    resizes_in_core,
+    run_job,
+)
 from torch_tfrecord.images.regions import Region, StoredImage
+from torch_tfrecord.native import optional_module
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
@@ -36,6 +49,11 @@ _CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
 _FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
 # They draw nothing and work value by value; for an Image, ToImage does nothing, like Identity.
 _OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
+_MODES = {
+    mode: name
+    for name in ("bilinear", "bicubic")
+    for mode in (name, InterpolationMode(name), {"bilinear": 2, "bicubic": 3}[name])
+}
 _IMAGES_AT_ONCE = 8  # per thread
 
 _HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
@@ -97,6 +115,7 @@ class _Draw(NamedTuple):
     params: Sequence[_Params]  # for the `transform` of each step of the crop
     across: bool  # whether it is mirrored from left to right
     down: bool
+    plan: tuple[int, ...]  # the same for the core; region (0, 0, 0, 0) for what it does not do
 
 
 class LeadingCrop:
@@ -134,9 +153,8 @@ class LeadingCrop:
             ImageDecodeError: The image cannot be decoded.
             Exception: Whatever the transforms raise.
         """
-        image: torch.Tensor = tv_tensors.Image(
-            _crop(self._steps, stored, self._draw(stored, [])).contiguous()
-        )
+        (rows,) = self._cropped([stored], [self._draw(stored, [])], stored.channels, None)
+        image: torch.Tensor = tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
         return image
 
     def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
@@ -153,17 +171,58 @@ class LeadingCrop:
         flips = [step for step in self.rest if type(step) in _FLIPS]
         draws = [self._draw(image, flips) for image in stored]
         table = self._table(channels)
-        out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
-
-        def write(part: slice) -> None:
-            for image, draw, row in zip(stored[part], draws[part], out[part], strict=True):
-                pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
-                place_pixels(pixels[:: -1 if draw.down else 1], row, table, flip=draw.across)
-
-        _in_parts(write, len(stored))
+        rows = self._cropped(stored, draws, channels, table)
+        out = batch_tensor(rows, table)
         if table is None:
             return self._of_values(tv_tensors.Image(out.contiguous()))
         return out if self._is_pure else tv_tensors.Image(out)
+
+    def _cropped(
+        self,
+        stored: Sequence[StoredImage],
+        draws: Sequence[_Draw],
+        channels: int,
+        table: ValueTable | None,
+    ) -> Any:
+        """An `empty_batch` of the images, cropped by the core or, where it does not, by the
+        transforms.
+        """
+        out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
+        resize = self._interpolation()
+
+        def write(part: slice) -> None:
+            images, drawn, rows = stored[part], draws[part], out[part]
+            job = None
+            if resize is not None:
+                # An image that is turned is left to Python, which finds so by its plan.
+                job = crop_job(
+                    None,
+                    [image.encoded for image in images],
+                    rows,
+                    table,
+                    max_pixels=sys.maxsize,
+                    interpolation=resize or None,
+                    plans=np.array([draw.plan for draw in drawn], np.int64).reshape(-1, 10),
+                )
+                run_job(job)
+            done = [(0, 0)] * len(images) if job is None else job.sizes.tolist()
+            for image, draw, row, (height, _) in zip(images, drawn, rows, done, strict=True):
+                if not height:
+                    pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
+                    place_pixels(pixels, row, table, across=draw.across, down=draw.down)
+
+        _in_parts(write, len(stored))
+        return out
+
+    def _interpolation(self) -> str | None:
+        """How the core resizes as the transforms do: "" if not at all, None if they do it
+        otherwise.
+        """
+        step = self._steps[0]
+        if type(step) not in (v2.RandomResizedCrop, v2.Resize):
+            return ""
+        name = _MODES.get(step.interpolation)
+        return name if name and step.antialias and _is_cores(name) else None
 
     def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""
@@ -175,7 +234,24 @@ class LeadingCrop:
         drawn = [type(step) for step in flips if not torch.rand(1) >= step.p]
         across, down = (drawn.count(kind) % 2 == 1 for kind in _FLIPS)
         whole = Region(0, 0, stored.height, stored.width)
-        return _Draw(region or whole, params, across, down)
+        plan = self._plan(size, region, stored)
+        return _Draw(region or whole, params, across, down, (*plan, across, down))
+
+    def _plan(
+        self, size: torch.Tensor, region: Region | None, stored: StoredImage
+    ) -> tuple[int, ...]:
+        """What the core is to do, but for flips; see `CropJob`."""
+        target = tuple(self._steps[-1].size)
+        if stored.is_turned:
+            return (0,) * 8
+        if region is not None:
+            return (*region, *target, 0, 0)
+        if type(self._steps[0]) is not v2.Resize:  # pads
+            return (0,) * 8
+        resized = tuple(self._steps[0].transform(size, {}).shape[1:])
+        # Rounded as in torchvision: half to even.
+        corner = [round((side - wanted) / 2) for side, wanted in zip(resized, target, strict=True)]
+        return (0, 0, stored.height, stored.width, *resized, *corner)
 
     def _table(self, channels: int) -> ValueTable | None:
         """The following transforms as a table; None if they fail or do not return float32."""
@@ -189,6 +265,23 @@ class LeadingCrop:
             if type(step) not in _FLIPS:
                 image = step(image)
         return image
+
+
+@functools.cache
+def _is_cores(interpolation: str) -> bool:
+    """Whether torchvision resizes uint8 as the core does: older ones leave out torch's kernel on
+    some processors, so a picture is resized by both.
+    """
+    native = optional_module("jpeg")
+    if native is None or not resizes_in_core(interpolation):
+        return False
+    pixels = (np.arange(60 * 50 * 3) ** 2 % 251).astype(np.uint8).reshape(60, 50, 3)
+    out = np.empty((1, 23, 31, 3), np.uint8)
+    is_bicubic = interpolation == "bicubic"
+    native.place(pixels, (0, 0, 60, 50, 23, 31, 0, 0, 0, 0), out, bicubic=is_bicubic)
+    image, mode = torch.from_numpy(pixels).permute(2, 0, 1), InterpolationMode(interpolation)
+    theirs = functional.resize_image(image, [23, 31], interpolation=mode, antialias=True)
+    return torch.equal(batch_tensor(out, None)[0], theirs)
 
 
 def _region(crop: v2.Transform, params: _Params, stored: StoredImage) -> Region | None:

@@ -163,12 +163,13 @@ class StoredImage:
         apply_orientation: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
-        self._encoded, self._header = open_image(data, max_pixels)
+        self.encoded, self._header = open_image(data, max_pixels)
         self._mode, self._orientation = mode, self._header.orientation if apply_orientation else 1
         self.height, self.width = self._header.height, self._header.width
         if self._orientation >= 5:
             self.height, self.width = self.width, self.height
-        check_image_shape(shape, (self.height, self.width, CHANNELS[mode]))
+        self.channels, self.is_turned = CHANNELS[mode], self._orientation != 1
+        check_image_shape(shape, (self.height, self.width, self.channels))
 
     def pixels(self, region: Region) -> Pixels:
         """Decode a region as uint8 [height, width, C].
@@ -177,10 +178,10 @@ class StoredImage:
             ImageDecodeError: The image cannot be decoded, or its size differs from its header.
         """
         if self._orientation == 1:
-            pixels = decode_region(self._encoded, self._header, self._mode, region)
+            pixels = decode_region(self.encoded, self._header, self._mode, region)
             if pixels is not None:
                 return pixels
-        image = decode_by_header(self._encoded, self._header, self._mode)
+        image = decode_by_header(self.encoded, self._header, self._mode)
         whole = view_pixels(turn_upright(image, self._orientation))
         if whole.shape[:2] != (self.height, self.width):
             raise ImageDecodeError(

@@ -1,9 +1,50 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.native.jobs import Job
+
+class CropJob(Job):
+    done: int
+    sizes: npt.NDArray[np.int32]
+    def __init__(
+        self,
+        buffer: Any,
+        images: Any,
+        out: Any,
+        *,
+        table: Any = None,
+        keys: Any = None,
+        plans: Any = None,
+        drawn: tuple[Any, ...] | None = None,
+        centred: tuple[int, int] | None = None,
+        bicubic: bool = False,
+        resizes: bool = False,
+        max_pixels: int,
+        ignores_exif: bool = True,
+    ) -> None: ...
+
 def find_plain(images: list[bytes], height: int, width: int) -> npt.NDArray[np.bool_]: ...
+def place(
+    pixels: Any,
+    plan: Sequence[int],
+    out: Any,
+    *,
+    table: Any = None,
+    bicubic: bool = False,
+    plain: bool = False,
+) -> None: ...
+def plan_crop(
+    size: tuple[int, int],
+    height: int,
+    width: int,
+    key: int,
+    *,
+    drawn: tuple[Any, ...] | None = None,
+    centred: tuple[int, int] | None = None,
+) -> npt.NDArray[np.int64] | None: ...
 def read_images(images: list[bytes], rows: Any, out: Any) -> npt.NDArray[np.bool_]: ...
 def read_region(
     data: Any, image_height: int, image_width: int, top: int, left: int, out: Any

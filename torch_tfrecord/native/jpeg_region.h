@@ -59,8 +59,9 @@ static int region_is_last_scan(const unsigned char *at, size_t size) {
     return 0;
 }
 
-/* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1 or 3.
+/* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1, 3 or 4.
    The caller passes the size of the image, which contains the rectangle; another size in the data is REGION_DAMAGED.
+   With channels 4 a pixel is RGB and a byte without meaning, as the resize wants it.
    REGION_BROKEN writes what libjpeg says, up to JMSG_LENGTH_MAX bytes, to `problem`. */
 static int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width,
                        unsigned top, unsigned left, unsigned height, unsigned width, int channels,
@@ -100,7 +101,7 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
         return REGION_UNSUPPORTED;
     }
     if (!region_is_last_scan(source.next_input_byte, source.bytes_in_buffer)) longjmp(errors.back, 1);
-    image.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    image.out_color_space = channels == 1 ? JCS_GRAYSCALE : channels == 4 ? JCS_EXT_RGBX : JCS_RGB;
     image.dct_method = JDCT_ISLOW;
     jpeg_start_decompress(&image);
 
@@ -124,15 +125,47 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
     return row ? REGION_UNSUPPORTED : REGION_READ;
 }
 
-/* Whether an image's first bytes and its end show that region_read may be tried on all of it: standard segments
-   up to the first scan, one frame of 8 bits, 1 or 3 components and this size, and an end marker after
+/* A number of EXIF, of 2 or 4 bytes. */
+static unsigned exif_number(const unsigned char *at, int count, int is_little) {
+    unsigned number = 0;
+    int i;
+    for (i = 0; i < count; i++) number = number << 8 | at[is_little ? count - 1 - i : i];
+    return number;
+}
+
+/* Whether EXIF, from its TIFF header on, says that the image is upright or does not say how it is turned. */
+static int exif_is_upright(const unsigned char *tiff, size_t size) {
+    const int is_little = size && tiff[0] == 'I';
+    size_t at;
+    unsigned entries, turned;
+    if (size < 8 || (memcmp(tiff, "II", 2) && memcmp(tiff, "MM", 2))) return 1;
+    at = exif_number(tiff + 4, 4, is_little);
+    if (at > size || size - at < 2) return 1;
+    entries = exif_number(tiff + at, 2, is_little);
+    for (at += 2; entries && at <= size && size - at >= 10; entries--, at += 12) {
+        if (exif_number(tiff + at, 2, is_little) != 0x0112) continue;
+        turned = exif_number(tiff + at + 8, 2, is_little);
+        return exif_number(tiff + at + 2, 2, is_little) != 3 || exif_number(tiff + at + 4, 4, is_little) != 1 ||
+               turned < 2 || turned > 8;
+    }
+    return 1;
+}
+
+typedef struct {
+    unsigned height, width;
+    int is_upright; /* by EXIF */
+} ImageHeader;
+
+/* Whether an image's first bytes and its end show that region_read may be tried on it: standard segments
+   up to the first scan, one frame of 8 bits, 1 or 3 components and at least 1 x 1 pixels, and an end marker after
    the scan's header. Stricter than libjpeg, which skips segments of fewer than 2 bytes and, once it has all pixels,
    does not look for the end. The end marker's two bytes cannot occur inside compressed pixels. */
-static int image_is_plain(const unsigned char *data, size_t size, unsigned height, unsigned width) {
+static int image_is_plain(const unsigned char *data, size_t size, ImageHeader *header) {
     size_t at = 2, end, length;
     int has_frame = 0;
     unsigned marker;
 
+    header->is_upright = 1;
     if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return 0;
     for (;;) {
         if (at >= size || data[at] != 0xFF) return 0;
@@ -146,9 +179,14 @@ static int image_is_plain(const unsigned char *data, size_t size, unsigned heigh
         if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
             const unsigned char *frame = data + at + 3;
             if (has_frame || length < 8 || frame[0] != 8 || (frame[5] != 1 && frame[5] != 3)) return 0;
-            if (((unsigned)frame[1] << 8 | frame[2]) != height || ((unsigned)frame[3] << 8 | frame[4]) != width) return 0;
-            has_frame = 1;
+            header->height = (unsigned)frame[1] << 8 | frame[2];
+            header->width = (unsigned)frame[3] << 8 | frame[4];
+            has_frame = header->height && header->width;
+            if (!has_frame) return 0;
         }
+        if (marker == 0xE1 && length >= 8 && !memcmp(data + at + 3, "Exif\0", 6) &&
+            !exif_is_upright(data + at + 9, length - 8))
+            header->is_upright = 0;
         at += 1 + length;
     }
     for (end = size - 2; has_frame && end > at; end--)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RandomStream", "record_keys", "salted_keys", "shuffled"]
+__all__ = ["RandomStream", "record_keys", "salted_keys", "shuffled", "to_64_bits"]
 
 _UINT64 = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -34,7 +34,7 @@ class RandomStream:
     def __init__(self, *seeds: int) -> None:
         self._state = 0
         for seed in seeds:
-            self._state = self._next() ^ _to_64_bits(seed)
+            self._state = self._next() ^ to_64_bits(seed)
             self._state = self._next()
 
     def _next(self) -> int:
@@ -79,7 +79,8 @@ def _mixed_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def _to_64_bits(seed: int) -> int:
+def to_64_bits(seed: int) -> int:
+    """A seed of any size as `RandomStream` takes it up."""
     if 0 <= seed <= _UINT64:
         return seed
     # Negative and longer seeds are folded so that similar ones do not collide.
