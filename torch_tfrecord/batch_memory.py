@@ -9,9 +9,10 @@ values calls `reserve` first.
 
 from __future__ import annotations
 
+import functools
 import math
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ __all__ = [
     "OBJECT_BYTES",
     "TENSOR_BYTES",
     "BatchBudget",
+    "array_dtype",
+    "as_array",
+    "as_tensor",
     "check_max_batch_bytes",
     "empty_bytes",
     "empty_tensor",
@@ -139,10 +143,46 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     Raises:
         LimitExceededError: As for `reserve`.
     """
-    import torch  # takes seconds, and reading records does not need it
-
     num_bytes = math.prod(shape) * dtype.itemsize
     reserve(num_bytes)
-    if not num_bytes:  # which torch does not view as another dtype
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(empty_bytes(num_bytes)).view(dtype).view(shape)
+    return as_tensor(empty_bytes(num_bytes).view(array_dtype(dtype)), dtype, shape)
+
+
+@functools.cache
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """NumPy's dtype for a tensor's memory: of integers where it has no such numbers (bfloat16)."""
+    import torch  # takes seconds, and reading records does not need it
+
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return np.dtype(f"i{dtype.itemsize}")
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The memory of a dense tensor on the CPU, of `array_dtype`."""
+    import torch
+
+    plain = tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+    try:
+        return plain.numpy()
+    except TypeError:
+        return plain.view(getattr(torch, array_dtype(tensor.dtype).name)).numpy()
+
+
+def as_tensor(
+    array: npt.NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor of an array's memory, which is of `array_dtype`; in another shape, if one is given.
+
+    torch's own methods, but not ``from_numpy``, let go of the GIL, and beside a thread that computes
+    in Python each may then wait for 5 ms: so the array takes the shape.
+    """
+    import torch
+
+    if shape is None or not array.size:  # NumPy's empty arrays have no sizes beyond 2**63 bytes
+        tensor = torch.from_numpy(array)
+        tensor = tensor if shape is None else tensor.reshape(shape)
+    else:
+        tensor = torch.from_numpy(array.reshape(shape))
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)

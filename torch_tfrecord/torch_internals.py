@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
@@ -55,7 +56,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.T
             from torch.nested._internal.nested_tensor import NestedTensor
 
             # a shape without elements holds the number, as torch's compiler wants it
-            known = {"max_seqlen": torch.zeros(longest, 0)}
+            known = {"max_seqlen": torch.from_numpy(np.zeros((longest, 0), np.float32))}
             return NestedTensor(values, offsets, _metadata_cache=known)
     return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
 

@@ -9,6 +9,7 @@ from helpers import pure_python
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.containers import offsets_of
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.native import optional_module
@@ -54,7 +55,9 @@ def test_equals_a_loop(is_pure, lengths, more, inner, dtype, seed):
     values = bits.to(torch.uint8).view(dtype).reshape(sum(lengths) + 1, *inner)[:-1]
     fill = torch.tensor(seed % 2, dtype=dtype)
     with pure_python(is_pure):
-        padded = pad_rows(values, offsets_of(lengths), max(lengths) + more, fill)
+        ends = offsets_of(lengths).numpy()
+        found = pad_rows(as_array(values), ends, max(lengths) + more, as_array(fill))
+        padded = as_tensor(found, dtype)
     expected = loop(values, lengths, max(lengths) + more, fill)
     assert (padded.dtype, padded.shape) == (expected.dtype, expected.shape)
     assert (
@@ -68,8 +71,8 @@ def test_nans_keep_their_bits(is_pure):
     values = torch.tensor([0x7F800001, 0x7FC12345], dtype=torch.int32).view(torch.float32)
     fill = torch.tensor(0x7F800002, dtype=torch.int32).view(torch.float32)
     with pure_python(is_pure):
-        padded = pad_rows(values, torch.tensor([0, 0, 2]), 2, fill)
-    assert padded.view(torch.int32).tolist() == [[0x7F800002] * 2, [0x7F800001, 0x7FC12345]]
+        padded = pad_rows(values.numpy(), np.array([0, 0, 2]), 2, fill.numpy())
+    assert padded.view(np.int32).tolist() == [[0x7F800002] * 2, [0x7F800001, 0x7FC12345]]
 
 
 @pytest.mark.parametrize(

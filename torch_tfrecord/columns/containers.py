@@ -186,9 +186,9 @@ class Nested(NamedTuple):
 
 def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
     """The row splits of rows with these lengths."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=offsets[1:])
-    return offsets
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return torch.from_numpy(offsets)
 
 
 def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:

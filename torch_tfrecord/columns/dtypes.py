@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, empty_bytes
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.native import optional_module
 
 __all__ = [
     "BYTES_LIST",
@@ -25,6 +27,7 @@ __all__ = [
     "Value",
     "Values",
     "cast",
+    "cast_array",
     "check_dimension",
     "check_key",
     "check_list_dtype",
@@ -140,8 +143,12 @@ def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:
 def cast(
     values: npt.NDArray[np.int64] | npt.NDArray[np.float32], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Cast an int64 or float32 array to a tensor of a dtype, and check that values are in its
-    range.
+    """The tensor of `cast_array`."""
+    return as_tensor(cast_array(values, dtype), dtype)
+
+
+def cast_array(values: Array, dtype: torch.dtype) -> Array:
+    """Cast an int64 or float32 array to a tensor's dtype, and check that values are in its range.
 
     For integers and floats alike, a value outside the dtype's finite range is an error (infinities
     pass if the dtype has them). Rounding to a narrower float is allowed.
@@ -149,25 +156,32 @@ def cast(
     Raises:
         ParseError: A value would change by more than rounding.
     """
-    # int64 and float32 are the lists' own dtypes, and float64 holds every float32.
-    if values.size and dtype not in (torch.int64, torch.float32, torch.float64):
-        _check_range(values, dtype)
-    tensor = torch.from_numpy(values)
-    return tensor if tensor.dtype == dtype else tensor.to(dtype)
-
-
-def _check_range(values: Array, dtype: torch.dtype) -> None:
+    kind = array_dtype(dtype)
+    if values.dtype == kind:  # the lists' own dtypes
+        return values
+    out: Array = empty_bytes(values.size * kind.itemsize).view(kind).reshape(values.shape)
     low, high = value_range(dtype)
-    if dtype in _WITH_INFINITY:
-        # An infinity stays one in these dtypes: only finite values can be out of their range.
-        values = values[~np.isinf(values)]
-    elif dtype == torch.uint64:
+    if dtype == torch.uint64:
         high = (1 << 63) - 1  # no int64 is larger
-    # A NaN is neither below nor above, and so passes.
-    if ((values < low) | (values > high)).any():
+    native = None if dtype.is_floating_point else optional_module("memory")
+    if native is not None:
+        fits = native.narrow(
+            values.reshape(-1), out.reshape(-1).view(f"u{kind.itemsize}"), low, high
+        )
+    else:
+        # An infinity stays one in these dtypes: only finite values can be out of their range.
+        known = values[~np.isinf(values)] if dtype in _WITH_INFINITY else values
+        # A NaN is neither below nor above, and so passes; float64 holds every float32.
+        fits = dtype == torch.float64 or not ((known < low) | (known > high)).any()
+    if not fits:
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
         )
+    if dtype.is_floating_point and kind.kind == "i":  # NumPy does not round to bfloat16
+        return as_array(torch.from_numpy(values).to(dtype))
+    if native is None:
+        out[...] = values
+    return out
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

@@ -4,6 +4,7 @@ each record), VarLenFeature (any number) and FixedLenSequenceFeature (rows of eq
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import knows_keywords
+from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
+    Array,
     DType,
     Value,
     cast,
+    cast_array,
     check_list_dtype,
     default_values,
     fixed_shape,
@@ -41,7 +45,7 @@ from torch_tfrecord.columns.reading import (
     reserve_for_values,
     splits_of,
 )
-from torch_tfrecord.columns.stacking import pad_rows
+from torch_tfrecord.columns.stacking import fill_rows, pad_rows
 
 __all__ = [
     "FixedLenFeature",
@@ -53,8 +57,6 @@ __all__ = [
 
 # The dtypes of the lists themselves: the core's values need no cast.
 _STORED = (torch.int64, torch.float32)
-# An integer dtype of each size, to copy the bits of any dtype.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POINTER_BYTES = 8  # per entry of a Python list
 
 
@@ -154,7 +156,9 @@ class _FixedNumbers(_FixedLenReader):
         super().__init__(name, spec, in_context=in_context)
         self._dtype = torch_dtype(spec.dtype)
         if self._default is not None:
-            self._default = torch.tensor(self._default, dtype=self._dtype).reshape(spec.shape)
+            # Bit for bit: a NaN or a float8 keeps its bits.
+            default = torch.tensor(self._default, dtype=self._dtype).reshape(-1)
+            self._default = default.view(torch.uint8).numpy()
         self.row_bytes = self._count * self._dtype.itemsize
         self.is_plain = self._dtype in _STORED
         # The column's array is the batch's tensor as it stands: no cast, no reshape.
@@ -172,16 +176,11 @@ class _FixedNumbers(_FixedLenReader):
                 return torch.from_numpy(values)
         else:
             self._check(missing)
-            if self._default is not None and missing.all():
-                default: torch.Tensor = self._default.expand(len(values), *self._shape)
-                # No record has the feature; a copy, as the batch is the user's to change.
-                return default.clone(memory_format=torch.contiguous_format)
-        tensor = labelled(self._want, cast, values, self._dtype).reshape(len(values), *self._shape)
+        array = labelled(self._want, cast_array, values, self._dtype)
         if missing is not None and self._default is not None:
-            # Bit for bit: a NaN or a float8 keeps its bits.
-            bits = _BITS[self._dtype.itemsize]
-            tensor.view(bits)[torch.from_numpy(missing != 0)] = self._default.view(bits)
-        return tensor
+            rows = array.view(np.uint8).reshape(len(array), len(self._default))
+            fill_rows(rows, missing, self._default)
+        return as_tensor(array, self._dtype, (len(values), *self._shape))
 
 
 class _FixedStrings(_FixedLenReader):
@@ -407,29 +406,34 @@ def _rows(
     column: Column, ends: Ints, want: Want, spec: FixedLenSequenceFeature, *, pads: bool
 ) -> torch.Tensor | Nested | list[Value]:
     """All values of a column as rows; ``ends`` are the row splits of the records."""
-    values, shape = read_list(want, column, spec.dtype), (int(ends[-1]), *spec.shape)
-    if isinstance(values, list):
-        rows = split_lists(nest(values, shape), [ends.tolist()])
+    shape, dtype = (int(ends[-1]), *spec.shape), spec.dtype
+    if not isinstance(dtype, torch.dtype):
+        strings = labelled(want, column.strings, dtype)
+        rows = split_lists(nest(strings, shape), [ends.tolist()])
         return _pad_strings(want, rows, spec) if pads else rows
-    values = values.reshape(shape)
+    values = labelled(want, cast_array, column.values, dtype)
     if pads:
-        return _pad_numbers(want, values, ends, spec.default_value or 0)
+        values = values.reshape(shape[0], math.prod(spec.shape))
+        padded = _pad_numbers(want, values, ends, _padding(spec.default_value or 0, dtype))
+        return as_tensor(padded, dtype, (*padded.shape[:2], *spec.shape))
     reserve_for_values(want, values.nbytes, ends)
-    return Nested(values, (torch.from_numpy(ends),))
+    return Nested(as_tensor(values, dtype, shape), (torch.from_numpy(ends),))
 
 
-def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -> torch.Tensor:
-    """Pad rows with the given row splits to [N, longest, ...]."""
-    lengths, shape = np.diff(ends), values.shape[1:]
+@functools.lru_cache
+def _padding(value: float, dtype: torch.dtype) -> Array:
+    return as_array(torch.tensor(value, dtype=dtype))
+
+
+def _pad_numbers(want: Want, values: Array, ends: Ints, padding: Array) -> Array:
+    """Pad rows [M, size] with the given row splits to [N, longest, size]."""
+    lengths, size = np.diff(ends), values.shape[1]
     longest = int(lengths.max(initial=0))
-    num_values = len(lengths) * longest * math.prod(shape)
-    reserve_for(want, num_values * values.dtype.itemsize, ends)
+    reserve_for(want, len(lengths) * longest * size * values.itemsize, ends)
     # Nothing to pad, and so nothing to copy.
     if len(lengths) and lengths.min() == longest:
-        return values.reshape(len(lengths), longest, *shape)
-    return pad_rows(
-        values, torch.from_numpy(ends), longest, torch.tensor(padding, dtype=values.dtype)
-    )
+        return values.reshape(len(lengths), longest, size)
+    return pad_rows(values, ends, longest, padding)
 
 
 def _pad_strings(

@@ -194,9 +194,8 @@ class Source(Feature):
         """The batch's column."""
         columns = {
             "path": [place.path for place in places],
-            # The dtype is given, as torch makes floats of an empty list.
-            "position": torch.tensor([place.position for place in places], dtype=torch.int64),
-            "offset": torch.tensor([*map(_offset, places)], dtype=torch.int64),
+            "position": torch.from_numpy(np.array([place.position for place in places], np.int64)),
+            "offset": torch.from_numpy(np.array([*map(_offset, places)], np.int64)),
         }
         return columns if self.what is None else columns[self.what]
 

@@ -22,7 +22,7 @@ from torch_tfrecord.columns.containers import (
     make_sparse,
     wrap_nested,
 )
-from torch_tfrecord.columns.dtypes import Value
+from torch_tfrecord.columns.dtypes import Array, Value
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.torch_internals import sparse_parts
 
@@ -33,6 +33,7 @@ __all__ = [
     "as_kind_of",
     "as_nested",
     "as_plain",
+    "fill_rows",
     "is_ascending",
     "is_listed",
     "is_ragged",
@@ -250,45 +251,42 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     return make_sparse(indices, joined, (len(samples), *shapes.pop()), is_coalesced=is_coalesced)
 
 
-def pad_rows(
-    values: torch.Tensor, offsets: torch.Tensor, longest: int, fill: torch.Tensor
-) -> torch.Tensor:
-    """Pad concatenated rows to a dense tensor [B, longest, *inner].
+def pad_rows(values: Array, offsets: npt.NDArray[np.int64], longest: int, fill: Array) -> Array:
+    """Pad concatenated rows to a dense array [B, longest, *inner].
 
     The caller must reserve the memory. Values are copied bit for bit.
 
     Args:
-        values: [N, *inner], any dtype, on the CPU.
+        values: [N, *inner], any dtype.
         offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; ascending from 0 to
             N.
         longest: At least the length of the longest row.
         fill: The padding value, one element of the same dtype.
 
     Example:
-        >>> pad_rows(torch.tensor([4, 5, 6]), torch.tensor([0, 1, 3]), 2, torch.tensor(-1)).tolist()
+        >>> pad_rows(np.array([4, 5, 6]), np.array([0, 1, 3]), 2, np.array([-1])).tolist()
         [[4, -1], [5, 6]]
     """
     shape = (len(offsets) - 1, longest, *values.shape[1:])
-    # Rows of no bytes have no places that could be filled.
-    if not math.prod(shape):
-        return values.new_empty(shape)
-    itemsize = math.prod(shape[2:]) * values.dtype.itemsize
+    itemsize = math.prod(shape[2:]) * values.itemsize
     out = empty_bytes(shape[0] * longest * itemsize)
-    _fill(
-        _bytes(values),
-        offsets.numpy(),
-        itemsize,
-        _bytes(fill),
-        out.reshape(shape[0], longest * itemsize),
-    )
-    return torch.from_numpy(out).view(values.dtype).view(shape)
+    # Rows of no bytes have no places that could be filled.
+    if len(out):
+        _fill(_bytes(values), offsets, itemsize, _bytes(fill), out.reshape(shape[0], -1))
+    return out.view(values.dtype).reshape(shape)
 
 
-def _bytes(tensor: torch.Tensor) -> _Bits:
-    if not tensor.numel():  # NumPy's empty arrays have strides that torch does not view
-        return np.empty(0, np.uint8)
-    array: _Bits = tensor.reshape(-1).view(torch.uint8).numpy()
-    return array
+def _bytes(array: Array) -> _Bits:
+    return array.reshape(-1).view(np.uint8)
+
+
+def fill_rows(rows: _Bits, missing: _Bits, value: _Bits) -> None:
+    """Copy a value to the rows [N, number of bytes] that are missing: uint8 [N], not 0."""
+    native = optional_module("memory")
+    if native is not None:
+        native.fill(rows, missing, value)
+    else:
+        rows[missing != 0] = value
 
 
 def _fill(

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import empty_bytes, empty_tensor
+from torch_tfrecord.batch_memory import as_array, as_tensor, empty_bytes, empty_tensor
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import (
     WHOLE_KINDS,
@@ -28,7 +28,6 @@ from torch_tfrecord.loading.sample import (
     UNSEEN,
     Sample,
     SampleBlock,
-    as_array,
     is_jagged,
     is_plain,
 )
@@ -436,7 +435,7 @@ def _join_rows(
         joined[place] = array[row]
     if isinstance(first, list):
         return joined.tolist()
-    return torch.from_numpy(joined).view(first.dtype)
+    return as_tensor(joined, first.dtype)
 
 
 def _kind_of(column: torch.Tensor) -> tuple[object, ...]:

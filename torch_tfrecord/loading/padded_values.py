@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, reserve
 from torch_tfrecord.columns.containers import offsets_of
-from torch_tfrecord.columns.dtypes import dtype_name
+from torch_tfrecord.columns.dtypes import Array, dtype_name
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import numbers
@@ -39,8 +41,6 @@ Padded: TypeAlias = tuple[Batch, Batch]
 
 _Shape: TypeAlias = tuple[int, ...]
 _Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
-
-_Number: TypeAlias = bool | int | float | complex
 
 _POINTER_BYTES = 8  # of one entry in a Python list
 
@@ -94,17 +94,17 @@ def find_rows(column: torch.Tensor) -> Rows | None:
 
 def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
     """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
-    sizes, plain = rows.sizes(), rows.values.as_subclass(torch.Tensor)
-    size, fill = _prepare(sizes, wish, plain.dtype)
+    sizes, dtype = rows.sizes(), rows.values.dtype
+    size, fill = _prepare(sizes, wish, dtype)
+    values = plain = as_array(rows.values)
     # First all dimensions but the first of a jagged row: then rows are of one size.
     inner = size if rows.offsets is None else size[1:]
     if plain.shape[1:] != inner:
-        values = plain
-        plain = values.new_full((len(values), *inner), fill)
+        plain = np.full((len(values), *inner), fill)
         plain[tuple(map(slice, values.shape))] = values
-    if rows.offsets is None:
-        return plain, _lengths_of(sizes)
-    return pad_rows(plain, rows.offsets, size[0], plain.new_full((), fill)), _lengths_of(sizes)
+    if rows.offsets is not None:
+        plain = pad_rows(plain, rows.offsets.numpy(), size[0], fill)
+    return as_tensor(plain, dtype), _lengths_of(sizes)
 
 
 def pad_numbers(values: Values, wish: Wish) -> Padded:
@@ -121,16 +121,21 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
     _check_alike(tensors, wish.name)
     sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
     plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
-    if (sizes == sizes[0]).all():
+    is_known = all(map(is_plain, plain))  # else gradients must pass, or they are on a device
+    if is_known and (sizes == sizes[0]).all():
         batch, lengths = pad_rows_of(Rows(default_collate(plain), None), wish)
-    elif (sizes[:, 1:] == sizes[0, 1:]).all() and all(map(is_plain, plain)):
+    elif is_known and (sizes[:, 1:] == sizes[0, 1:]).all():
         rows = Rows(torch.cat(plain), offsets_of(sizes[:, 0].tolist()))
         batch, lengths = pad_rows_of(rows, wish)
     else:
         size, fill = _prepare(sizes, wish, plain[0].dtype)
-        batch, lengths = plain[0].new_full((len(plain), *size), fill), _lengths_of(sizes)
+        batch, lengths = plain[0].new_empty((len(plain), *size)), _lengths_of(sizes)
+        padded: Any = as_array(batch) if is_known else batch
+        padded[...] = fill if is_known else as_tensor(fill, batch.dtype)
         for number, tensor in enumerate(plain):  # views by index may be changed in place
-            batch[number][tuple(map(slice, tensor.shape))] = tensor
+            padded[number][tuple(map(slice, tensor.shape))] = (
+                as_array(tensor) if is_known else tensor
+            )
     return batch, lengths
 
 
@@ -179,26 +184,28 @@ def _check_alike(tensors: Values, name: str) -> None:
             )
 
 
-def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, _Number]:
+def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Array]:
     """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
-    size = _padded_size(sizes, wish)
-    fill = _exact_number(wish.padding_values, dtype, wish.name) if size else 0
+    size, value = _padded_size(sizes, wish), wish.padding_values
+    fill = np.zeros((), array_dtype(dtype))
+    if size and value is not None:
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+            value = value.item()
+        # By its text, too: 0.0 equals -0.0, and a NaN nothing.
+        fill = _exact_number(value, str(value), dtype, wish.name)
     _reserve_padded(sizes, size, dtype.itemsize, wish.name)
     return size, fill
 
 
-def _exact_number(value: object, dtype: torch.dtype, name: str) -> _Number:
+@functools.lru_cache
+def _exact_number(value: Any, text: str, dtype: torch.dtype, name: str) -> Array:
     """The padding value; an error unless the dtype can hold it exactly."""
-    if value is None:
-        return 0
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        value = value.item()
-    try:
-        held = torch.tensor(value, dtype=dtype).item()
-    except (RuntimeError, TypeError, ValueError, OverflowError):
-        held = None
+    found = held = None
+    with suppress(RuntimeError, TypeError, ValueError, OverflowError):
+        found = torch.tensor(value, dtype=dtype)
+        held = found.item()
     # NaN differs from itself.
-    if held is None or not (held == value or (held != held and value != value)):
+    if found is None or not (held == value or (held != held and value != value)):
         nearest = (
             f"; the nearest is {held!r}"
             if isinstance(held, float) and isinstance(value, float)
@@ -207,7 +214,7 @@ def _exact_number(value: object, dtype: torch.dtype, name: str) -> _Number:
         raise TypeError(
             f"{name or 'samples'}: Invalid `padding_values`. {dtype_name(dtype)} cannot hold {value!r} exactly{nearest}"
         )
-    return held
+    return as_array(found)
 
 
 def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Padded:

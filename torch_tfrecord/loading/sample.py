@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.loading.display import to_html
@@ -24,7 +24,6 @@ __all__ = [
     "UNSEEN",
     "Sample",
     "SampleBlock",
-    "as_array",
     "is_jagged",
     "is_plain",
     "take_apart",
@@ -304,18 +303,6 @@ def is_plain(column: object) -> bool:
     )
 
 
-def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A plain column's memory; as integers if NumPy does not have its dtype."""
-    plain = tensor.as_subclass(torch.Tensor)
-    try:
-        return plain.numpy()
-    except TypeError:
-        return plain.view(_INTEGERS[plain.itemsize]).numpy()
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     """Some rows of a column, not copied; None if that cannot be done."""
     if isinstance(column, list):
@@ -323,7 +310,7 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     if is_plain(column):
         # Not a slice of the tensor, which would share its version counter: a change of one batch in
         # place would break backward for all others.
-        return torch.from_numpy(as_array(column)[begin:end]).view(column.dtype)
+        return as_tensor(as_array(column)[begin:end], column.dtype)
     parts = jagged_parts(column) if is_jagged(column) else None
     if parts is None or not is_plain(parts[0]):
         return None

@@ -1,10 +1,12 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-"""Reusable memory, and padding of rows in it; the Python fallbacks are `batch_memory`, with fresh memory each time, and
-`values.padded`."""
+"""Reusable memory, and what fills columns there; the Python fallbacks are `batch_memory`, with fresh memory each time,
+and beside each caller. Work of less than about 100 us keeps the GIL: beside a thread that computes in Python, a thread
+that gives it away for some microseconds may wait for it for 5 ms.
+"""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from "blocks.h":
@@ -14,7 +16,16 @@ cdef extern from "blocks.h":
     void block_give_back(block_header *block) nogil
     uint8_t *block_data(block_header *block) nogil
 
-__all__ = ["Block", "pad"]
+__all__ = ["Block", "fill", "narrow", "pad"]
+
+cdef enum:
+    LARGE_BYTES = 1 << 20
+
+ctypedef fused bits:
+    uint8_t
+    uint16_t
+    uint32_t
+    uint64_t
 
 
 cdef class Block:
@@ -65,9 +76,8 @@ def pad(
     Raises:
         ValueError: Offsets descend or leave the values, a row is too long for `out`, or `out` has too few rows.
     """
-    cdef Py_ssize_t rows = out.shape[0], width = out.shape[1], period = fill.shape[0], row, length, done
+    cdef Py_ssize_t rows = out.shape[0], width = out.shape[1], period = fill.shape[0], row
     cdef int64_t begin, end
-    cdef uint8_t *target
     if offsets.shape[0] != rows + 1 or period < 1 or itemsize < 0:
         raise ValueError(f"expected {rows + 1} offsets, fill and itemsize, got {offsets.shape[0]}, {period}, {itemsize}")
     for row in range(rows):
@@ -78,16 +88,61 @@ def pad(
             raise ValueError(f"expected rows of at most {width} bytes and whole fills, got another one, row {row}")
     if not width:
         return
-    with nogil:
-        for row in range(rows):
-            target = &out[row, 0]
-            length = (offsets[row + 1] - offsets[row]) * itemsize
-            if length:
-                memcpy(target, &values[offsets[row] * itemsize], <size_t> length)
-            if length == width:
-                continue
-            memcpy(target + length, &fill[0], <size_t> period)
-            done = period  # each copy doubles the filled part
-            while length + done < width:
-                memcpy(target + length + done, target + length, <size_t> min(done, width - length - done))
-                done *= 2
+    if rows * width < LARGE_BYTES:
+        pad_rows(values, offsets, itemsize, fill, out)
+    else:
+        with nogil:
+            pad_rows(values, offsets, itemsize, fill, out)
+
+
+cdef void pad_rows(
+    const uint8_t[::1] values,
+    const int64_t[::1] offsets,
+    Py_ssize_t itemsize,
+    const uint8_t[::1] fill,
+    uint8_t[:, ::1] out,
+) noexcept nogil:
+    cdef Py_ssize_t row, length, done, width = out.shape[1], period = fill.shape[0]
+    cdef uint8_t *target
+    for row in range(out.shape[0]):
+        target = &out[row, 0]
+        length = (offsets[row + 1] - offsets[row]) * itemsize
+        if length:
+            memcpy(target, &values[offsets[row] * itemsize], <size_t> length)
+        if length == width:
+            continue
+        memcpy(target + length, &fill[0], <size_t> period)
+        done = period  # each copy doubles the filled part
+        while length + done < width:
+            memcpy(target + length + done, target + length, <size_t> min(done, width - length - done))
+            done *= 2
+
+
+def fill(uint8_t[:, ::1] out not None, const uint8_t[::1] missing not None, const uint8_t[::1] value not None):
+    """Copy a value to the rows that are missing.
+
+    Raises:
+        ValueError: The sizes differ.
+    """
+    cdef Py_ssize_t row
+    if missing.shape[0] != out.shape[0] or value.shape[0] != out.shape[1] or not out.shape[1]:
+        raise ValueError(f"expected {out.shape[0]} rows of {value.shape[0]} bytes, got others")
+    for row in range(out.shape[0]):
+        if missing[row]:
+            memcpy(&out[row, 0], &value[0], <size_t> out.shape[1])
+
+
+def narrow(const int64_t[::1] values not None, bits[::1] out not None, int64_t low, int64_t high):
+    """Copy integers to narrower ones: whether all are in their range. If not, `out` is not whole.
+
+    Raises:
+        ValueError: The sizes differ.
+    """
+    cdef Py_ssize_t place
+    if out.shape[0] != values.shape[0]:
+        raise ValueError(f"expected {values.shape[0]} places, got {out.shape[0]}")
+    for place in range(values.shape[0]):
+        if values[place] < low or values[place] > high:
+            return False
+        out[place] = <bits> values[place]
+    return True

@@ -145,18 +145,19 @@ class DrawEpoch:
 
     def __init__(self, is_used: bool = True) -> None:
         self._is_used = is_used
+        # Read by `tolist`: `int` lets go of the GIL, and positions are many.
         self._number = torch.tensor(_UNKNOWN)
         self._share()
 
     @property
     def is_known(self) -> bool:
         """Whether an epoch was chosen."""
-        return int(self._number) != _UNKNOWN
+        return self._number.tolist() != _UNKNOWN
 
     @property
     def number(self) -> int:
         """The epoch; 0 if none was chosen."""
-        return max(int(self._number), 0)
+        return max(self._number.tolist(), 0)
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch, from 0."""
@@ -173,7 +174,7 @@ class DrawEpoch:
             seeds: What else decides the draws of an epoch.
         """
         salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
-        epoch = int(self._number) if epoch is None else epoch
+        epoch = self._number.tolist() if epoch is None else epoch
         if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(records), salt or 0)
         seed = seed_of(positions)
