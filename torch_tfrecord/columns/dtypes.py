@@ -199,12 +199,11 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
     if dtype == torch.bool and bytes(data).strip(b"\x00\x01"):
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:
-        flat = (
-            # bytearray: torch warns about memory that it may not write to.
-            torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        )
-        return flat.reshape(tuple(shape))
-    except RuntimeError as error:
+        # bytearray: torch warns about memory that it may not write to.
+        kind = array_dtype(dtype)
+        flat = np.frombuffer(bytearray(data), kind) if data else np.empty(0, kind)
+        return as_tensor(flat, dtype, tuple(shape))
+    except (RuntimeError, ValueError) as error:
         raise ParseError(f"shape {list(shape)} is not possible for a tensor") from error
 
 

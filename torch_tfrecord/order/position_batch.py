@@ -145,19 +145,18 @@ class DrawEpoch:
 
     def __init__(self, is_used: bool = True) -> None:
         self._is_used = is_used
-        # Read by `tolist`: `int` lets go of the GIL, and positions are many.
         self._number = torch.tensor(_UNKNOWN)
         self._share()
 
     @property
     def is_known(self) -> bool:
         """Whether an epoch was chosen."""
-        return self._number.tolist() != _UNKNOWN
+        return int(self._shared) != _UNKNOWN
 
     @property
     def number(self) -> int:
         """The epoch; 0 if none was chosen."""
-        return max(self._number.tolist(), 0)
+        return max(int(self._shared), 0)
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch, from 0."""
@@ -174,7 +173,7 @@ class DrawEpoch:
             seeds: What else decides the draws of an epoch.
         """
         salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
-        epoch = self._number.tolist() if epoch is None else epoch
+        epoch = int(self._shared) if epoch is None else epoch
         if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(records), salt or 0)
         seed = seed_of(positions)
@@ -187,3 +186,5 @@ class DrawEpoch:
     def _share(self) -> None:
         if self._is_used:
             self._number.share_memory_()
+        # Read for each position of a mixture: a tensor would let go of the GIL each time.
+        self._shared = self._number.numpy()
