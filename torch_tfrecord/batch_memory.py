@@ -151,17 +151,14 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 @functools.cache
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """NumPy's dtype for a tensor's memory: of integers where it has no such numbers (bfloat16)."""
-    import torch  # takes seconds, and reading records does not need it
-
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:
-        return np.dtype(f"i{dtype.itemsize}")
+    name = str(dtype).removeprefix("torch.")
+    # Not by its name alone: other packages teach NumPy "bfloat16", which torch does not take.
+    return np.dtype(getattr(np, "bool_" if name == "bool" else name, f"i{dtype.itemsize}"))
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The memory of a dense tensor on the CPU, of `array_dtype`."""
-    import torch
+    import torch  # takes seconds, and reading records does not need it
 
     plain = tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
     try:
