@@ -166,7 +166,9 @@ def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
     blocks = files.table.block_starts(positions[order], _STRETCH_BYTES)
     for part in np.split(order, blocks[1:]):
         try:
-            records: Sequence[bytes | memoryview] = files.read_batch(positions[part])
+            read = files.read_batch(positions[part])
+            read.read()
+            records: Sequence[bytes | memoryview] = read
         except TFRecordError:
             records = SingleRecords(files, positions[part])  # whose error names the record
         for number, record in zip(part.tolist(), records, strict=True):

@@ -19,7 +19,7 @@ from torch.profiler import record_function
 
 from torch_tfrecord.torch_internals import is_profiling
 
-__all__ = ["PHASES", "Counters", "Phase", "count", "count_in"]
+__all__ = ["PHASES", "Counters", "Phase", "count", "count_in", "spent"]
 
 PHASES = ("read", "parse", "decode", "transform", "collate", "transport")
 """The parts of making a batch, in their order."""
@@ -76,6 +76,12 @@ class Phase:
         _THREAD.inner = self._outer + seconds
         if self._shown is not None:
             self._shown.__exit__(*error)
+
+
+def spent(name: str, seconds: float) -> None:
+    """Count seconds of the phase around this as another one's."""
+    count(name, seconds)
+    _THREAD.inner += seconds
 
 
 class Counters:

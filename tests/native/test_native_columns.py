@@ -21,6 +21,7 @@ from torch_tfrecord.protobuf.example import encode_example
 core = pytest.importorskip(
     "torch_tfrecord.native.columns", reason="the compiled core was not built"
 )
+jobs = pytest.importorskip("torch_tfrecord.native.jobs")
 
 KINDS = {"bytes_list": 1, "float_list": 2, "int64_list": 3}
 DTYPES = {1: np.int64, 2: np.float32, 3: np.int64}
@@ -45,9 +46,11 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
     offsets = np.full((sum(slot[2] < 0 for slot in slots), count + 1), -9, np.int64)
     missing = np.zeros((len(slots), count), np.uint8)
     plan = core.Plan(slots)
-    found = plan.parse(
-        np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical
+    job = core.ParseJob(
+        plan, np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing
     )
+    jobs.run([job])  # what it leaves is done by `finish`
+    found = job.finish(canonical)
     if found is None:
         assert len(records) != 1 or plan.parse_one(records[0]) is None
         return None
@@ -492,7 +495,8 @@ def test_arguments_that_do_not_fit():
     )
 
     def parse(starts, lengths, block=block, offsets=offsets, missing=missing):
-        return plan.parse(buffer, np.array(starts), np.array(lengths), block, offsets, missing)
+        arrays = np.array(starts), np.array(lengths), block, offsets, missing
+        return core.ParseJob(plan, buffer, *arrays).finish()
 
     huge = (1 << 63) - 1
     for start, length in (
@@ -605,5 +609,6 @@ def test_slots_that_add_to_their_own_list_are_those_at_the_call():
     one, block = np.array([0], np.int64), np.zeros(8, np.uint8)
     record = encode_example({"key": 7})
     missing, offsets = np.zeros((1, 1), np.uint8), np.zeros((0, 2), np.int64)
-    assert plan.parse(record, one, one + len(record), block, offsets, missing) == ([], None, [])
+    job = core.ParseJob(plan, record, one, one + len(record), block, offsets, missing)
+    assert job.finish() == ([], None, [])
     assert block.view(np.int64).tolist() == [7]

@@ -15,6 +15,7 @@ from torch_tfrecord.files.ranges import plan_reads, reading_order
 from torch_tfrecord.files.storage import open_file
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
+jobs = pytest.importorskip("torch_tfrecord.native.jobs")
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +86,9 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
         buffer, ranges = np.zeros(size, np.uint8), np.array(ranges, np.int64).T.copy()
         facts = [(source.hold().number, source.file_size)] if facts is None else facts
         last = ranges.shape[1] if last is None else last
-        return frames.read_records(
-            facts, 0, ranges, first, last, buffer, np.array(places, np.int64), lengths, True
-        )
+        places = np.array(places, np.int64)
+        job = frames.ReadJob(facts, 0, ranges, first, last, buffer, places, lengths, True)
+        return jobs.run([job]) == 1
 
     assert read([(0, 0, 40, 0)])
     assert read([(0, 0, 20, 0), (0, 20, 20, 20)])
@@ -110,7 +111,7 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
     with pytest.raises(ValueError, match="do not fit"):
         read([(0, 0, 40, 0)], last=2)
     with pytest.raises(ValueError, match="do not fit"):
-        read([(0, 0, 40, 0)], facts=[(source.hold().number, 40)] * 9)
+        read([(0, 0, 40, 0)], facts=[(source.hold().number, 40)] * 65)
 
 
 @pytest.mark.parametrize("sizes", [[5], [0, 3, 0, 0, 2], [0], [], [0, 0, 4]])
@@ -188,10 +189,10 @@ def test_sources_that_empty_their_own_list_are_read_as_they_were():
     no_numbers, sources = np.zeros(0, np.int64), []
     sources += [(0, Emptying(sources)), (0, 0)]
     ranges = np.zeros((4, 0), np.int64)
-    assert frames.read_records(
-        sources, 0, ranges, 0, 0, np.zeros(8, np.uint8), no_numbers, no_numbers, True
-    )
+    buffer = np.zeros(8, np.uint8)
+    job = frames.ReadJob(sources, 0, ranges, 0, 0, buffer, no_numbers, no_numbers, True)
     assert sources == []
+    assert jobs.run([job]) == 1
 
 
 def test_positions_that_change_meanwhile_are_copied_or_refused():

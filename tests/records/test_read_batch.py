@@ -57,7 +57,9 @@ class Files:
         return numbers, np.array(offsets, dtype=np.int64), np.array(lengths, dtype=np.int64)
 
     def read(self, rows, **options):
-        return RecordReader(**options).read_batch(self, *self.places(rows))
+        records = RecordReader(**options).read_batch(self, *self.places(rows))
+        records.read()
+        return records
 
 
 @pytest.fixture(
@@ -110,7 +112,7 @@ def test_few_calls_for_neighbours(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(source), "read_into", counted)
     # the compiled core reads by itself
-    monkeypatch.setattr("torch_tfrecord.files.read._read_local", lambda *_: False)
+    monkeypatch.setattr("torch_tfrecord.files.read._local_job", lambda *_: None)
     RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
     assert seen == [0]
 
@@ -156,11 +158,13 @@ def test_an_index_that_lies_takes_no_memory(tmp_path, length, kind):
     one = np.array([0])
     for offset, asked in [(0, length), (19, length), (-1, 3), (0, -1), (2**62, 3)]:
         with pytest.raises(TFRecordError):
-            RecordReader().read_batch(lambda _: source, one, np.array([offset]), np.array([asked]))
+            RecordReader().read_batch(
+                lambda _: source, one, np.array([offset]), np.array([asked])
+            ).read()
     with pytest.raises(
         IndexMismatchError, match=r"expected a record of 2 bytes \(by the index\), got one of 3"
     ):
-        RecordReader().read_batch(lambda _: source, one, one, np.array([2]))
+        RecordReader().read_batch(lambda _: source, one, one, np.array([2])).read()
 
 
 def test_a_file_that_was_cut_since(tmp_path):
@@ -169,7 +173,7 @@ def test_a_file_that_was_cut_since(tmp_path):
     places = files.places([(0, n) for n in (9, 0)])
     (tmp_path / "f0").write_bytes(framed(*[b"abc"] * 5))
     with pytest.raises(CorruptRecordError, match=r"truncated file: expected 190 bytes, got 95"):
-        RecordReader().read_batch(lambda _: source, *places)
+        RecordReader().read_batch(lambda _: source, *places).read()
 
 
 def test_a_closed_descriptor_is_an_error_with_the_path(tmp_path):
@@ -177,7 +181,7 @@ def test_a_closed_descriptor_is_an_error_with_the_path(tmp_path):
     source = files(0)
     os.close(source.hold().number)
     with pytest.raises(OSError, match="f0"):
-        RecordReader().read_batch(lambda _: source, *files.places([(0, 1)]))
+        RecordReader().read_batch(lambda _: source, *files.places([(0, 1)])).read()
     with pytest.raises(OSError, match="f0"):
         RecordReader().read(source, 0, 3)
     source._held.number = -1

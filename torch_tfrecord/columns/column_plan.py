@@ -26,17 +26,20 @@ from torch_tfrecord.columns.reading import (
     Column,
     Reader,
     Want,
+    Work,
     read_columns,
     reserve_for,
 )
 from torch_tfrecord.columns.stacking import mark_ragged, rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.native import native_module
+from torch_tfrecord.phases import spent
 from torch_tfrecord.protobuf.messages import Example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = [
     "ColumnPlan",
+    "PartWork",
     "Pick",
     "PlanPart",
     "RowPlan",
@@ -148,25 +151,68 @@ class ColumnPlan:
         Raises:
             ParseError: A record is malformed or does not fit; not always the first such record.
         """
-        found = self.parts[0].read(records, borders)
-        for part in self.parts[1:]:
-            found = [
-                [*columns, *more]
-                for columns, more in zip(found, part.read(records, borders), strict=True)
-            ]
-        return [[pick(columns) for pick in self._picks] for columns in found]
+        batches = self.begin(records, borders)
+        self.run(records, batches)
+        return [*map(self.columns, batches)]
+
+    def begin(self, records: PackedRecords, borders: Sequence[int]) -> list[list[PartWork]]:
+        """What is to be run for each batch."""
+        for part in self.parts:
+            part.check_growth(records)
+        return [
+            [PartWork(part, records, *ends) for part in self.parts] for ends in pairwise(borders)
+        ]
+
+    def columns(self, works: Sequence[PartWork]) -> list[Sequence[Column]]:
+        """The columns of a batch that each reader wants."""
+        columns = [column for work in works for column in work.columns]
+        return [pick(columns) for pick in self._picks]
+
+    def run(self, records: PackedRecords, batches: Iterable[Sequence[PartWork | Work]]) -> None:
+        """Read the records and fill their columns: in one call without the GIL, where nothing is
+        unusual.
+
+        Args:
+            records: Those of all batches.
+            batches: What to run for each batch, in this order.
+
+        Raises:
+            TFRecordError: A record cannot be read, or does not fit.
+        """
+        works = [work for batch in batches for work in batch if work.job is not None]
+        if not works:
+            return
+        run, reading = self.parts[0].jobs.run, records.job
+        jobs = [work.job for work in works]
+        done = run(jobs) if reading is None else run([reading, *jobs]) - 1
+        if reading is not None:
+            if done < 0:
+                records.read()  # in another way, or raises
+                done = run(jobs)
+            records.job = None
+            spent("read", reading.seconds)
+        while done < len(works):
+            stopped = works[done]
+            if isinstance(stopped, PartWork):  # here, since the next may need its columns
+                stopped.finish()
+            done += 1 + run(jobs[done + 1 :])
+        for work in works:
+            if isinstance(work, PartWork):
+                work.finish()
 
 
 class PlanPart:
-    """A part of a plan with distinct keys, read by one call of the core or the Python fallback."""
+    """A part of a plan with distinct keys, read in one pass over the records."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self.slots = sorted(slots, key=lambda slot: slot.order)
-        self._wants = [slot.want for slot in self.slots]
+        self.wants = [slot.want for slot in self.slots]
         native = native_module("columns")
         self.core: Any = (
             None if native is None else native.Plan([slot.of_core for slot in self.slots])
         )
+        self.parse_job: Any = getattr(native, "ParseJob", None)
+        self.jobs: Any = native_module("jobs")
         self.any_places = [
             number for number, slot in enumerate(self.slots) if slot.want.num_values is None
         ]
@@ -176,75 +222,13 @@ class PlanPart:
         self.begins = [0, *accumulate(slot.row_bytes for slot in self.slots)]
         self._groups = _groups([slot for slot in self.slots if slot.want.num_values is not None])
 
-    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
-        """The columns of the wants for each batch; see `ColumnPlan.read`."""
-        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
-            # Short records could make gigabytes of defaults: check first, by
-            # messages, that they fit.
-            self._check_growth(records)
-        # Without the compiled core, messages give the same columns, only more slowly.
-        if self.core is None:
-            messages = [parse_message(record).features.feature for record in records]
-            return [
-                columns_of(self._wants, messages[begin:end]) for begin, end in pairwise(borders)
-            ]
-        # The core walks them without strides, and they may be columns of a wider array, as those of
-        # a SequenceExample's contexts are.
-        starts, lengths = (
-            np.ascontiguousarray(records.starts),
-            np.ascontiguousarray(records.lengths),
-        )
-        num_records = len(records)
-        buffer: Buffer = records.buffer
-        block = empty_bytes(self.begins[-1] * num_records)
-        offsets = np.empty((len(self.any_places), num_records + 1), np.int64)
-        missing = np.zeros((len(self.slots), num_records), np.uint8)
-        # The core fills dense columns in place; lists of any length grow in memory of its own.
-        found = self.core.parse(
-            buffer,
-            starts,
-            lengths,
-            block,
-            offsets,
-            missing,
-            lambda row: plain_form_of(records[row]),
-        )
-        if found is None:
-            # The core says neither which record nor why: the caller reads them again one by one for
-            # that.
-            raise ParseError("expected records that fit the features")
-        memories, lacks, extras = found
-        lacking = (
-            [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
-        )
-        # Records in an unusual form were encoded anew; their strings stand behind the others.
-        buffer = b"".join([buffer, *extras]) if extras else buffer
-        dense = self._dense(block, num_records)
-        pairs = zip(self.any_places, memories, strict=True)
-        values = [self.slots[place].from_memory(memory) for place, memory in pairs]
-        batches = []
-        # A small batch may have forty columns, so the work per column matters.
-        for begin, end in pairwise(borders):
-            columns = [_NOTHING] * len(self.slots)
-            for place, array in dense:
-                columns[place] = Column(array[begin:end], NO_OFFSETS, None, buffer)
-            for place, array, ends in zip(self.any_places, values, offsets, strict=True):
-                first, last = ends[begin], ends[end]
-                columns[place] = Column(
-                    array[first:last], ends[begin : end + 1] - first, None, buffer
-                )
-            for place in lacking:
-                # Of several batches, those that lack nothing say so: readers take their short way
-                # on None.
-                lacks = missing[place, begin:end]
-                columns[place] = columns[place]._replace(missing=lacks if lacks.any() else None)
-            batches.append(columns)
-        return batches
-
-    def _check_growth(self, records: PackedRecords) -> None:
+    def check_growth(self, records: PackedRecords) -> None:
+        """Check that records fit, if they are so short that they could make gigabytes of defaults."""
+        if self.begins[-1] * len(records) <= _MAX_GROWTH * records.memory.nbytes + _FREE_BYTES:
+            return
         for record in records:
             # One record at a time, so that no more than one message is in memory.
-            columns_of(self._wants, [parse_message(record).features.feature])
+            columns_of(self.wants, [parse_message(record).features.feature])
         for slot in self.slots:
             reserve_for(slot.want, slot.row_bytes * len(records))
 
@@ -269,7 +253,7 @@ class PlanPart:
         )
         return Column(values.reshape(1, *slot.tail).copy(), NO_OFFSETS, missing, record)
 
-    def _dense(self, block: Array, num_records: int) -> list[tuple[int, Array]]:
+    def dense(self, block: Array, num_records: int) -> Iterable[tuple[int, Array]]:
         """The numbers and arrays of the dense columns; the block of columns with equal shape is
         split in one call.
         """
@@ -279,7 +263,75 @@ class PlanPart:
             end = begin + number * num_records * slot.row_bytes
             parts.extend(block[begin:end].view(slot.dtype).reshape(number, num_records, *slot.tail))
             begin = end
-        return list(zip(self._dense_places, parts, strict=True))
+        return zip(self._dense_places, parts, strict=True)
+
+
+class PartWork:
+    """A batch's columns of a plan's part, and the job that fills those of a known number of values.
+
+    Args:
+        part: The part.
+        records: The records of this and perhaps other batches.
+        begin, end: Which of them.
+
+    Attributes:
+        columns: For each slot; complete once this is finished.
+        job: None without the compiled core, and once this is finished.
+    """
+
+    def __init__(self, part: PlanPart, records: PackedRecords, begin: int, end: int) -> None:
+        self._part, self._records, self._begin = part, records, begin
+        self.job: Any = None
+        # Without the compiled core, messages give the same columns, only more slowly.
+        if part.core is None:
+            messages = [parse_message(record).features.feature for record in records[begin:end]]
+            self.columns = columns_of(part.wants, messages)
+            return
+        num_records = end - begin
+        # A block for each batch, so that it can be copied to a device in one piece.
+        block = empty_bytes(part.begins[-1] * num_records)
+        self._offsets = np.empty((len(part.any_places), num_records + 1), np.int64)
+        self._missing = np.zeros((len(part.slots), num_records), np.uint8)
+        # The core fills dense columns in place; lists of any length grow in memory of its own. It
+        # walks records without strides, and they may be columns of a wider array, as those of a
+        # SequenceExample's contexts are.
+        self.job = part.parse_job(
+            part.core,
+            records.memory,
+            np.ascontiguousarray(records.starts[begin:end]),
+            np.ascontiguousarray(records.lengths[begin:end]),
+            block,
+            self._offsets,
+            self._missing,
+        )
+        self.columns = [_NOTHING] * len(part.slots)
+        for place, array in part.dense(block, num_records):
+            self.columns[place] = Column(array, NO_OFFSETS, None, records.memory)
+
+    def finish(self) -> None:
+        """Complete the columns, with the records that the job left.
+
+        Raises:
+            ParseError: A record does not fit.
+        """
+        if self.job is None:
+            return
+        (job, self.job), part, columns = (self.job, None), self._part, self.columns
+        found = job.finish(lambda row: plain_form_of(self._records[self._begin + row]))
+        if found is None:
+            # The core says neither which record nor why: the caller reads them again one by one for
+            # that.
+            raise ParseError("expected records that fit the features")
+        memories, lacks, extras = found
+        buffer: Buffer = self._records.memory
+        for place, memory, ends in zip(part.any_places, memories, self._offsets, strict=True):
+            columns[place] = Column(part.slots[place].from_memory(memory), ends, None, buffer)
+        for place in () if lacks is None else itertools.compress(range(len(columns)), lacks):
+            columns[place] = columns[place]._replace(missing=self._missing[place])
+        if extras:
+            # Records in an unusual form were encoded anew; their strings stand behind the others.
+            buffer = b"".join([buffer, *extras])
+            columns[:] = [column._replace(buffer=buffer) for column in columns]
 
 
 def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:

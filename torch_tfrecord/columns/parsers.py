@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
-from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
+from torch_tfrecord.columns.column_plan import ColumnPlan, PartWork, RowPlan
 from torch_tfrecord.columns.containers import Nested, wrap_nested
 from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
@@ -33,6 +33,7 @@ from torch_tfrecord.columns.reading import (
     Keys,
     Reader,
     StepReader,
+    Work,
     read_columns,
     reserve_for,
 )
@@ -142,8 +143,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
     def _batches(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Batch]:
         batches = []
         # What the core finds counts against all batches together, what readers make of it each.
-        with self.budget(len(borders) - 1):
-            found = self._find(rows, borders)
+        found = self._find(rows, keys, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
                 with self.budget():
@@ -154,7 +154,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 raise
         return batches
 
-    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> Sequence[_Found]:
+    def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> Sequence[_Found]:
         """What stands in the records of several batches, not yet as values."""
         raise NotImplementedError
 
@@ -163,7 +163,11 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         raise NotImplementedError
 
 
-class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
+_Columns: TypeAlias = "tuple[Sequence[Sequence[Column]], dict[str, Work]]"
+"""Of a batch: the columns that each reader wants, and the readers' own work."""
+
+
+class ExampleParser(Parser[Values, Values, _Columns]):
     """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
@@ -245,8 +249,38 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
                 found = [read_one(reader, record, key) for reader in self._row_readers]
         return dict(zip(self.features, found, strict=True))
 
-    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
-        return self._plan.read(rows, borders)
+    def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Columns]:
+        plan = self._plan
+        with self.budget(len(borders) - 1):
+            batches = plan.begin(rows, borders)
+        own = [
+            self._begin(each, keys[slice(*ends)])
+            for each, ends in zip(batches, itertools.pairwise(borders), strict=True)
+        ]
+        plan.run(rows, [[*each, *works.values()] for each, works in zip(batches, own, strict=True)])
+        return [(plan.columns(each), works) for each, works in zip(batches, own, strict=True)]
+
+    def _begin(self, parts: Sequence[PartWork], keys: Keys) -> dict[str, Work]:
+        """The readers' own work on a batch whose columns are still to be filled."""
+        if not self._begins or parts[0].job is None:
+            return {}
+        columns = [column for part in parts for column in part.columns]
+        with self.budget():
+            begun = {
+                name: begin([columns[place] for place in self._plan.places[number]], keys)
+                for number, name, begin in self._begins
+            }
+        return {name: work for name, work in begun.items() if work is not None}
+
+    @functools.cached_property
+    def _begins(self) -> list[tuple[int, str, Callable[[Sequence[Column], Keys], Work | None]]]:
+        """The readers that have work of their own."""
+        readers = enumerate(zip(self.features, self._readers, strict=True))
+        return [
+            (number, name, reader.begin)
+            for number, (name, reader) in readers
+            if hasattr(reader, "begin")
+        ]
 
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
@@ -256,13 +290,20 @@ class ExampleParser(Parser[Values, Values, Sequence[Sequence[Column]]]):
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._row_readers, self.budget)
 
-    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: Keys) -> Values:
+    def _read(self, found: _Columns, num_records: int, keys: Keys) -> Values:
         """Read every feature from its columns."""
+        columns, works = found
         _reserve(self._readers, self._row_bytes, num_records)
         values: Values = {}
-        for name, reader, found in zip(self.features, self._readers, columns, strict=True):
+        for name, reader, own in zip(self.features, self._readers, columns, strict=True):
             # Most features draw nothing, and then no call stands in between.
-            column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
+            column = (
+                works[name].finish(own)
+                if name in works
+                else read_columns(reader, own, keys)
+                if self.needs_keys
+                else reader.read(own)
+            )
             values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
         return values
 
@@ -293,7 +334,7 @@ class PartParser(Parser[Value, Value, PackedRecords]):
         """The only row of a batch of one record."""
         raise NotImplementedError
 
-    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
+    def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[PackedRecords]:
         return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
 
 
@@ -385,8 +426,11 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
             zip(self._steps, sequences, strict=True)
         )
 
-    def _find(self, rows: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
-        return self._plan.read(rows, borders)
+    def _find(
+        self, rows: PackedRecords, keys: Keys, borders: Sequence[int]
+    ) -> list[SequenceColumns]:
+        with self.budget(len(borders) - 1):
+            return self._plan.read(rows, borders)
 
     @functools.cached_property
     def _plan(self) -> SequencePlan:

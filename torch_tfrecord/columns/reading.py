@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from torch_tfrecord.columns.dtypes import (
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
+
 __all__ = [
     "NO_OFFSETS",
     "Column",
@@ -43,6 +46,7 @@ __all__ = [
     "StepColumn",
     "StepReader",
     "Want",
+    "Work",
     "at_step",
     "check_steps",
     "labelled",
@@ -277,7 +281,9 @@ class Reader(Protocol):
     batches of one, to raise the error of the first bad record. A reader with ``keyed = True`` takes
     the records' random keys (uint64 [N]) as an extra argument. For a reader with ``row_bytes``, the
     parser reserves that much memory per record. A reader with ``is_plain = True`` returns the
-    core's values unchanged, in the spec's shape.
+    core's values unchanged, in the spec's shape. One that wants a known number of values may have a
+    method ``begin(columns, keys)``: called before the columns' arrays are filled, it returns a
+    `Work` that is run behind them and takes the place of `read`, or None.
     """
 
     @property
@@ -288,6 +294,20 @@ class Reader(Protocol):
         """Turn the wanted columns of N records into the batch's column; ragged numbers become a
         `Nested`.
         """
+
+
+class Work(Protocol):
+    """A reader's own work on a batch.
+
+    Attributes:
+        job: Runs without the GIL behind those that read the records and fill their columns. What it
+            finds unusual it leaves to `finish`. None, where there is nothing to run.
+    """
+
+    job: Job | None
+
+    def finish(self, columns: Sequence[Column]) -> Value:
+        """The batch's column, of the columns as `Reader.read` takes them."""
 
 
 def read_columns(reader: Reader, columns: Sequence[Column], keys: Keys | int) -> Value:

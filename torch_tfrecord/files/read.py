@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,17 @@ from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, Remo
 from torch_tfrecord.files.transfers import FileRange, begin_range, read_into
 from torch_tfrecord.native import native_module
 
-__all__ = ["BlockMemory", "PendingRange", "SourceOf", "read_local_records", "read_pieces"]
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
+
+__all__ = [
+    "BlockMemory",
+    "PendingRange",
+    "SourceOf",
+    "is_done",
+    "read_local_records",
+    "read_pieces",
+]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
@@ -77,7 +87,8 @@ def read_pieces(
         numbers, file_of = np.unique(plan.files, return_inverse=True)
         found = np.stack([file_of, plan.begins, plan.sizes, plan.starts])
         count = len(file_of)
-        if _read_local(source_of, numbers.tolist(), found, count, buffer, _NONE, _NONE):
+        job = _local_job(source_of, numbers.tolist(), found, count, buffer, _NONE, _NONE)
+        if is_done(job):
             return buffer, plan.places
     by_file = [
         (number, source_of(number), [*ranges])
@@ -119,13 +130,13 @@ def read_local_records(
     lengths: _Integers,
     *,
     verify_crc: bool,
-) -> tuple[_Bytes, _Integers] | None:
-    """The short cut for records of local files: `read_pieces` of them and their check in the
-    compiled core, which releases the GIL once.
+) -> tuple[_Bytes, _Integers, Job] | None:
+    """The short cut for records of local files: `read_pieces` of them and their check by the
+    compiled core, as a job.
 
     Returns:
-        The buffer and where each payload begins in it; None if in any doubt: who reads again finds
-        the error.
+        The buffer, where each payload begins in it, and the job that reads them; None if in any
+        doubt, as is the job that does not succeed: who reads again finds the error.
     """
     native = native_module("frames")
     if native is None:
@@ -140,13 +151,16 @@ def read_local_records(
         return None
     num_ranges, num_bytes, files_read = plan
     buffer = scratch_bytes(num_bytes)
-    is_good = _read_local(
-        source_of, files_read, ranges, num_ranges, buffer, places, lengths, verify_crc
-    )
-    return (buffer, places) if is_good else None
+    job = _local_job(source_of, files_read, ranges, num_ranges, buffer, places, lengths, verify_crc)
+    return None if job is None else (buffer, places, job)
 
 
-def _read_local(
+def is_done(job: Job | None) -> bool:
+    """Run a job; whether it succeeded."""
+    return job is not None and native_module("jobs").run([job]) == 1  # type: ignore[union-attr]
+
+
+def _local_job(
     source_of: SourceOf,
     files: Sequence[int],
     ranges: _Integers,
@@ -155,8 +169,9 @@ def _read_local(
     places: _Integers,
     lengths: _Integers,
     verify_crc: bool = False,
-) -> bool:
-    """Read ranges of local files by the compiled core, without the GIL, and check records in them.
+) -> Job | None:
+    """What reads ranges of local files by the compiled core, without the GIL, and checks records in
+    them; of more files than may be held open at once, those of the last, and the others are read.
 
     Args:
         source_of, files: The files.
@@ -167,45 +182,47 @@ def _read_local(
         verify_crc: Also check their checksums.
 
     Returns:
-        Whether all is well; False in any doubt.
+        None in any doubt.
     """
     native = native_module("frames")
     if native is None:
-        return False
+        return None
     begin = first = 0
-    while first < len(files):
+    while True:
         held = _hold(source_of, files[first : first + native.MOST_SOURCES])
         if held is None:
-            return False
-        facts = [(descriptor.number, size) for descriptor, size in held]
+            return None
         last = first + len(held)
         is_end = last >= len(files)
         end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
         to_check = places if is_end else places[:0]
-        if not native.read_records(
-            facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc
-        ):
-            return False
+        job: Job = native.ReadJob(
+            held, first, ranges, begin, end, buffer, to_check, lengths, verify_crc
+        )
+        del held
+        if is_end:
+            return job
+        if not is_done(job):
+            return None
+        del job  # before waiting for others
         begin, first = end, last
-        del held  # before waiting for others
-    return True
 
 
-def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:
+def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[int, int, Descriptor]] | None:
     """Open as many of the files as allowed, at least one, as a batch may come from thousands;
-    return them with sizes.
+    return them with sizes, and what keeps each open.
 
     None if one is not a local file.
     """
     sources = [source_of(file) for file in files]  # create all sources before holding a descriptor
-    held: list[tuple[Descriptor, int]] = []
+    held: list[tuple[int, int, Descriptor]] = []
     for source in sources:
         if not isinstance(source, LocalFile):
             return None
         descriptor = source.hold_if_free() if held else source.hold()
         if descriptor is None:
             break
-        held.append((descriptor, source.file_size))
+        held.append((descriptor.number, source.file_size, descriptor))
     return held
 
 

@@ -212,6 +212,7 @@ class SampleMaker:
                 found = [payloads[begin:end] for begin, end in pairwise(borders)]
             else:
                 found = self.parser.batches(records, rows.keys, borders, rows.place)
+            records.read()  # where no feature has asked for their bytes
             return [*map(self._locate, found, rows.parts(borders))]
 
     def _locate(self, samples: Samples, rows: RecordRows) -> Samples:

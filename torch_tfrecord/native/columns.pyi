@@ -1,22 +1,29 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch_tfrecord.native.jobs import Job
+
 class Memory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Plan:
     def __init__(self, slots: list[tuple[bytes, int, int, bool]]) -> None: ...
-    def parse(
+    def parse_one(self, record: Any) -> tuple[Memory, list[Memory], bytes | None] | None: ...
+
+class ParseJob(Job):
+    def __init__(
         self,
+        plan: Plan,
         buffer: Any,
         starts: Any,
         lengths: Any,
         block: Any,
         offsets: Any,
         missing: Any,
-        canonical: Callable[[int], bytes] | None = None,
+    ) -> None: ...
+    def finish(
+        self, canonical: Callable[[int], bytes] | None = None
     ) -> tuple[list[Memory], list[bool] | None, list[bytes]] | None: ...
-    def parse_one(self, record: Any) -> tuple[Memory, list[Memory], bytes | None] | None: ...
 
 class SequencePlan:
     def __init__(self, slots: list[tuple[bytes, int]]) -> None: ...

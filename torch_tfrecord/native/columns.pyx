@@ -14,12 +14,14 @@ feature is one packed chunk, so one more comparison checks five tags and lengths
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
+
+from torch_tfrecord.native.jobs cimport Job
 
 cdef extern from "varints.h" nogil:
     ctypedef bint (*tfr_decoder)(const uint8_t *p, const uint8_t *end, const uint8_t *limit, int64_t *out)
@@ -32,7 +34,7 @@ cdef extern from "varints.h" nogil:
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
     void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "Plan", "SequencePlan", "copies", "string_at", "strings_in", "texts", "varints"]
+__all__ = ["Memory", "ParseJob", "Plan", "SequencePlan", "copies", "string_at", "strings_in", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -199,102 +201,6 @@ cdef class Plan:
         PyMem_Free(self.slots)
         PyMem_Free(self.table)
 
-    def parse(
-        self,
-        const uint8_t[::1] buffer not None,
-        const int64_t[::1] starts not None,
-        const int64_t[::1] lengths not None,
-        uint8_t[::1] block not None,
-        int64_t[:, ::1] offsets not None,
-        uint8_t[:, ::1] missing not None,
-        canonical=None,
-    ):
-        """Parse N records into columns.
-
-        Args:
-            buffer: Where the records are.
-            starts: [N], first byte of each.
-            lengths: [N].
-            block: Receives the dense columns, concatenated in the order of the slots: [N, count] of int64
-                (8 bytes), float32 (4), or for strings pairs of int64 (16): first byte in the buffer, number of bytes.
-                Rows of records that lack the key are zeros.
-            offsets: [slots of any count, N + 1], receives the row splits of the records.
-            missing: [slots, N], zeros; receives 1 if a record lacks the key, 2 if the kind of its list is not set.
-            canonical: Called with the number of a record that is not canonical or does not fit; returns its canonical
-                form, bytes, which are parsed instead. None: there is no such record.
-
-        Returns:
-            None if a record does not fit, even in its canonical form. Else the values of the slots of any count, a
-            list of Memory; for every slot whether a record lacks it, a list of bool, or None if no record lacks any;
-            and the concatenated canonical forms: spans address them as if they followed the buffer.
-
-        Raises:
-            ValueError: A record is outside the buffer, or arrays have the wrong size.
-        """
-        cdef int64_t num_rows = starts.shape[0]
-        cdef int64_t row
-        cdef int i
-        cdef Call call
-        cdef Column *columns
-        cdef bint has_missing = False
-        cdef list memories = []
-        cdef list extras = []
-        cdef bytes extra
-        cdef Memory memory
-        self._check(buffer, starts, lengths, block, offsets, missing)
-        call.columns = columns = <Column *>PyMem_Malloc(max(self.num_slots, 1) * sizeof(Column))
-        call.guesses = <Guess *>PyMem_Malloc(MAX_GUESSES * sizeof(Guess))
-        if call.columns == NULL or call.guesses == NULL:
-            PyMem_Free(call.columns)
-            PyMem_Free(call.guesses)
-            raise MemoryError
-        call.slots, call.num_slots = self.slots, self.num_slots
-        call.table, call.table_mask = self.table, self.table_mask
-        call.num_guesses, call.most_guesses = 0, MAX_GUESSES if num_rows > 1 else 0
-        call.row = call.shift = 0
-        self._begin(
-            columns,
-            num_rows,
-            &block[0] if block.shape[0] else NULL,
-            &offsets[0, 0] if self.num_any else NULL,
-            &missing[0, 0] if num_rows and self.num_slots else NULL,
-        )
-        try:
-            while True:
-                call.buffer = &buffer[0] if buffer.shape[0] else NULL
-                call.limit = call.buffer + buffer.shape[0]
-                with nogil:
-                    while call.row < num_rows:
-                        row = call.row
-                        if not parse_record(&call, call.buffer + starts[row], call.buffer + starts[row] + lengths[row]):
-                            break
-                        call.row += 1
-                if call.row == num_rows:
-                    break
-                roll_back(&call)
-                if canonical is None:
-                    return None
-                extra = canonical(call.row)
-                call.buffer = <const uint8_t *><const char *>extra
-                call.limit = call.buffer + len(extra)
-                call.shift = buffer.shape[0] + sum(map(len, extras))
-                extras.append(extra)
-                if not parse_record(&call, call.buffer, call.limit):
-                    return None
-                call.row += 1
-                call.shift = 0
-        finally:
-            PyMem_Free(call.guesses)
-            for i in range(self.num_slots):
-                has_missing |= columns[i].num_missing > 0
-                if self.slots[i].count < 0:
-                    memory = Memory()
-                    memory.data, memory.size = columns[i].data, columns[i].size * self.slots[i].itemsize
-                    memories.append(memory)
-            lacking = [columns[i].num_missing > 0 for i in range(self.num_slots)] if has_missing else None
-            PyMem_Free(columns)
-        return memories, lacking, extras
-
     cdef void _open(self, Call *call, Memory columns, Memory guesses, int most_guesses):
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
@@ -382,6 +288,144 @@ cdef class Plan:
             elif block != NULL:
                 columns[i].data = block + place
                 place += self.slots[i].count * num_rows * self.slots[i].itemsize
+
+
+cdef struct Rows:
+    # The records of one batch.
+    Call call
+    const int64_t *starts
+    const int64_t *lengths
+    int64_t count
+
+
+cdef bint parse_rows(void *state) noexcept nogil:
+    cdef Rows *rows = <Rows *>state
+    cdef Call *call = &rows.call
+    cdef const uint8_t *start
+    while call.row < rows.count:
+        start = call.buffer + rows.starts[call.row]
+        if not parse_record(call, start, start + rows.lengths[call.row]):
+            roll_back(call)
+            return False
+        call.row += 1
+    return True
+
+
+cdef class ParseJob(Job):
+    """Parses N records into columns, as far as they are canonical and fit the plan; `finish` does the rest.
+
+    Args:
+        plan: What to read.
+        buffer: Where the records are, once the job runs.
+        starts: [N], first byte of each.
+        lengths: [N].
+        block: Receives the dense columns, concatenated in the order of the slots: [N, count] of int64 (8 bytes),
+            float32 (4), or for strings pairs of int64 (16): first byte in the buffer, number of bytes. Rows of records
+            that lack the key are zeros.
+        offsets: [slots of any count, N + 1], receives the row splits of the records.
+        missing: [slots, N], zeros; receives 1 if a record lacks the key, 2 if the kind of its list is not set.
+
+    Raises:
+        ValueError: A record is outside the buffer, or arrays have the wrong size.
+    """
+
+    cdef Plan plan
+    cdef Rows rows
+    cdef const uint8_t[::1] buffer
+    cdef const int64_t[::1] starts
+    cdef const int64_t[::1] lengths
+    cdef uint8_t[::1] block
+    cdef int64_t[:, ::1] offsets
+    cdef uint8_t[:, ::1] missing
+
+    def __cinit__(
+        self,
+        Plan plan not None,
+        const uint8_t[::1] buffer not None,
+        const int64_t[::1] starts not None,
+        const int64_t[::1] lengths not None,
+        uint8_t[::1] block not None,
+        int64_t[:, ::1] offsets not None,
+        uint8_t[:, ::1] missing not None,
+    ):
+        cdef Call *call = &self.rows.call
+        plan._check(buffer, starts, lengths, block, offsets, missing)
+        self.plan, self.buffer, self.starts, self.lengths = plan, buffer, starts, lengths
+        self.block, self.offsets, self.missing = block, offsets, missing
+        self.rows.count = starts.shape[0]
+        call.columns = <Column *>PyMem_Calloc(max(plan.num_slots, 1), sizeof(Column))
+        call.guesses = <Guess *>PyMem_Malloc(MAX_GUESSES * sizeof(Guess))
+        if call.columns == NULL or call.guesses == NULL:
+            raise MemoryError
+        call.slots, call.num_slots = plan.slots, plan.num_slots
+        call.table, call.table_mask = plan.table, plan.table_mask
+        call.most_guesses = MAX_GUESSES if self.rows.count > 1 else 0
+        plan._begin(
+            call.columns,
+            self.rows.count,
+            &block[0] if block.shape[0] else NULL,
+            &offsets[0, 0] if plan.num_any else NULL,
+            &missing[0, 0] if self.rows.count and plan.num_slots else NULL,
+        )
+        if self.rows.count:
+            self.rows.starts, self.rows.lengths = &starts[0], &lengths[0]
+        call.buffer = &buffer[0] if buffer.shape[0] else NULL
+        call.limit = call.buffer + buffer.shape[0]
+        self.call, self.state = parse_rows, &self.rows
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.rows.call.num_slots):
+            if self.rows.call.columns[i].offsets != NULL:
+                free(self.rows.call.columns[i].data)
+        PyMem_Free(self.rows.call.columns)
+        PyMem_Free(self.rows.call.guesses)
+
+    def finish(self, canonical=None):
+        """Parse what is left; to be called once.
+
+        Args:
+            canonical: Called with the number of a record that is not canonical or does not fit; returns its canonical
+                form, bytes, which are parsed instead. None: there is no such record.
+
+        Returns:
+            None if a record does not fit, even in its canonical form. Else the values of the slots of any count, a
+            list of Memory; for every slot whether a record lacks it, a list of bool, or None if no record lacks any;
+            and the concatenated canonical forms: spans address them as if they followed the buffer.
+        """
+        cdef Call *call = &self.rows.call
+        cdef Column *column
+        cdef const uint8_t *buffer = call.buffer
+        cdef const uint8_t *limit = call.limit
+        cdef bint is_done = call.row == self.rows.count
+        cdef bint has_missing = False
+        cdef list memories = [], extras = []
+        cdef bytes extra
+        cdef int i
+        while not is_done:
+            with nogil:
+                is_done = parse_rows(&self.rows)
+            if is_done:
+                break
+            if canonical is None:
+                return None
+            extra = canonical(call.row)
+            call.buffer = <const uint8_t *><const char *>extra
+            call.limit = call.buffer + len(extra)
+            call.shift = self.buffer.shape[0] + sum(map(len, extras))
+            extras.append(extra)
+            if not parse_record(call, call.buffer, call.limit):
+                return None
+            call.row += 1
+            call.buffer, call.limit, call.shift = buffer, limit, 0
+        for i in range(call.num_slots):
+            column = &call.columns[i]
+            has_missing |= column.num_missing > 0
+            if column.offsets != NULL:
+                memories.append(owner(column.data, column.size * call.slots[i].itemsize))
+                column.data = NULL
+        lacking = [call.columns[i].num_missing > 0 for i in range(call.num_slots)] if has_missing else None
+        return memories, lacking, extras
 
 
 cdef struct Steps:

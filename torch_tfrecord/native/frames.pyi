@@ -3,6 +3,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.native.jobs import Job
+
 __all__: list[str]
 
 BAD_HEADER: int
@@ -11,6 +13,20 @@ DONE: int
 INCOMPLETE: int
 MOST_SOURCES: int
 checksum_by: str
+
+class ReadJob(Job):
+    def __init__(
+        self,
+        sources: list[tuple[Any, ...]],
+        first_source: int,
+        ranges: npt.NDArray[np.int64],
+        first: int,
+        last: int,
+        buffer: Any,
+        places: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        verify: bool,
+    ) -> None: ...
 
 def crc32c(data: Any, value: int = 0) -> int: ...
 def first_bad(
@@ -35,17 +51,6 @@ def plan_reads(
     ranges: npt.NDArray[np.int64],
     places: npt.NDArray[np.int64],
 ) -> tuple[int, int, list[int]] | None: ...
-def read_records(
-    sources: list[tuple[int, int]],
-    first_source: int,
-    ranges: npt.NDArray[np.int64],
-    first: int,
-    last: int,
-    buffer: Any,
-    places: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    verify: bool,
-) -> bool: ...
 def read_record(fd: int, offset: int, length: int, verify: bool) -> bytes | None: ...
 def scan(
     fd: int,

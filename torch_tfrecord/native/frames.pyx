@@ -18,6 +18,8 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from torch_tfrecord.native.jobs cimport Job
+
 cdef extern from "crc32c.h":
     const char *crc32c_name
     void crc32c_init()
@@ -41,8 +43,8 @@ cdef extern from "<sys/uio.h>":
         size_t iov_len
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
-__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "checksum_by", "crc32c", "find",
-           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "scan", "slices", "walk"]
+__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "crc32c", "find",
+           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -60,7 +62,7 @@ cdef enum:
     _FOOTER = 4
     _LENGTH = 8
     _CHUNK = 1 << 18  # fits into the L2 cache, with room to spare
-    _MOST_SOURCES = 8
+    _MOST_SOURCES = 64
     _SMALL = 1 << 14  # below, releasing the GIL costs more than the work
 
 cdef int64_t _FAR = 1LL << 61  # past the end of any file; three such numbers can be added
@@ -348,55 +350,94 @@ def plan_reads(
     return last + 1, total + (ranges[2, last] if last >= 0 else 0), distinct
 
 
-def read_records(
-    list sources, int64_t first_source, const int64_t[:, ::1] ranges, Py_ssize_t first,
-    Py_ssize_t last, uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify,
-):
-    """Read some ranges of a plan into a buffer, then check records in it.
+cdef struct Reading:
+    int descriptors[_MOST_SOURCES]
+    int64_t file_sizes[_MOST_SOURCES]
+    int64_t num_sources
+    int64_t first_source
+    const int64_t *ranges
+    int64_t width  # of a row of ranges
+    int64_t first
+    int64_t last
+    uint8_t *data
+    int64_t size
+    const int64_t *places
+    const int64_t *lengths
+    int64_t count
+    bint verify
+
+
+cdef class ReadJob(Job):
+    """Reads some ranges of a plan into a buffer, then checks records in it; in doubt when a read is short or a record bad.
 
     Args:
-        sources: Descriptor and size of up to MOST_SOURCES files; the first has number `first_source`.
+        sources: Descriptor and size of up to MOST_SOURCES files, and what keeps each open; the first has number
+            `first_source`.
         ranges: From `plan_reads`; those from `first` to below `last` are read.
         buffer: Receives them.
         places: [N]: start of each payload to check in the buffer.
         lengths: [N or more]: payload lengths.
         verify: Also check the payload checksums.
-
-    Returns:
-        Whether all reads were complete and every record is good.
     """
-    cdef uint8_t *data = &buffer[0] if buffer.shape[0] else NULL
-    cdef int64_t size = buffer.shape[0], source, begin, length, start, step
-    cdef tuple kept = tuple(sources)
-    cdef Py_ssize_t number, checked = 0, count = places.shape[0], num_sources = len(kept)
-    cdef int descriptors[_MOST_SOURCES]
-    cdef int64_t file_sizes[_MOST_SOURCES]
-    cdef bint good = True
-    if (ranges.shape[0] != 4 or first < 0 or ranges.shape[1] < last or num_sources > _MOST_SOURCES
-            or lengths.shape[0] < count):
-        raise ValueError("the shapes of the plan's arrays do not fit")
-    for number in range(num_sources):
-        descriptors[number], file_sizes[number] = kept[number]
-    with nogil:
-        for number in range(first, last):
-            source, begin = ranges[0, number] - first_source, ranges[1, number]
-            length, start = ranges[2, number], ranges[3, number]
-            good = (0 <= source < num_sources and begin >= 0 and 0 <= length <= file_sizes[source] - begin
-                    and 0 <= start <= size and length <= size - start)
-            while good and length:
-                step = min(length, _CHUNK)
-                good = pread(descriptors[source], data + start, step, begin) == step
-                begin, start, length = begin + step, start + step, length - step
-                # Check while the data is in the cache; records that are not in file order are checked later.
-                while good and checked < count and places[checked] <= start - lengths[checked] - _FOOTER:
-                    good = _is_record(data, start, places[checked] - _HEADER, lengths[checked], verify)
-                    checked += 1
-            if not good:
-                break
-        while good and checked < count:
-            good = _is_record(data, size, places[checked] - _HEADER, lengths[checked], verify)
-            checked += 1
-    return good
+
+    cdef Reading reading
+    cdef tuple kept
+    cdef const int64_t[:, ::1] ranges
+    cdef uint8_t[::1] buffer
+    cdef const int64_t[::1] places
+    cdef const int64_t[::1] lengths
+
+    def __init__(
+        self, list sources, int64_t first_source, const int64_t[:, ::1] ranges not None, int64_t first, int64_t last,
+        uint8_t[::1] buffer not None, const int64_t[::1] places not None, const int64_t[::1] lengths not None, bint verify,
+    ):
+        cdef Reading *reading = &self.reading
+        self.call = NULL
+        self.kept = tuple(sources)
+        self.ranges, self.buffer, self.places, self.lengths = ranges, buffer, places, lengths
+        reading.num_sources, reading.first_source = len(self.kept), first_source
+        reading.first, reading.last, reading.width, reading.verify = first, last, ranges.shape[1], verify
+        reading.size, reading.count = buffer.shape[0], places.shape[0]
+        if (ranges.shape[0] != 4 or first < 0 or ranges.shape[1] < last or reading.num_sources > _MOST_SOURCES
+                or lengths.shape[0] < reading.count):
+            raise ValueError("the shapes of the plan's arrays do not fit")
+        for number in range(reading.num_sources):
+            reading.descriptors[number], reading.file_sizes[number] = self.kept[number][:2]
+        reading.ranges = &ranges[0, 0] if last else NULL
+        reading.data = &buffer[0] if reading.size else NULL
+        if reading.count:
+            reading.places, reading.lengths = &places[0], &lengths[0]
+        self.call, self.state = read_ranges, reading
+
+
+cdef bint read_ranges(void *state) noexcept nogil:
+    cdef Reading *plan = <Reading *>state
+    cdef int64_t number, source, begin, length, start, step, width = plan.width, checked = 0
+    for number in range(plan.first, plan.last):
+        source, begin = plan.ranges[number] - plan.first_source, plan.ranges[width + number]
+        length, start = plan.ranges[2 * width + number], plan.ranges[3 * width + number]
+        if not (0 <= source < plan.num_sources and begin >= 0 and 0 <= length <= plan.file_sizes[source] - begin
+                and 0 <= start <= plan.size and length <= plan.size - start):
+            return False
+        while length:
+            step = min(length, _CHUNK)
+            if pread(plan.descriptors[source], plan.data + start, step, begin) != step:
+                return False
+            begin, start, length = begin + step, start + step, length - step
+            # Check while the data is in the cache; records that are not in file order are checked later.
+            while checked < plan.count and plan.places[checked] <= start - plan.lengths[checked] - _FOOTER:
+                if not is_planned(plan, checked, start):
+                    return False
+                checked += 1
+    while checked < plan.count:
+        if not is_planned(plan, checked, plan.size):
+            return False
+        checked += 1
+    return True
+
+
+cdef inline bint is_planned(const Reading *plan, int64_t number, int64_t size) noexcept nogil:
+    return _is_record(plan.data, size, plan.places[number] - _HEADER, plan.lengths[number], plan.verify)
 
 
 def read_record(int fd, int64_t offset, int64_t length, bint verify):

@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 
-class Job: ...
+class Job:
+    seconds: float
 
 def run(jobs: Iterable[Job]) -> int: ...

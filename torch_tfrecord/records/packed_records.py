@@ -4,8 +4,8 @@ for parsers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from torch_tfrecord.records.framing import (
     encode_header,
     payload_length,
 )
+
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
 
 __all__ = ["PackedRecords", "Walk", "first_bad_record", "walk"]
 
@@ -127,6 +130,12 @@ class PackedRecords(Sequence[memoryview]):
         buffer: Bytes-like; bytes between the payloads (headers, footers) are ignored. Not copied.
         starts: int64 [N], in any order.
         lengths: int64 [N].
+        job: Fills the buffer, if that is still to be done: when it is first used, or by whoever
+            runs it together with jobs of its own.
+        again: Where the job fails, reads the same records in another way, or raises the error.
+
+    Attributes:
+        memory: The buffer, perhaps not filled yet.
 
     Example:
         >>> records = PackedRecords(b"..ab...c", np.array([7, 2]), np.array([1, 2]))
@@ -139,10 +148,31 @@ class PackedRecords(Sequence[memoryview]):
         buffer: _Bytes | npt.NDArray[np.uint8],
         starts: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
+        job: Job | None = None,
+        again: Callable[[], PackedRecords] | None = None,
     ) -> None:
-        self.buffer = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy declares the buffer protocol from Python 3.12 on
+        self.memory = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy declares the buffer protocol from Python 3.12 on
         self.starts = starts
         self.lengths = lengths
+        self.job, self._again = job, again
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes that hold the payloads."""
+        self.read()
+        return self.memory
+
+    def read(self) -> None:
+        """Fill the buffer, unless it is.
+
+        Raises:
+            TFRecordError: See `again`.
+        """
+        if self.job is not None and self._again is not None:
+            if not native_module("jobs").run([self.job]):  # type: ignore[union-attr]
+                for start, payload in zip(self.starts.tolist(), self._again(), strict=True):
+                    self.memory[start : start + len(payload)] = payload
+            self.job = None
 
     def __len__(self) -> int:
         return len(self.starts)

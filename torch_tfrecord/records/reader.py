@@ -231,12 +231,24 @@ class RecordReader:
         Raises:
             TFRecordError: At least one record is bad; `read` gives the error of each.
         """
-        # The core reads, checks and packs a local batch at once; it says None where it finds anything
-        # wrong, and the code below says what.
+        # The core reads, checks and packs a local batch at once, when its bytes are first used; it
+        # gives up where it finds anything wrong, and the code below says what.
         if not is_remote:
             found = read_local_records(source_of, files, offsets, lengths, verify_crc=self._verify)
             if found is not None:
-                return PackedRecords(*found, lengths)
+                buffer, places, job = found
+                again = partial(self._read_pieces, source_of, files, offsets, lengths)
+                return PackedRecords(buffer, places, lengths, job, again)
+        return self._read_pieces(source_of, files, offsets, lengths, blocks)
+
+    def _read_pieces(
+        self,
+        source_of: SourceOf,
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
+        blocks: BlockMemory | None = None,
+    ) -> PackedRecords:
         buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)
         records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)

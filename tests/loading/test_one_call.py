@@ -1,0 +1,214 @@
+"""A task's records are read, checked and parsed in one call of the compiled core.
+
+Covers columns/column_plan, records/packed_records and loading/read_ahead.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from helpers import framed
+
+from torch_tfrecord import (
+    CorruptRecordError,
+    FixedLenFeature,
+    TFRecordDataset,
+    VarLenFeature,
+    build_index,
+    collate,
+    encode_example,
+)
+from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.columns.reading import list_want
+from torch_tfrecord.loading.read_ahead import _load
+from torch_tfrecord.loading.record_files import RecordFiles
+
+jobs = pytest.importorskip("torch_tfrecord.native.jobs")
+frames = pytest.importorskip("torch_tfrecord.native.frames")
+
+UNKNOWN = bytes.fromhex("4a0178")  # a field that Examples do not have
+FEATURES = {
+    "x": FixedLenFeature((), torch.int64),
+    "v": FixedLenFeature((3,), torch.float32),
+    "name": FixedLenFeature((), bytes),
+    "many": VarLenFeature(torch.int64),
+    "rare": FixedLenFeature((), torch.int64, -1),
+}
+BATCHES = [[5, 0, 3], [1, 9], [8, 7, 6, 2]]
+
+
+def values(number):
+    rare = {"rare": number} if number % 4 == 0 else {}
+    return {
+        "x": number,
+        "v": np.arange(3, dtype=np.float32) + number,
+        "name": b"n%d" % number,
+        "many": np.arange(number),
+    } | rare
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kinds of the jobs of each call."""
+    made, run = [], jobs.run
+
+    def counted(each):
+        made.append([type(job).__name__ for job in each])
+        return run(each)
+
+    monkeypatch.setattr(jobs, "run", counted)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path):
+    # in two files, so that both are read by the same job
+    for file in range(2):
+        rows = range(5 * file, 5 * file + 5)
+        data = framed(*(encode_example(values(number)) for number in rows))
+        (tmp_path / f"a-{file:05d}-of-00002").write_bytes(data)
+    return tmp_path / "a@2"
+
+
+def check(batch, numbers):
+    rows = [values(number) for number in numbers]
+    assert batch["x"].tolist() == numbers
+    assert batch["v"].tolist() == [row["v"].tolist() for row in rows]
+    assert batch["name"] == [row["name"] for row in rows]
+    assert [row.tolist() for row in batch["many"].unbind()] == [
+        row["many"].tolist() for row in rows
+    ]
+    assert batch["rare"].tolist() == [row.get("rare", -1) for row in rows]
+
+
+def test_several_batches_are_one_call(path, calls):
+    ds = TFRecordDataset(path, FEATURES)
+    calls.clear()
+    loaded = _load(ds, BATCHES, collate)
+    assert calls == [["ReadJob", "ParseJob", "ParseJob", "ParseJob"]]
+    for (batch, error), numbers in zip(loaded, BATCHES, strict=True):
+        assert error is None
+        check(batch, numbers)
+
+
+def test_each_batch_has_one_block(path):
+    x = {"x": FEATURES["x"], "v": FEATURES["v"]}
+    first, second = [batch for batch, _ in _load(TFRecordDataset(path, x), BATCHES[:2], collate)]
+    for batch in first, second:
+        assert batch["v"].data_ptr() == batch["x"].data_ptr() + batch["x"].nbytes
+    begin, end = first["x"].data_ptr(), first["v"].data_ptr() + first["v"].nbytes
+    assert not begin <= second["x"].data_ptr() < end
+
+
+def test_a_record_in_another_form_stops_the_call_once(tmp_path, calls):
+    records = [encode_example(values(number)) for number in range(10)]
+    records[9] = UNKNOWN + records[9]
+    (tmp_path / "a").write_bytes(framed(*records))
+    ds = TFRecordDataset(tmp_path / "a", FEATURES)
+    calls.clear()
+    loaded = _load(ds, BATCHES, collate)
+    assert calls == [["ReadJob", "ParseJob", "ParseJob", "ParseJob"], ["ParseJob"]]
+    for (batch, _), numbers in zip(loaded, BATCHES, strict=True):
+        check(batch, numbers)
+
+
+@pytest.mark.parametrize("at", [3, 40])
+def test_a_damaged_record_is_named_as_alone(path, at):
+    ds = TFRecordDataset(path, FEATURES)
+    skipping = TFRecordDataset(path, FEATURES, on_error="skip")
+    ds[0], ds[9], skipping[0], skipping[9]  # both files are open
+    _, begin = ds.locate(9)
+    with open(ds.files[1], "r+b") as file:
+        file.seek(begin + at)
+        file.write(b"\xff")
+    with pytest.raises(CorruptRecordError) as alone:
+        ds[9]
+    first, second, third = _load(ds, BATCHES, collate)
+    assert first[1] is None and third[1] is None
+    assert type(second[1]) is type(alone.value) and str(second[1]) == str(alone.value)
+    with pytest.warns(UserWarning, match="skipped 1 .CorruptRecordError: 1."):
+        loaded = _load(skipping, BATCHES, collate)
+    check(loaded[1][0], [1])
+    check(loaded[2][0], BATCHES[2])
+
+
+def test_a_file_that_became_shorter(path):
+    ds = TFRecordDataset(path, FEATURES)
+    ds[0], ds[9]  # both files are open
+    os.truncate(ds.files[1], ds.locate(9)[1] + 20)
+    with pytest.raises(CorruptRecordError, match="truncated record") as alone:
+        ds[9]
+    _, (_, error), _ = _load(ds, BATCHES, collate)
+    assert str(error) == str(alone.value)
+
+
+def test_records_are_read_by_whoever_uses_them_first(path, calls):
+    paths = [f"{path.parent}/a-{file:05d}-of-00002" for file in range(2)]
+    files = RecordFiles(paths, map(build_index, paths), True)
+    calls.clear()
+    records = files.read_batch(np.array([9, 0]))
+    assert (
+        calls == []
+        and len(records) == 2
+        and records.lengths.tolist() == [len(encode_example(values(number))) for number in (9, 0)]
+    )
+    process = os.fork()
+    if process == 0:  # the child reads by itself
+        os._exit(records.tolist() != [encode_example(values(number)) for number in (9, 0)])
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert bytes(records[1]) == encode_example(values(0))
+    assert records.tolist()[0] == encode_example(values(9))
+    assert calls == [["ReadJob"]]
+
+
+class Spans:
+    """Reads where each value lies, by a job of its own that runs behind the parse."""
+
+    def __init__(self, path):
+        self.wants = (list_want("name", "name", bytes, num_values=1, is_required=True),)
+        self.path, self.begun = path, []
+
+    def begin(self, columns, keys):
+        return Copied(self, columns, keys)
+
+    def read(self, columns):
+        return columns[0].strings(bytes)
+
+
+class Copied:
+    def __init__(self, reader, columns, keys):
+        self.fd = os.open(reader.path, os.O_RDONLY)
+        size = os.fstat(self.fd).st_size
+        self.copy, none = np.zeros(size, np.uint8), np.zeros(0, np.int64)
+        ranges = np.array([[0], [0], [size], [0]])
+        sources = [(self.fd, size)]
+        self.job = frames.ReadJob(sources, 0, ranges, 0, 1, self.copy, none, none, False)
+        self.spans, self.keys, self.num_bytes = columns[0].values, keys, len(columns[0].buffer)
+        self.before = self.spans.copy()
+
+    def finish(self, columns):
+        os.close(self.fd)
+        assert (columns[0].values == self.spans).all()
+        is_inside = self.spans.sum(1) <= self.num_bytes
+        return (
+            self.keys.tolist(),
+            self.copy.tobytes(),
+            columns[0].strings(bytes),
+            is_inside.tolist(),
+        )
+
+
+def test_a_reader_s_own_work_runs_in_the_same_call(path, calls):
+    records = [encode_example(values(number)) for number in range(4)]
+    records[2] = UNKNOWN + records[2]
+    parser = ExampleParser.of_readers({"name": Spans(path.parent / "a-00000-of-00002")})
+    whole = (path.parent / "a-00000-of-00002").read_bytes()
+    keys = np.arange(4, dtype=np.uint64)
+    assert parser.batch(records[:2], keys[:2]) == {
+        "name": ([0, 1], whole, [b"n0", b"n1"], [True, True])
+    }
+    assert calls == [["ParseJob", "ReadJob"]]
+    assert parser.batch(records, keys) == {
+        "name": ([0, 1, 2, 3], whole, [b"n0", b"n1", b"n2", b"n3"], [True, True, False, True])
+    }
