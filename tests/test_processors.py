@@ -1,6 +1,16 @@
 import os
 
+import pytest
+
+from torch_tfrecord import processors
 from torch_tfrecord.processors import num_processors
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch, tmp_path):
+    """The file of a container's limit, which is missing at first."""
+    monkeypatch.setattr(processors, "_LIMIT", tmp_path / "cpu.max")
+    return tmp_path / "cpu.max"
 
 
 def test_those_of_this_process(monkeypatch):
@@ -14,3 +24,13 @@ def test_all_where_the_system_does_not_say(monkeypatch):
     assert num_processors() == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert num_processors() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000\n", 8), ("400000 100000\n", 4), ("250000 100000\n", 3), ("9900000 100000\n", 8)],
+)
+def test_no_more_than_a_containers_limit(monkeypatch, limit, text, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    limit.write_text(text)
+    assert num_processors() == expected

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ from torch_tfrecord import (
 from torch_tfrecord.loading import nested_dataset, read_ahead
 from torch_tfrecord.loading.nested_dataset import usual_num_threads
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.order import ranks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -159,6 +160,7 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
         lambda ds, batches: begun.extend(batches) or load(ds, batches),
     )
     monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
     for taken in range(1, 12):
@@ -189,23 +191,124 @@ def test_what_a_sampler_gave_before_it_failed_is_not_lost(path):
     assert [value for value in found if value != "no more"] == [*range(9)]
 
 
-def test_large_batches_are_loaded_one_by_one(tmp_path, path, monkeypatch):
+@pytest.fixture
+def tasks(monkeypatch):
+    """The sizes of the tasks that are read, each batch of which takes no time."""
     sizes = []
     load = TFRecordDataset._load_batches
-    monkeypatch.setattr(
-        TFRecordDataset,
-        "_load_batches",
-        lambda ds, batches: sizes.append(len(batches)) or load(ds, batches),
-    )
-    assert len(list(make_dataloader(path, 7, FEATURES, num_threads=2))) == 6
-    assert sorted(sizes) == [1, 1, 4]  # the first alone; a few bytes in each
-    sizes.clear()
+
+    def note(ds, batches):
+        sizes.append(len(batches))
+        return load(ds, batches)
+
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", note)
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
+    return sizes
+
+
+def test_tasks_grow_twofold_to_the_end(path, tasks):
+    loader = make_dataloader(path, 1, FEATURES, shuffle=False, num_epochs=3, num_threads=1)
+    assert numbers(loader) == [[n] for n in range(NUM_RECORDS)] * 3
+    # two tasks are begun before the first has ended
+    assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 26]
+
+
+def test_slow_batches_are_loaded_one_by_one(path, tasks, monkeypatch):
+    now = itertools.count(0, 0.011)
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: next(now))
+    assert len(list(make_dataloader(path, 7, FEATURES, num_threads=1))) == 6
+    assert tasks == [1] * 6
+    tasks.clear()
+    clock = itertools.count()  # each task, of any size, takes 6 ms: never more than three times it
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0.006 * next(clock))
+    assert len(list(make_dataloader(path, 1, FEATURES, num_threads=1))) == NUM_RECORDS
+    assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 10]
+
+
+def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch):
+    monkeypatch.setattr(read_ahead, "_TASK_BYTES", 4 << 20)
     large = write(tmp_path / "large", [bytes(400_000)] * 24)  # 4 MiB has 10
-    assert len(list(make_dataloader(large, 3, num_threads=2))) == 8
-    assert sorted(sizes) == [1, 1, 3, 3]
-    sizes.clear()
-    assert len(list(make_dataloader(large, 11, num_threads=2))) == 3
-    assert sizes == [1, 1, 1]
+    assert len(list(make_dataloader(large, 3, num_threads=1))) == 8
+    assert tasks == [1, 1, 2, 2, 2]
+    tasks.clear()
+    assert len(list(make_dataloader(large, 11, num_threads=1))) == 3
+    assert tasks == [1, 1, 1]
+    tasks.clear()
+    # larger in memory: ten zeros are ten bytes in the file, 80 in the batch; three batches fit
+    zeros = write(tmp_path / "zeros", [{"x": torch.zeros(10, dtype=torch.int64)}] * 40)
+    monkeypatch.setattr(read_ahead, "_TASK_BYTES", 250)
+    loader = make_dataloader(zeros, 1, {"x": FixedLenFeature((10,), torch.int64)}, num_threads=1)
+    assert len(list(loader)) == NUM_RECORDS
+    assert set(tasks[2:-1]) == {2, 3}
+
+
+@pytest.mark.parametrize("taken", [1, 2, 5, 11, 39])
+def test_resumes_after_any_number_of_batches(path, tasks, taken):
+    loader = make_dataloader(path, 1, FEATURES, num_threads=2)
+    expected = numbers(make_dataloader(path, 1, FEATURES, num_threads=0))
+    assert [batch["n"].tolist() for batch in itertools.islice(loader, taken)] == expected[:taken]
+    other = make_dataloader(path, 1, FEATURES, num_threads=3)
+    other.load_state_dict(loader.state_dict())
+    assert numbers(other) == expected[taken:]
+
+
+def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
+    """A dataset does so where they are much larger than usual."""
+    load, sizes = TFRecordDataset._load_batches, []
+
+    def load_half(ds, batches):
+        sizes.append(len(batches))
+        return load(ds, batches[: -(-len(batches) // 2)])
+
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", load_half)
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
+    for dataset in (
+        TFRecordDataset(path, FEATURES),
+        Subset(TFRecordDataset(path, FEATURES), range(40)),
+    ):
+        loader = make_dataloader(dataset, 1, shuffle=False, num_threads=2)
+        assert numbers(loader) == [[n] for n in range(NUM_RECORDS)]
+        assert max(sizes) > 1
+
+
+def test_errors_in_the_middle_of_a_task(tmp_path, tasks):
+    records = [encode_example({"n": n if n not in (20, 25) else 1.5}) for n in range(40)]
+    path = write(tmp_path / "a", records)
+    running = iter(make_dataloader(path, 1, {"n": FEATURES["n"]}, shuffle=False, num_threads=1))
+    found = []
+    for _ in records:
+        try:
+            found.append(next(running)["n"].item())
+        except ParseError as error:
+            found.append(str(error).removeprefix(f"{path}: ").partition(" at byte")[0])
+    expected = list(range(40))
+    expected[20], expected[25] = "record 20", "record 25"
+    assert found == expected
+    assert max(tasks) >= 8
+    with pytest.raises(StopIteration):
+        next(running)
+
+
+def test_threads_start_none_of_torchs(path, monkeypatch):
+    """torch gives the number that was set last to threads that begin later: not ours to the user's."""
+    seen = []
+    load = TFRecordDataset._load_batches
+
+    def look(ds, batches):
+        seen.append(torch.get_num_threads())
+        return load(ds, batches)
+
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", look)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert len(list(make_dataloader(path, 4, FEATURES, num_threads=4))) == 10
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as executor:
+            assert executor.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
@@ -400,7 +503,21 @@ def test_usual_number_of_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)), raising=False)
     assert usual_num_threads() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert usual_num_threads() == 64
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")  # torchrun's
+    assert usual_num_threads() == 12
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    assert usual_num_threads() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(ranks, "in_process_group", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16, raising=False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    assert usual_num_threads() == 4
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)  # on two machines
     assert usual_num_threads() == 8
+    monkeypatch.setattr(os, "cpu_count", lambda: 512)  # bound by the launcher
+    assert usual_num_threads() == 64
     monkeypatch.setattr(nested_dataset, "has_native", lambda: False)
     assert usual_num_threads() == 1
 
@@ -469,6 +586,7 @@ def test_memory_stays_flat_over_20_epochs(tmp_path, options):
 
 def resident_bytes(path, options):
     """After each of 20 epochs, with the workers'."""
+    read_ahead._MOST_BATCHES = 4  # else what is ready differs by as much as the file has
     features = {"x": FixedLenFeature((100,), torch.int64), "name": FixedLenFeature((), bytes)}
     loader = make_dataloader(path, 256, features, **options)
     resident = []

@@ -27,6 +27,7 @@ from torch_tfrecord.order.leaves import (
     stores,
 )
 from torch_tfrecord.order.position_batch import DrawEpoch
+from torch_tfrecord.order.ranks import ranks_on_host
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import (
@@ -70,7 +71,9 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         raise NotImplementedError
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
-        """`_load_samples` of several batches; where it raises, they are loaded one by one."""
+        """`_load_samples` of several batches, or of the first of them, at least one; where it
+        raises, they are loaded one by one.
+        """
         return [self._load_samples(positions) for positions in batches]
 
     def _transform_samples(self, samples: Samples) -> Samples:
@@ -222,10 +225,9 @@ class NestedDataset(StagedDataset):
             return [self._load_samples(positions) for positions in batches]
         (leaf,) = found.values()
         loaded = leaf._load_batches([parts[0].positions for parts in split])
-        sizes = map(len, batches)
         return [
-            _Loaded([(part, item)], size)
-            for (part,), item, size in zip(split, loaded, sizes, strict=True)
+            _Loaded([(part, item)], len(part.positions))
+            for (part,), item in zip(split, loaded, strict=False)
         ]
 
     @property
@@ -258,29 +260,30 @@ class NestedDataset(StagedDataset):
 
 # Threads that read ahead.
 
-# With more threads than this they wait for the GIL, except with large images.
-_MOST_THREADS = 8
+# At least: they wait for answers.
+_REMOTE_THREADS = 8
 # Samples of more bytes than this are worth a second thread even if they are Python objects.
 _SMALL_SAMPLE = 1 << 12
 
 
 def usual_num_threads(dataset: object = None) -> int:
     """The default number of threads that read ahead: one per processor that this process may use,
-    up to 8.
+    divided by the training processes that share them (`ranks_on_host`).
 
     Batches of numbers and of images are made without the GIL, so that threads share the work. It is
     one where they would only take turns: small samples that are mostly Python objects (bytes, str),
-    and anything without the compiled core. For remote files it is 8: the threads
-    mostly wait.
+    and anything without the compiled core. For remote files it is at least 8: the threads mostly
+    wait.
     """
     files = stores(dataset)
+    share = max(num_processors() // ranks_on_host(), 1)
     if not has_native():  # the fallbacks hold the GIL
         return 1
     if any(store.is_remote for store in files):
-        return _MOST_THREADS
+        return max(share, _REMOTE_THREADS)
     if dataset is not None and all(map(_holds_lock, leaves(dataset))):
         return 1
-    return min(num_processors(), _MOST_THREADS)
+    return share
 
 
 def _holds_lock(leaf: Any) -> bool:

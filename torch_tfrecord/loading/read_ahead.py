@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from time import thread_time
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -38,9 +40,13 @@ from torch_tfrecord.torch_internals import is_profiling, pin
 __all__ = ["ReadAheadLoader", "collate_left"]
 
 
-# A task loads as many batches as have about so many bytes in the files, up to that number.
-_TASK_BYTES = 4 << 20
-_MOST_BATCHES = 4
+# A task loads as many batches as take a thread about so long. When it ends, its thread asks for the GIL, and beside a
+# training loop that computes in Python waits for it, 5 ms each time.
+_TASK_SECONDS = 0.02
+_MOST_BATCHES = 128
+# The most bytes of a task of several batches, in the files or in memory, and of all that are loaded at once.
+_TASK_BYTES = 32 << 20
+_ALL_BYTES = 256 << 20
 
 
 _Collate: TypeAlias = Callable[[Any], Batch]
@@ -59,9 +65,10 @@ class ReadAheadLoader(DataLoader[Value]):
     Args:
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
             `Mixture` of these.
-        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with
-            batches of less than 2 MiB in the files, up to 4 instead of one). None: see
-            `usual_num_threads`.
+        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready; of
+            batches that take less than 20 ms as many as take so long, but at most 128 and 32 MiB,
+            together 256 MiB. How far ahead a sampler is asked for positions depends on that: let
+            one of your own draw from a generator of its own. None: see `usual_num_threads`.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
 
@@ -89,8 +96,7 @@ class ReadAheadLoader(DataLoader[Value]):
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
         self._counters = Counters()
-        each = 0 if self.num_workers else sample_bytes(read)
-        self._samples_at_once = _TASK_BYTES / each if each else 0
+        self._sample_bytes = 0 if self.num_workers else sample_bytes(read)
 
     def __repr__(self) -> str:
         size = (
@@ -122,10 +128,12 @@ def _check_leaves(innermost: Iterable[object]) -> None:
 
 
 class _Task(NamedTuple):
-    """Batches that one thread loads one after another."""
+    """Batches that one thread loads one after another; where they are larger than usual, only the
+    first of them.
+    """
 
     positions: Sequence[Sequence[int]]
-    loading: Future[list[_Outcome]]
+    loading: Future[tuple[list[_Outcome], int]]
 
 
 class _ReadAheadIterator(Iterator[Batch]):
@@ -133,7 +141,8 @@ class _ReadAheadIterator(Iterator[Batch]):
     dropped.
 
     A thread that delivers a batch wakes the thread that iterates, which costs as much as loading a
-    hundred rows of numbers. So small batches are loaded and delivered several at once.
+    hundred rows of numbers, and waits for the GIL. So fast batches are loaded and delivered several
+    at once, at first one, then up to twice as many as in the task before.
     """
 
     def __init__(self, loader: ReadAheadLoader) -> None:
@@ -148,6 +157,10 @@ class _ReadAheadIterator(Iterator[Batch]):
         collate_fn = loader.collate_fn
         is_ours = collate_fn is collate or isinstance(collate_fn, (PaddedCollate, PackedCollate))
         self._ahead = collate_fn if is_ours and not self._dataset._has_user_transform else None
+        # In memory the samples for a transform may be larger than in the files.
+        most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
+        self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
+        self._at_once = 1  # batches in the next task
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         self._salts: RandomStream | None = None
@@ -209,7 +222,10 @@ class _ReadAheadIterator(Iterator[Batch]):
     def _start(self) -> None:
         """Start the threads, also those of a process that was forked meanwhile."""
         self._pool = ThreadPoolExecutor(
-            self._loader.num_threads, "tfrecord-read-ahead", count_in, (self._counters.table,)
+            self._loader.num_threads,
+            "tfrecord-read-ahead",
+            _begin_thread,
+            (self._counters.table, torch.get_num_threads()),
         )
         self._pid = os.getpid()
         # Once the iterator is dropped, no further batch is started.
@@ -217,12 +233,14 @@ class _ReadAheadIterator(Iterator[Batch]):
 
     def _begin_task(self) -> None:
         positions: list[Sequence[int]] = []
-        # the first batch alone: the training waits for it
-        num_samples, most = 0, self._loader._samples_at_once if self._tasks else 0
+        num_bytes, each = 0.0, self._loader._sample_bytes
         try:
             while not self._is_ended and (
                 not positions
-                or (len(positions) < _MOST_BATCHES and num_samples + len(positions[0]) <= most)
+                or (
+                    len(positions) < self._at_once
+                    and num_bytes + each * len(positions[0]) <= self._task_bytes
+                )
             ):
                 # Not islice: Lightning's batch sampler for predictions starts over with each
                 # iter().
@@ -231,7 +249,7 @@ class _ReadAheadIterator(Iterator[Batch]):
                     self._is_ended = True
                 else:
                     positions.append(self._add_salt(batch))
-                    num_samples += len(batch)
+                    num_bytes += each * len(batch)
         finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
@@ -249,14 +267,19 @@ class _ReadAheadIterator(Iterator[Batch]):
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, so that it can be dropped.
-        return _Task(positions, self._pool.submit(_load, self._dataset, positions, self._ahead))
+        loading = self._pool.submit(_load, self._dataset, positions, self._ahead, self._task_bytes)
+        return _Task(positions, loading)
 
     def _wait(self) -> None:
         """Wait for the task that is next."""
         if not self._tasks:
             self._pool.shutdown(wait=False)
             raise StopIteration
-        self._loaded.extend(self._tasks.popleft().loading.result())
+        task = self._tasks.popleft()
+        loaded, self._at_once = task.loading.result()
+        self._loaded.extend(loaded)
+        if left := task.positions[len(loaded) :]:
+            self._tasks.appendleft(self._submit(left))
 
 
 def _can_pin() -> bool:
@@ -272,24 +295,54 @@ def _can_pin() -> bool:
     return False
 
 
+def _begin_thread(table: torch.Tensor, num_threads: int) -> None:
+    count_in(table)
+    # Else each thread of ours would start as many of torch's as there are cores.
+    torch.get_num_threads()  # else torch would do so later, and take the number that was set last
+    torch.set_num_threads(1)
+    # So do threads that begin later: not 1 for the user's.
+    with suppress(RuntimeError):  # the interpreter ends
+        other = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+        other.start()
+        other.join()
+
+
 def _load(
-    dataset: StagedDataset, batches: Sequence[Sequence[int]], collate_fn: _Collate | None
-) -> list[_Outcome]:
-    """The batches of a task. Where one fails, each is loaded alone, to find out which."""
+    dataset: StagedDataset,
+    batches: Sequence[Sequence[int]],
+    collate_fn: _Collate | None,
+    most_bytes: int,
+) -> tuple[list[_Outcome], int]:
+    """The batches of a task, or the first of them, and how many the next task shall have. Where one
+    fails, each is loaded alone, to find out which.
+    """
+    begin = thread_time()
 
     def finish(samples: Samples) -> _Outcome:
         return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
 
+    found: list[_Outcome] = []
     if len(batches) > 1:
         with suppress(Exception):
-            return [*map(finish, dataset._load_batches(batches))]
-    found: list[_Outcome] = []
-    for positions in batches:
+            found = [*map(finish, dataset._load_batches(batches))]
+    for positions in [] if found else batches:
         try:
             found.append(finish(dataset._load_samples(positions)))
         except Exception as error:
             found.append((None, error))
-    return found
+    # Time with the GIL or without it, but not waiting for it.
+    fit = _TASK_SECONDS * len(found) // (thread_time() - begin or 1e-6)
+    fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)
+    return found, max(int(min(fit, fit_bytes, 2 * len(found), _MOST_BATCHES)), 1)
+
+
+def _num_bytes(batch: object) -> int:
+    """Of the tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    return sum(map(_num_bytes, batch)) if isinstance(batch, (tuple, ValuesView)) else 0
 
 
 def _finish(dataset: StagedDataset, samples: Samples, collate_fn: _Collate) -> Batch:

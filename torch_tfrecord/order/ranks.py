@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord.arguments import integer
 from torch_tfrecord.order.trainers import prepared_loader
+from torch_tfrecord.processors import num_processors
 
 __all__ = [
     "Rank",
@@ -19,6 +20,7 @@ __all__ = [
     "check_rank",
     "consumer",
     "in_process_group",
+    "ranks_on_host",
     "resolve_rank",
 ]
 
@@ -85,6 +87,20 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
 def in_process_group() -> bool:
     """Whether torch.distributed is initialised in this process."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def ranks_on_host() -> int:
+    """How many training processes share the processors of this one: torchrun's LOCAL_WORLD_SIZE;
+    else the process group's ranks, but at most one for each accelerator here; 1 if there is no
+    group, or the launcher has bound this process to some of the machine's processors.
+    """
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if told.isdecimal():
+        return max(int(told), 1)
+    if not in_process_group() or num_processors() < (os.cpu_count() or 1):
+        return 1
+    world_size = torch.distributed.get_world_size()
+    return min(world_size, torch.accelerator.device_count() or world_size)
 
 
 def consumer(rank: Rank) -> tuple[int, int]:
