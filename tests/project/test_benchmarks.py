@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import load_script
+from jobs import run_job
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -18,26 +19,12 @@ def load(name):
     return load_script(FOLDER / f"{name}.py")
 
 
-def compare(tmp_path, *arguments):
+def compare(tmp_path, *arguments, program=FOLDER / "compare.py"):
     results = tmp_path / "results.json"
-    command = [
-        sys.executable,
-        FOLDER / "compare.py",
-        *arguments,
-        "--fraction",
-        "0.0001",
-        "--rounds",
-        "1",
-    ]
-    command += [
-        "--seconds",
-        "0.01",
-        "--cache",
-        tmp_path / "cache",
-        "--environments",
-        tmp_path / "none",
-    ]
-    done = subprocess.run([*command, "--results", results], capture_output=True, text=True)
+    pace = ("--fraction", "0.0001", "--rounds", "1", "--seconds", "0.01")
+    places = {"--cache": "cache", "--environments": "none", "--results": results.name}
+    given = [word for name, place in places.items() for word in (name, tmp_path / place)]
+    done = run_job(program, *arguments, *pace, *given)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(results.read_text()) if results.exists() else None
 
@@ -69,7 +56,6 @@ def test_rows_of_the_doors(tmp_path):
 
 
 @pytest.mark.daily
-@pytest.mark.timeout(900)
 def test_all_other_tables(tmp_path):
     names = [
         "tabular",
@@ -81,7 +67,8 @@ def test_all_other_tables(tmp_path):
         "scaling",
         "startup",
     ]
-    output, results = compare(tmp_path, *names, "doors", "random")
+    job = Path(__file__).with_name("compare_job.py")
+    output, results = compare(tmp_path, *names, "doors", "random", program=job)
     assert results["doors-sequences"]["failed"] == {}
     assert {"index-tabular", "index-embeddings", "index-images"} < set(results)
     assert results["index-images"]["sides"][0]["compared"]["layout"] == {
