@@ -16,9 +16,8 @@ def fill(folder, monkeypatch):
     monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
     cache, file = DiskCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
     for _ in range(4):
-        cache.read(
-            [Range(file, 0, 900_000)], lambda ranges: [bytes(one.end - one.begin) for one in ranges]
-        )
+        reading = cache.start([Range(file, 0, 900_000)])
+        reading.finish([bytes(one.end - one.begin) for one in reading.missing])
     return cache
 
 

@@ -211,8 +211,7 @@ def test_bytes_alone_take_the_users_cache_and_a_folder_alone_a_tenth(tmp_path):
     assert Access().cache is None and Access().cache_dir is None
     access = Access(cache_dir=str(tmp_path / "cache"))
     free = os.statvfs(tmp_path)
-    fetch_all_of_nothing = access.cache.read([], lambda ranges: [])
-    assert fetch_all_of_nothing == []
+    assert access.cache.start([]).finish([]) == []
     info = cache_info(tmp_path / "cache")
     assert info.max_bytes == pytest.approx(free.f_bavail * free.f_frsize / 10, rel=0.2)
 

@@ -1,15 +1,14 @@
 """A cache of remote files on a local disk: what was read before comes without a request.
 
-Each remote file has a sparse copy: the same bytes at the same offsets, and holes for what nobody
-read. Behind the bytes stands a table with a checksum for each sector of 4 KiB, in large files of
-16. Many processes share a folder::
+Each remote file is kept in sectors, a file for each, with a checksum at its end. Many processes
+share a folder::
 
     torch_tfrecord.cache             the cap, the bytes in use, what was read; it is locked to write
-    <data set>/<remote file>         a copy; both names are hashes, so that the disk tells no secret
+    <data set>/<file>/<version>/<n>  sector n; the names are hashes, so that the disk tells no secret
 
 A full cache keeps what it has: each epoch reads all data once, so what came in would push out what
 is needed just as soon. Old versions of a file make room, and data sets that nobody has read for ten
-minutes: their copies are deleted whole.
+minutes.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 import struct
 import threading
 import time
 import warnings
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -43,7 +41,6 @@ __all__ = [
     "CacheInfo",
     "CachedFile",
     "DiskCache",
-    "Fetch",
     "Range",
     "Reading",
     "cache_info",
@@ -53,17 +50,13 @@ __all__ = [
 STATE_NAME = "torch_tfrecord.cache"
 LEAST_BYTES = 1 << 14
 
+# Larger ones would fill the memory with what surrounds the records of a random batch, smaller ones
+# a folder with files. With its checksum a sector has whole pages.
+_SECTOR_BYTES = (1 << 18) - 4
 _PAGE_BYTES = 1 << 12  # the smallest piece of a file that takes space of its own
-_LARGE_FILE_BYTES, _SECTOR_PAGES = 4 << 20, 4  # sectors of more pages there: fewer checksums
-# The file system's own table of a file with many holes takes space, too: a page for each 340.
-_PAGE_COST = _PAGE_BYTES + 16
-_MAGIC = b"tfrecord cache 2"
-_STATE = struct.Struct("<16sQQQQI")  # magic, cap, used, hits, fetched, checksum
-_HEADER = struct.Struct("<16s16sI")  # of a copy's table: magic, version and size, checksum
-_TABLE_AT = 64  # first byte of the sectors' checksums, behind the header
+_MAGIC = b"tfrecord cache 3"
+_STATE = struct.Struct("<16sQQQQQI")  # magic, the numbers of `_State`, checksum
 _NAME = re.compile("[0-9a-f]{32}")
-_PIECE_BYTES = 8 << 20
-_MOST_OPEN = 128
 _DEFAULT_SHARE = 10  # of the free space: one part of so many
 _RESERVE_SHARE, _MOST_RESERVE_BYTES = 50, 1 << 30  # of the disk, left to those who need it more
 _LOCK_SECONDS = 2.0
@@ -85,23 +78,21 @@ class CachedFile:
         size: Bytes.
 
     Attributes:
-        name: Of the copy on the disk.
-        sector_bytes: The pieces that are kept whole, each with a checksum.
-        identity: Equal for equal content.
+        identity: Name and version on the disk; equal for equal content.
     """
 
-    __slots__ = ("identity", "name", "path", "sector_bytes", "size", "version")
+    __slots__ = ("identity", "path", "size")
 
     def __init__(self, path: str, version: str, size: int) -> None:
         self.path, self.size = path, size
-        self.name = _hash(path).hex()
-        self.version = _hash(f"{size} {version}")
-        self.identity = self.name, self.version
-        self.sector_bytes = _PAGE_BYTES * (_SECTOR_PAGES if size >= _LARGE_FILE_BYTES else 1)
+        self.identity = _hash(path), _hash(f"{size} {version}")
 
-    def sectors(self, begin: int, end: int) -> range:
-        """The numbers of the sectors that bytes lie in."""
-        return range(begin // self.sector_bytes, -(-end // self.sector_bytes))
+    def sectors(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where each sector begins and ends that has some of these bytes."""
+        for at in range(
+            begin // _SECTOR_BYTES * _SECTOR_BYTES, end if begin < end else 0, _SECTOR_BYTES
+        ):
+            yield at, min(at + _SECTOR_BYTES, self.size)
 
 
 class Range(NamedTuple):
@@ -112,12 +103,9 @@ class Range(NamedTuple):
     end: int
 
 
-Fetch: TypeAlias = Callable[[Sequence[Range]], Sequence["bytes | memoryview"]]
-
-
-def _hash(text: str) -> bytes:
+def _hash(text: str) -> str:
     """A hash of a name: names, which may hold secrets, do not go to the disk."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class DiskCache:
@@ -129,9 +117,8 @@ class DiskCache:
 
     Args:
         folder: On a disk of this machine; made with the permissions 0700 where it is missing.
-        max_bytes: The cap, for all users of the folder together: the smallest that one of them gave
-            holds; who uses the folder alone may raise it. None for the cap that the folder has, or
-            for a tenth of the disk's free space.
+        max_bytes: The cap, for all users of the folder together: that of who opened it last holds.
+            None for the cap that the folder has, or for a tenth of the disk's free space.
         group: Names what is used together, such as a data set: it is in use as long as one of its
             files is.
 
@@ -146,35 +133,15 @@ class DiskCache:
         self._max_bytes = (
             None if max_bytes is None else at_least(LEAST_BYTES, "cache_bytes", max_bytes)
         )
-        self._group = _hash(group).hex()
+        self._group = _hash(group)
         self._state = PerProcess(_ProcessState)
 
-    @property
-    def hit_bytes(self) -> int:
-        """Bytes that came from the cache, in this process."""
-        return self._state.get().hit_bytes
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes that were fetched by it."""
-        return self._state.get().fetched_bytes
-
-    def read(self, ranges: Sequence[Range], fetch: Fetch) -> list[bytes | memoryview]:
-        """The bytes of each range, in order.
-
-        Args:
-            ranges: Of any files; together, so that what is missing is fetched together.
-            fetch: Gives the bytes of ranges of the remote files: called once with all that is
-                missing, or not at all.
-        """
-        reading = self.start(ranges)
-        return reading.finish(fetch(reading.missing) if reading.missing else ())
-
     def start(self, ranges: Sequence[Range]) -> Reading:
-        """As `read`, for whoever fetches what is missing while other things are done."""
+        """Begin to read ranges of any files, together, so that what is missing is fetched together."""
         folder = self._open()
+        parts = [_find(folder, wanted) for wanted in ranges]
         keeps = folder is not None and self._may_write(folder)
-        return Reading([[*_find(folder, wanted)] for wanted in ranges], keeps, self._finish)
+        return Reading(parts, keeps, self._finish)
 
     def forget(self, ranges: Sequence[Range]) -> bool:
         """Drop what is kept of some ranges, whose bytes are not what they should be; whether any of
@@ -184,8 +151,10 @@ class DiskCache:
         if folder is not None:
             with _StandingAside(self._stand_aside), folder.locked():
                 for file, begin, end in ranges:
-                    copy = folder.copy(file)
-                    found |= copy is not None and copy.drop(file.sectors(begin, end))
+                    for at, _ in file.sectors(begin, end):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(folder.path_of(file, at))
+                            found = True
         return found
 
     def _open(self) -> _Folder | None:
@@ -224,10 +193,8 @@ class DiskCache:
             state.hit_bytes += reading.hit_bytes
             state.fetched_bytes += sum(len(data) for _, data in reading.fetched)
             if is_due := state.touched_at + _TOUCH_SECONDS <= time.monotonic():
-                state.touched_at = time.monotonic()
-                hits, fetched = state.counted
-                counts = state.hit_bytes - hits, state.fetched_bytes - fetched
-                state.counted = state.hit_bytes, state.fetched_bytes
+                state.touched_at, counts = time.monotonic(), (state.hit_bytes, state.fetched_bytes)
+                state.hit_bytes = state.fetched_bytes = 0
         if folder is not None and (is_due or (reading.keeps and reading.fetched)):
             with _StandingAside(self._stand_aside), folder.locked():
                 if reading.keeps:
@@ -258,7 +225,6 @@ class _ProcessState:
         self.closed_until = self.aside_until = 0.0
         self.touched_at = float("-inf")
         self.hit_bytes = self.fetched_bytes = 0
-        self.counted = 0, 0
         self.is_warned = False
 
 
@@ -267,8 +233,7 @@ class Reading:
 
     Args:
         parts: For each range the bytes that are there, and the ranges that are not, in order.
-        keeps: Whether what is fetched will be kept; it is fetched with the sectors around it then,
-            else exactly.
+        keeps: Whether what is fetched will be kept; then it is fetched in whole sectors, else exactly.
         finish: Called when what was missing is there.
 
     Attributes:
@@ -303,57 +268,43 @@ class Reading:
         return memoryview(data)[part.begin - wanted.begin : part.end - wanted.begin]
 
 
-def _order(wanted: Range) -> tuple[str, bytes, int]:
+def _order(wanted: Range) -> tuple[str, str, int]:
     return *wanted.file.identity, wanted.begin
 
 
 def _round(wanted: Range) -> Range:
     """With the sectors around it."""
-    file, begin, end = wanted
-    sectors, size = file.sectors(begin, end), file.sector_bytes
-    return Range(file, sectors.start * size, min(sectors.stop * size, file.size))
+    sectors = [*wanted.file.sectors(wanted.begin, wanted.end)]
+    return Range(wanted.file, sectors[0][0], sectors[-1][1])
 
 
 def _join(ranges: Sequence[Range]) -> list[Range]:
-    """Ranges joined where they overlap, and where they touch up to what one request is good for."""
+    """Ranges in order, joined where they overlap or touch."""
     joined: list[Range] = []
     for one in sorted(ranges, key=_order):
-        last = joined[-1] if joined and joined[-1].file.identity == one.file.identity else None
-        if last is not None and (
-            one.begin < last.end or (one.begin == last.end and one.end - last.begin <= _PIECE_BYTES)
-        ):
+        last = joined[-1] if joined else None
+        if last and last.file.identity == one.file.identity and one.begin <= last.end:
             joined[-1] = last._replace(end=max(last.end, one.end))
         else:
             joined.append(one)
     return joined
 
 
-def _find(folder: _Folder | None, wanted: Range) -> Iterator[bytes | Range]:
+def _find(folder: _Folder | None, wanted: Range) -> list[bytes | Range]:
     """The bytes of a range that are there, and the ranges that are not, in order."""
     file, begin, end = wanted
-    if begin >= end:
-        return
-    copy = None if folder is None else folder.copy(file)
-    if copy is None:
-        yield from _split(wanted)
-        return
-    sectors, size = file.sectors(begin, end), file.sector_bytes
-    found = zip(sectors, copy.checksums(sectors), strict=True)
-    for is_held, group in groupby(found, key=lambda item: item[1] is not None):
-        run = [*group]
-        at = run[0][0] * size
-        low, high = max(begin, at), min(end, (run[-1][0] + 1) * size)
-        data = copy.read(at, [checksum for _, checksum in run]) if is_held else None
-        if data is None:
-            yield from _split(Range(file, low, high))
+    found: list[bytes | Range] = []
+    for at, sector_end in file.sectors(begin, end):
+        low, high = max(begin, at), min(end, sector_end)
+        data = None if folder is None else folder.read(file, at, sector_end, low, high)
+        last = found[-1] if found else None
+        if data is not None:
+            found.append(data)
+        elif isinstance(last, Range):
+            found[-1] = last._replace(end=high)
         else:
-            yield data[low - at : high - at]
-
-
-def _split(wanted: Range) -> Iterator[Range]:
-    """Pieces of a range that one request is good for."""
-    for at in range(wanted.begin // _PIECE_BYTES * _PIECE_BYTES, wanted.end, _PIECE_BYTES):
-        yield Range(wanted.file, max(wanted.begin, at), min(wanted.end, at + _PIECE_BYTES))
+            found.append(Range(file, low, high))
+    return found
 
 
 class _State(NamedTuple):
@@ -361,13 +312,15 @@ class _State(NamedTuple):
 
     Attributes:
         max_bytes: The cap.
-        used_bytes: That the copies take on the disk, or more: room is counted before it is used.
+        used_bytes: That the sectors take on the disk, or more: room is counted before it is used.
+        counted_at: When they were last counted anew, in seconds.
         hit_bytes: That came from the cache, over all processes.
         fetched_bytes: That were fetched.
     """
 
     max_bytes: int
-    used_bytes: int = 0
+    used_bytes: int = _PAGE_BYTES
+    counted_at: int = 0
     hit_bytes: int = 0
     fetched_bytes: int = 0
 
@@ -378,7 +331,7 @@ class _Folder:
     Args:
         path: Made with the permissions 0700 where it is missing.
         max_bytes: See `DiskCache`.
-        group: Name of the folder in it for copies of this data set.
+        group: Name of the folder in it for this data set.
 
     Attributes:
         full_until: No room is worth asking for before, by `time.monotonic`.
@@ -391,9 +344,10 @@ class _Folder:
     def __init__(self, path: str, max_bytes: int | None, group: str) -> None:
         self._path, self._own = path, os.path.join(path, group)
         self.full_until = 0.0
-        self._lock, self._copies_lock = threading.Lock(), threading.Lock()
-        self._copies: OrderedDict[tuple[str, bytes], _Copy] = OrderedDict()
-        self._fd = self._users = -1
+        self._lock = threading.Lock()
+        self._seen: set[tuple[str, str]] = set()  # files whose other versions were looked for
+        self._checked: dict[tuple[str, str], set[int]] = {}  # sectors
+        self._fd = -1
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).mkdir(mode=0o700, exist_ok=True)
         name = os.path.join(path, STATE_NAME)
@@ -401,17 +355,14 @@ class _Folder:
         if os.pread(self._fd, len(_MAGIC), 0) not in (b"", _MAGIC):
             problem = "expected nothing or a cache, got another file"
             raise FileExistsError(errno.EEXIST, problem, name)
-        self._users = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with self.locked(checked=False):
             self._agree(max_bytes)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for fd in (self._fd, self._users):
-            if fd >= 0:
-                try:  # noqa: SIM105
-                    close(fd)
-                except OSError:
-                    pass
+        try:  # noqa: SIM105
+            close(self._fd)
+        except OSError:
+            pass
 
     def is_current(self) -> bool:
         """Whether the folder was not cleared since it was opened."""
@@ -431,9 +382,13 @@ class _Folder:
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             raise BlockingIOError(errno.EAGAIN, "locked by another thread", self._path)
         try:
-            while not _try_lock(self._fd, fcntl.LOCK_EX):
-                if time.monotonic() > until:
-                    raise BlockingIOError(errno.EAGAIN, "locked by another process", self._path)
+            while True:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise
                 time.sleep(_LOCK_WAIT_SECONDS)
             try:
                 if checked and not self.is_current():
@@ -456,40 +411,77 @@ class _Folder:
         disk = os.fstatvfs(self._fd)
         return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
-    def copy(self, file: CachedFile) -> _Copy | None:
-        """The copy of a file in its version, if there is one."""
-        with self._copies_lock:
-            copy = self._copies.get(file.identity)
-            if copy is None or not copy.is_current():
-                self._copies.pop(file.identity, None)
-                with contextlib.suppress(OSError):
-                    copy = _Copy(_open_own(os.path.join(self._own, file.name)), file)
-                if copy is None or not copy.is_whole():
-                    if copy is not None:
-                        self.full_until = 0.0  # an old version makes room
-                    return None
-                self._copies[file.identity] = copy
-                if len(self._copies) > _MOST_OPEN:
-                    self._copies.popitem(last=False)
-            self._copies.move_to_end(file.identity)
-            return copy
+    def path_of(self, file: CachedFile, at: int) -> str:
+        """Of the sector that begins at a byte."""
+        return os.path.join(self._own, *file.identity, f"{at:x}")
+
+    def read(self, file: CachedFile, at: int, end: int, low: int, high: int) -> bytes | None:
+        """The bytes from `low` to `high` of a sector; None where it is not there, or is damaged: that
+        is looked for once.
+        """
+        checked = self._checked.setdefault(file.identity, set())
+        with contextlib.suppress(OSError):
+            fd = _open_own(self.path_of(file, at))
+            try:
+                if at not in checked:
+                    data = memoryview(os.pread(fd, end - at + 5, 0))
+                    if len(data) == end - at + 4 and crc32c(data[:-4]) == _number(data[-4:]):
+                        checked.add(at)
+                        return bytes(data[low - at : high - at])
+                elif len(part := os.pread(fd, high - low, low - at)) == high - low:
+                    return part
+            finally:
+                os.close(fd)
+        if self._other_versions(file):
+            self.full_until = 0.0  # they make room
+        return None
+
+    def _other_versions(self, file: CachedFile) -> list[str]:
+        """The folders of other versions of a file, until it was written to."""
+        if file.identity in self._seen:
+            return []
+        name, version = file.identity
+        found = [path for path in _entries(os.path.join(self._own, name)) if path[-32:] != version]
+        if not found:
+            self._seen.add(file.identity)
+        return found
 
     # Under the lock.
 
     def keep(self, fetched: Sequence[tuple[Range, bytes | memoryview]]) -> None:
         """Write to the disk what was fetched, as far as there is room."""
         for (file, begin, end), data in fetched:
-            size = file.sector_bytes
-            # Whole sectors only, as a checksum is of a whole one; the last ends with the file.
-            last = end // size if end < file.size else file.sectors(begin, end).stop
-            sectors = range(-(-begin // size), last)
-            if len(data) != end - begin or not sectors:
-                continue
-            copy = self.copy(file) or self._create(file)
-            if copy is None or not self._make_room(copy.cost(sectors)):
-                return
-            first = sectors.start * size - begin
-            copy.write(sectors, memoryview(data)[first:])
+            for at, sector_end in file.sectors(begin, end) if len(data) == end - begin else ():
+                # Else it is a part of one.
+                if begin <= at and sector_end <= end:
+                    sector = memoryview(data)[at - begin : sector_end - begin]
+                    if not self._write_sector(file, at, sector):
+                        return
+
+    def _write_sector(self, file: CachedFile, at: int, data: memoryview) -> bool:
+        """Write a sector, unless there is no room: then False."""
+        if self.read(file, at, at + len(data), at, at) is not None:
+            return True  # by another process, meanwhile
+        state = self.state()
+        for path in self._other_versions(file):
+            if state is not None:
+                state = state._replace(used_bytes=max(state.used_bytes - _disk_bytes(path), 0))
+                self._write(state)
+            shutil.rmtree(path)
+        if not self._make_room(-(-(len(data) + 4) // _PAGE_BYTES) * _PAGE_BYTES):
+            return False
+        path = self.path_of(file, at)
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = _open_own(path, os.O_CREAT | os.O_TRUNC)
+        try:
+            # Whoever reads it before it is whole finds it too short.
+            for piece in (data, crc32c(data).to_bytes(4, "little")):
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        return True
 
     def touch(self, hits: int, fetched: int) -> None:
         """The data set is in use; count what was read."""
@@ -501,187 +493,58 @@ class _Folder:
             os.utime(self._own)
 
     def remove(self) -> None:
-        """Delete all copies, and what is shared; who has it open begins anew."""
-        for path in self._paths():
-            os.unlink(path)
-        for folder in _entries(self._path):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+        """Delete all that is kept, and what is shared; who has it open begins anew."""
+        self._remove_groups(time.time() + 1)
         os.unlink(os.path.join(self._path, STATE_NAME))
 
-    def _paths(self) -> Iterator[str]:
-        """The copies, those of the data set that was not used for longest first."""
-        for folder in sorted(_entries(self._path), key=os.path.getmtime):
-            yield from _entries(folder)
+    def _remove_groups(self, idle_since: float) -> None:
+        for path in _entries(self._path):
+            if os.path.getmtime(path) < idle_since:
+                shutil.rmtree(path)
 
     def usage(self) -> tuple[int, int]:
-        """Number of copies, and bytes that they take."""
-        sizes = [_disk_bytes(path) for path in self._paths()]
-        return len(sizes), sum(sizes) + _PAGE_BYTES
+        """Number of remote files, and bytes that they take."""
+        files = [path for group in _entries(self._path) for path in _entries(group)]
+        return len(files), sum(map(_disk_bytes, files)) + _PAGE_BYTES
 
     def _agree(self, wanted: int | None) -> None:
-        """Agree on the cap with whoever has the folder open."""
+        """Set the cap, for all who have the folder open."""
         state = self.state()
-        is_alone = _try_lock(self._users, fcntl.LOCK_EX)
-        _try_lock(self._users, fcntl.LOCK_SH)
-        cap = None if state is None else state.max_bytes
-        if cap is None or (wanted is not None and (is_alone or wanted < cap)):
-            cap = wanted or max(self.free_bytes()[0] // _DEFAULT_SHARE, LEAST_BYTES)
-        used = self.usage()[1]
+        cap = wanted or (state.max_bytes if state else self.free_bytes()[0] // _DEFAULT_SHARE)
+        state = (state or _State(cap, self.usage()[1]))._replace(max_bytes=cap)
         # All of it: who lowers a cap begins anew, which is rare, and simple.
-        if used > cap:
-            for path in self._paths():
-                os.unlink(path)
-            used = self.usage()[1]
-        self._write((state or _State(cap))._replace(max_bytes=cap, used_bytes=used))
+        if state.used_bytes > cap:
+            self._remove_groups(time.time() + 1)
+            state = state._replace(used_bytes=_PAGE_BYTES)
+        self._write(state)
 
     def _make_room(self, num_bytes: int) -> bool:
         """Count bytes as used, if they fit below the cap once what is idle was deleted."""
-        state = self.state()
+        state, now = self.state(), time.time()
         if state is None:
             return False
-        if state.used_bytes + num_bytes > state.max_bytes:
-            idle_since = time.time() - _IDLE_SECONDS
-            used = self.usage()[1]  # what a killed process counted is no longer in use
-            for path in self._paths():
-                folder = os.path.dirname(path)
-                if used + num_bytes <= state.max_bytes:
-                    break
-                if folder != self._own and os.path.getmtime(folder) < idle_since:
-                    used -= _disk_bytes(path)
-                    os.unlink(path)
-            state = state._replace(used_bytes=used)
+        if (
+            state.used_bytes + num_bytes > state.max_bytes
+            and not 0 <= now - state.counted_at <= _IDLE_SECONDS
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._own)
+            self._remove_groups(now - _IDLE_SECONDS)
+            # What a killed process counted is no longer in use.
+            state = state._replace(used_bytes=self.usage()[1], counted_at=int(now))
         is_room = state.used_bytes + num_bytes <= state.max_bytes
         self._write(state._replace(used_bytes=state.used_bytes + num_bytes * is_room))
         if not is_room:
             self.full_until = time.monotonic() + _FULL_SECONDS
         return is_room
 
-    def _create(self, file: CachedFile) -> _Copy | None:
-        """A copy without sectors, in place of that of another version; None without room."""
-        Path(self._own).mkdir(mode=0o700, exist_ok=True)
-        path, state = os.path.join(self._own, file.name), self.state()
-        if state is not None and os.path.lexists(path):
-            os.unlink(path)
-            self._write(state._replace(used_bytes=self.usage()[1]))
-        if not self._make_room(_PAGE_COST):
-            return None
-        copy = _Copy(_open_own(path, os.O_CREAT | os.O_EXCL), file)
-        copy.begin()
-        return copy
-
     def _write(self, state: _State) -> None:
         data = _STATE.pack(_MAGIC, *(count % (1 << 64) for count in state), 0)[:-4]
         os.pwrite(self._fd, data + crc32c(data).to_bytes(4, "little"), 0)
 
 
-class _Copy:
-    """The open copy of one remote file.
-
-    Args:
-        fd: Closed with this object.
-        file: What it is a copy of.
-    """
-
-    def __init__(self, fd: int, file: CachedFile) -> None:
-        self._fd, self._size, self._sector_bytes = fd, file.size, file.sector_bytes
-        self._table_at = -(-file.size // _PAGE_BYTES) * _PAGE_BYTES
-        header = _HEADER.pack(_MAGIC, file.version, 0)[:-4]
-        self._header = header + crc32c(header).to_bytes(4, "little")
-        # In each check, so that no sector of an old version is taken for one of this.
-        self._seed = crc32c(file.version)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        try:  # noqa: SIM105
-            close(self._fd)
-        except OSError:
-            pass
-
-    def is_current(self) -> bool:
-        """Whether it was not deleted."""
-        return os.fstat(self._fd).st_nlink > 0
-
-    def is_whole(self) -> bool:
-        """Whether it is of this version."""
-        return os.pread(self._fd, len(self._header), self._table_at) == self._header
-
-    def begin(self) -> None:
-        """Write what tells the version."""
-        _write_all(self._fd, self._header, self._table_at)
-
-    def checksums(self, sectors: range) -> list[int | None]:
-        """The checksum of each sector; None for one that is not there."""
-        data = self._read(8 * len(sectors), self._entry_at(sectors.start))
-        found = struct.unpack(f"<{2 * len(sectors)}I", data.ljust(8 * len(sectors), b"\0"))
-        pairs = zip(sectors, found[::2], found[1::2], strict=True)
-        return [
-            checksum if check == self._check(sector, checksum) else None
-            for sector, checksum, check in pairs
-        ]
-
-    def read(self, begin: int, checksums: Sequence[int | None]) -> bytes | None:
-        """The bytes of sectors in a row; None where one is damaged."""
-        end = min(begin + len(checksums) * self._sector_bytes, self._size)
-        data = self._read(end - begin, begin)
-        found = [crc32c(sector) for sector in self._each_sector(memoryview(data))]
-        return data if len(data) == end - begin and found == checksums else None
-
-    def write(self, sectors: range, data: memoryview) -> None:
-        """Write sectors in a row: the bytes, then what makes them count."""
-        begin = sectors.start * self._sector_bytes
-        data = data[: min(sectors.stop * self._sector_bytes, self._size) - begin]
-        # In this order: a process that is killed between the two has written nothing that counts.
-        _write_all(self._fd, data, begin)
-        table = b""
-        for sector, checksum in zip(sectors, map(crc32c, self._each_sector(data)), strict=True):
-            table += struct.pack("<II", checksum, self._check(sector, checksum))
-        _write_all(self._fd, table, self._entry_at(sectors.start))
-
-    def drop(self, sectors: range) -> bool:
-        """Sectors are gone; whether any was there."""
-        found = any(checksum is not None for checksum in self.checksums(sectors))
-        if found:
-            # The bytes may stay: without its checksum no sector counts.
-            _write_all(self._fd, bytes(8 * len(sectors)), self._entry_at(sectors.start))
-        return found
-
-    def cost(self, sectors: range) -> int:
-        """Bytes of the disk that writing sectors takes: theirs, and new pages of the table."""
-        checksums = self.checksums(sectors)
-        num_pages = checksums.count(None) * (self._sector_bytes // _PAGE_BYTES)
-        begin, end = self._entry_at(sectors.start), self._entry_at(sectors.stop)
-        for page in range(begin // _PAGE_BYTES * _PAGE_BYTES, end, _PAGE_BYTES):
-            num_pages += not any(self._read(_PAGE_BYTES, page))
-        return num_pages * _PAGE_COST
-
-    def _entry_at(self, sector: int) -> int:
-        return self._table_at + _TABLE_AT + 8 * sector
-
-    def _check(self, sector: int, checksum: int) -> int:
-        """Tells a checksum that was written from any other bytes, and from that of another sector
-        or version.
-        """
-        return int(crc32c(struct.pack("<QI", sector, checksum), self._seed))
-
-    def _each_sector(self, data: memoryview) -> Iterator[memoryview]:
-        size = self._sector_bytes
-        return (data[at : at + size] for at in range(0, len(data), size))
-
-    def _read(self, num_bytes: int, offset: int) -> bytes:
-        """Bytes; fewer where the file was cut, or the disk fails: what cannot be read is not
-        there.
-        """
-        try:
-            return os.pread(self._fd, num_bytes, offset)
-        except OSError:
-            return b""
-
-
-def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done
+def _number(data: memoryview) -> int:
+    return int.from_bytes(data, "little")
 
 
 def _open_own(path: str, flags: int = 0) -> int:
@@ -701,25 +564,21 @@ def _open_own(path: str, flags: int = 0) -> int:
     return fd
 
 
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _entries(folder: str) -> list[str]:
-    """What a folder has of ours: names that are hashes."""
+    """What a folder has of ours: folders whose names are hashes."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [entry.path for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
     return []
 
 
-def _disk_bytes(path: str) -> int:
-    """What a copy takes on the disk, with what the file system needs to know its holes."""
-    size = os.stat(path).st_blocks * 512
-    return size + size // _PAGE_BYTES * (_PAGE_COST - _PAGE_BYTES)
+def _disk_bytes(folder: str) -> int:
+    """What all files of a folder take on the disk."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                total += os.stat(os.path.join(path, name)).st_blocks * 512
+    return total
 
 
 class _StandingAside:
@@ -746,7 +605,7 @@ class CacheInfo(NamedTuple):
     Attributes:
         max_bytes: The folder's cap.
         num_files: Remote files of which something is there.
-        disk_bytes: That their copies take on the disk.
+        disk_bytes: That they take on the disk.
         hit_bytes: That came from the cache, over all processes, up to half a minute ago.
         fetched_bytes: That were fetched.
     """
@@ -772,7 +631,7 @@ def cache_info(folder: str | os.PathLike[str]) -> CacheInfo | None:
 
 
 def clear_cache(folder: str | os.PathLike[str]) -> None:
-    """Remove all copies of a folder, also while others use it: they begin anew.
+    """Remove all that a folder holds, also while others use it: they begin anew.
 
     Raises:
         OSError: It cannot be done.
