@@ -1,6 +1,6 @@
 """A task's records are read, checked and parsed in one call of the compiled core.
 
-Covers columns/column_plan, records/packed_records and loading/read_ahead.
+Covers columns/column_plan, records/packed_records, loading/read_ahead.
 """
 
 import os
@@ -88,7 +88,7 @@ def check(batch, numbers):
 def test_several_batches_are_one_call(path, calls):
     ds = TFRecordDataset(path, FEATURES)
     calls.clear()
-    loaded = _load(ds, BATCHES, collate)
+    loaded = _load(ds, BATCHES, collate, 1 << 20)[0]
     assert calls == [["ReadJob", "ParseJob", "ParseJob", "ParseJob"]]
     for (batch, error), numbers in zip(loaded, BATCHES, strict=True):
         assert error is None
@@ -98,7 +98,9 @@ def test_several_batches_are_one_call(path, calls):
 @compiled
 def test_each_batch_has_one_block(path):
     x = {"x": FEATURES["x"], "v": FEATURES["v"]}
-    first, second = [batch for batch, _ in _load(TFRecordDataset(path, x), BATCHES[:2], collate)]
+    first, second = [
+        batch for batch, _ in _load(TFRecordDataset(path, x), BATCHES[:2], collate, 1 << 20)[0]
+    ]
     for batch in first, second:
         assert batch["v"].data_ptr() == batch["x"].data_ptr() + batch["x"].nbytes
     begin, end = first["x"].data_ptr(), first["v"].data_ptr() + first["v"].nbytes
@@ -111,7 +113,7 @@ def test_a_record_in_another_form_stops_the_call_once(tmp_path, calls):
     (tmp_path / "a").write_bytes(framed(*records))
     ds = TFRecordDataset(tmp_path / "a", FEATURES)
     calls.clear()
-    loaded = _load(ds, BATCHES, collate)
+    loaded = _load(ds, BATCHES, collate, 1 << 20)[0]
     assert calls == [["ReadJob", "ParseJob", "ParseJob", "ParseJob"], ["ParseJob"]]
     for (batch, _), numbers in zip(loaded, BATCHES, strict=True):
         check(batch, numbers)
@@ -128,11 +130,11 @@ def test_a_damaged_record_is_named_as_alone(path, at):
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError) as alone:
         ds[9]
-    first, second, third = _load(ds, BATCHES, collate)
+    first, second, third = _load(ds, BATCHES, collate, 1 << 20)[0]
     assert first[1] is None and third[1] is None
     assert type(second[1]) is type(alone.value) and str(second[1]) == str(alone.value)
     with pytest.warns(UserWarning, match="skipped 1 .CorruptRecordError: 1."):
-        loaded = _load(skipping, BATCHES, collate)
+        loaded = _load(skipping, BATCHES, collate, 1 << 20)[0]
     check(loaded[1][0], [1])
     check(loaded[2][0], BATCHES[2])
 
@@ -143,7 +145,7 @@ def test_a_file_that_became_shorter(path):
     os.truncate(ds.files[1], ds.locate(9)[1] + 20)
     with pytest.raises(CorruptRecordError, match="truncated record") as alone:
         ds[9]
-    _, (_, error), _ = _load(ds, BATCHES, collate)
+    _, (_, error), _ = _load(ds, BATCHES, collate, 1 << 20)[0]
     assert str(error) == str(alone.value)
 
 

@@ -36,10 +36,11 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import nested_dataset, read_ahead
+from torch_tfrecord.loading import map_dataset, nested_dataset, read_ahead
 from torch_tfrecord.loading.nested_dataset import usual_num_threads
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import ranks
+from torch_tfrecord.records.packed_records import PackedRecords
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -269,6 +270,24 @@ def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
         loader = make_dataloader(dataset, 1, shuffle=False, num_threads=2)
         assert numbers(loader) == [[n] for n in range(NUM_RECORDS)]
         assert max(sizes) > 1
+
+
+def test_much_larger_records_after_small_ones_are_loaded_apart(tmp_path, tasks, monkeypatch):
+    """The size of a task follows from the mean of the file's records: here 20 KB."""
+    monkeypatch.setattr(map_dataset, "_MOST_BYTES", 1 << 20)
+    payloads = [bytes([n]) * (10 if n < 160 else 100_000) for n in range(200)]
+    path = write(tmp_path / "a", payloads)
+    read, bytes_read = PackedRecords.read, []
+
+    def note(records):
+        bytes_read.append(len(records.memory))
+        return read(records)
+
+    monkeypatch.setattr(PackedRecords, "read", note)
+    found = list(make_dataloader(path, 2, shuffle=False, num_threads=1))
+    assert [one for batch in found for one in batch] == payloads
+    assert max(tasks) == 32
+    assert 100_000 < max(bytes_read) <= 1 << 20
 
 
 def test_errors_in_the_middle_of_a_task(tmp_path, tasks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import index as as_integer
 from typing import Any, Literal, TypeAlias, TypedDict, overload
 
@@ -53,6 +53,8 @@ from torch_tfrecord.shown import shown_features, shown_files, shown_transform, s
 __all__ = ["DatasetOptions", "TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+# Several batches are loaded together if their records have no more.
+_MOST_BYTES = 64 << 20
 
 
 class DatasetOptions(TypedDict, total=False):
@@ -307,14 +309,20 @@ class TFRecordDataset(TableDataset):
             return self._maker.load_singly(self._rows(records, [positions], absolutes), error)
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Samples]:
-        """`_load_samples` of several batches, whose records are read and parsed together.
+        """`_load_samples` of several batches, whose records are read and parsed together; of the
+        first of them only where all have more bytes than is usual.
 
         Raises:
             TFRecordError: Of some record; `_load_samples` of each batch finds out which.
         """
-        absolutes = [self._absolutes(positions) for positions in batches]
-        absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
-        rows = self._rows(self._record_files.read_batch(absolute), batches, absolute)
+        # Not joined as arrays: NumPy would let the GIL go.
+        several = len(batches) > 1
+        absolute = self._absolutes([*chain.from_iterable(batches)] if several else batches[0])
+        records = self._record_files.read_batch(absolute)
+        # Memory that is not written to yet.
+        if several and len(records.memory) > _MOST_BYTES:
+            return self._load_batches(batches[: len(batches) // 2])
+        rows = self._rows(records, batches, absolute)
         found = self._maker.load(rows, [0, *accumulate(map(len, batches))])
         self._maker.check_keys(rows.records, self.files, self._record_files.access)
         return found
