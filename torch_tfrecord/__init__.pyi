@@ -33,6 +33,7 @@ from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
 from .loading.arrow import write_arrow
 from .loading.collate import collate
+from .loading.device import DevicePrefetcher
 from .loading.display import show
 from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
@@ -62,6 +63,7 @@ __all__ = [
     "Audio",
     "CompressionError",
     "CorruptRecordError",
+    "DevicePrefetcher",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
     "Image",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "BORN_IN",
     "MAX_BATCH_BYTES",
     "OBJECT_BYTES",
     "TENSOR_BYTES",
@@ -113,6 +115,12 @@ def reserve(num_bytes: int) -> None:
     budget.num_bytes = needed
 
 
+BORN_IN: ContextVar[tuple[Callable[[int], torch.Tensor], list[torch.Tensor]] | None] = ContextVar(
+    "torch_tfrecord_born_in", default=None
+)
+"""What allocates memory for batches in this thread, but for small sizes, and what it has allocated: uint8 [size]."""
+
+
 def empty_bytes(size: int) -> _Bytes:
     """Writable memory, not cleared: uint8 [size].
 
@@ -122,6 +130,11 @@ def empty_bytes(size: int) -> _Bytes:
     DataLoader worker it is memory that the main process can read, too: see `shared_memory`. Safe
     from several threads.
     """
+    born_in = BORN_IN.get() if size >= _SMALL_BYTES else None
+    if born_in is not None:
+        allocate, blocks = born_in
+        blocks.append(allocate(size))
+        return blocks[-1].numpy()[:size]
     worker = worker_memory() if size >= _SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
     return scratch_bytes(size) if piece is None else np.frombuffer(piece, np.uint8)

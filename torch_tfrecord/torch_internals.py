@@ -5,7 +5,7 @@ one of them, a documented way takes its place, slower but with the same result.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -20,10 +20,10 @@ __all__ = [
     "collate_by_kinds",
     "collate_functions",
     "has_hooks",
+    "is_in_bad_fork",
     "is_profiling",
     "jagged",
     "jagged_parts",
-    "pin",
     "register_as_dict",
     "show_order",
     "sparse_parts",
@@ -126,18 +126,13 @@ def register_as_dict(kind: type, name: str) -> None:
         )
 
 
-def pin(batch: Any) -> Any:
-    """A batch of any form in pinned memory."""
-    try:
-        from torch.utils.data._utils.pin_memory import pin_memory
-    except ImportError:
-        # as far as our own batches go; torch's function knows more forms
-        if isinstance(batch, Mapping):
-            return {name: pin(part) for name, part in batch.items()}
-        if type(batch) in (list, tuple):
-            return type(batch)(map(pin, batch))
-        return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
-    return pin_memory(batch, torch.accelerator.current_accelerator())
+# Devices.
+
+
+def is_in_bad_fork(module: object) -> bool:
+    """Whether a device's module, such as ``torch.cuda``, was in use when this process was forked."""
+    # where it cannot be told, torch's own error comes later
+    return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
 # Loaders.

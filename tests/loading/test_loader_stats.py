@@ -185,8 +185,8 @@ def test_a_slow_message_of_a_worker(numbers, monkeypatch):
         time.sleep(SLEEP)
         return usual(packer)
 
-    usual = transport._Packer.message
-    monkeypatch.setattr(transport._Packer, "message", slow)  # used by a thread of multiprocessing
+    usual = transport.Packer.message
+    monkeypatch.setattr(transport.Packer, "message", slow)  # used by a thread of multiprocessing
     monkeypatch.setattr(transport, "worker_memory", lambda: None)
     features = {"x": NUMBERS["x"], "again": FixedLenFeature((), torch.float32, key="x")}
     assert finish(make_dataloader(numbers, 8, features, **WORKERS))["transport"] >= SLEEP

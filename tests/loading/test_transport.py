@@ -126,7 +126,7 @@ class Memory:
         self.memory = shared_memory.WorkerMemory()
 
     def sent(self, batch):
-        packer = transport._Packer(self.memory)
+        packer = transport.Packer(self.memory)
         node = packer.node(batch)
         # as DataLoader does: pickle alone loses the dtype of an empty uint16
         return bytes(ForkingPickler.dumps((packer.message(), node)))
@@ -263,7 +263,7 @@ def test_a_kept_batch_while_a_thousand_pass(memory):
     [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)],
 )
 def test_without_shared_memory_by_torchs_way(batch):
-    packer = transport._Packer(None)
+    packer = transport.Packer(None)
     node = packer.node(batch)
     message = packer.message()
     assert message[0] is None and len(message[1]) == 1 and message[1][0].is_shared()

@@ -25,6 +25,7 @@ __all__ = [
     "SparseList",
     "jagged_tensor",
     "join_nested",
+    "longest_of",
     "make_sparse",
     "nest_rows",
     "offsets_of",
@@ -224,8 +225,13 @@ def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     It stores the length of its longest row; without it, ``to_padded_tensor`` would pad to the sum
     of all lengths.
     """
+    return jagged(values, offsets, longest_of(offsets))
+
+
+def longest_of(offsets: torch.Tensor) -> int:
+    """The length of the longest row, by the row splits."""
     ends = offsets.numpy(force=True)  # faster than torch for few rows
-    return jagged(values, offsets, int((ends[1:] - ends[:-1]).max(initial=0)))
+    return int((ends[1:] - ends[:-1]).max(initial=0))
 
 
 def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:

@@ -90,6 +90,7 @@ def make_dataloader(
     num_threads: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    device: torch.device | str | int | None = None,
     **options: Unpack[LoaderOptions],
 ) -> RecordLoader:
     """Make the DataLoader that most training runs need, like TensorFlow's
@@ -160,6 +161,9 @@ def make_dataloader(
             Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1.
+        device: Where batches go, such as "cuda": they are made in pinned memory, copied there in
+            one piece while you train on those before, and ``batch.to(device)`` does nothing. See
+            `DevicePrefetcher`.
         **options: Not with a dataset: ``compression_type``, ``verify_crc``, ``index``,
             ``index_dir``, ``max_batch_bytes``, ``storage_options``, ``cache_dir``, ``cache_bytes``,
             ``on_error`` and ``max_errors``, as for `TFRecordDataset`. If records are left out, a
@@ -297,6 +301,7 @@ def make_dataloader(
         num_workers=num_workers,
         num_threads=num_threads if loads_ahead(dataset) else 0,
         run=run,
+        device=device,
         **given,
     )
 

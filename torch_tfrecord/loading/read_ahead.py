@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Val
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import thread_time
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -21,6 +22,7 @@ from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.loading.device import DevicePrefetcher, Pins, pinned_bytes
 from torch_tfrecord.loading.nested_dataset import (
     NestedDataset,
     StagedDataset,
@@ -35,7 +37,7 @@ from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.phases import Counters, Phase, count, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
-from torch_tfrecord.torch_internals import is_profiling, pin
+from torch_tfrecord.torch_internals import is_profiling
 
 __all__ = ["ReadAheadLoader", "collate_left"]
 
@@ -69,6 +71,7 @@ class ReadAheadLoader(DataLoader[Value]):
             batches that take less than 20 ms as many as take so long, but at most 128 and 32 MiB,
             together 256 MiB. How far ahead a sampler is asked for positions depends on that: let
             one of your own draw from a generator of its own. None: see `usual_num_threads`.
+        device: Where batches go, by a `DevicePrefetcher`; None or "cpu" leaves them as they are.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
 
@@ -77,13 +80,22 @@ class ReadAheadLoader(DataLoader[Value]):
     """
 
     def __init__(
-        self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any
+        self,
+        dataset: Any,
+        *,
+        num_threads: int | None = None,
+        device: torch.device | str | int | None = None,
+        **dataloader_kwargs: Any,
     ) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
         # torch does not check its type
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))
         # Also with workers: it passes a batch's epoch on, which torch's Subset does not.
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
+        self.device = None if device is None else torch.device(device)
+        self._prefetcher = None if device is None else DevicePrefetcher((), device)
+        if self._prefetcher is not None and self._prefetcher.pins:
+            dataloader_kwargs["pin_memory"] = False  # torch would pin each tensor of workers alone
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
         self.num_threads = (
@@ -111,11 +123,16 @@ class ReadAheadLoader(DataLoader[Value]):
         )
 
     def __iter__(self) -> Any:
-        return (
+        return self._iterate(self._prefetcher)
+
+    def _iterate(self, prefetcher: DevicePrefetcher | None) -> Any:
+        """Iterate over batches on the prefetcher's device."""
+        batches: Iterator[Batch] = (
             super().__iter__()
             if self.num_workers or not self.num_threads
-            else _ReadAheadIterator(self)
+            else _ReadAheadIterator(self, prefetcher)
         )
+        return batches if prefetcher is None else prefetcher.ahead(batches)
 
 
 def _check_leaves(innermost: Iterable[object]) -> None:
@@ -145,18 +162,28 @@ class _ReadAheadIterator(Iterator[Batch]):
     at once, at first one, then up to twice as many as in the task before.
     """
 
-    def __init__(self, loader: ReadAheadLoader) -> None:
+    def __init__(self, loader: ReadAheadLoader, prefetcher: DevicePrefetcher | None) -> None:
         self._loader = loader
         self._dataset = cast("StagedDataset", loader.dataset)
         # Now, as DataLoader does: a sampler may draw or warn.
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        self._pins = loader.pin_memory and _can_pin()
+        pins = None if prefetcher is None else prefetcher.pins
+        is_for_device = pins is not None
+        if loader.pin_memory and not is_for_device and _can_pin():
+            pins = Pins(pinned_bytes)
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
-        collate_fn = loader.collate_fn
+        collate_fn: _Collate = loader.collate_fn
         is_ours = collate_fn is collate or isinstance(collate_fn, (PaddedCollate, PackedCollate))
-        self._ahead = collate_fn if is_ours and not self._dataset._has_user_transform else None
+        is_ahead = is_ours and not self._dataset._has_user_transform
+        # What your transform made, a thread of the prefetcher pins.
+        if pins is not None and (is_ahead or not is_for_device):
+            collate_fn = partial(pins.collate, collate_fn)
+        self._collate_fn, self._ahead = collate_fn, collate_fn if is_ahead else None
+        self._load: Callable[..., tuple[list[_Outcome], int]] = (
+            _load if pins is None or not is_ahead else partial(pins.run, _load)
+        )
         # In memory the samples for a transform may be larger than in the files.
         most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
         self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
@@ -216,8 +243,8 @@ class _ReadAheadIterator(Iterator[Batch]):
             raise error
         if self._ahead is None:
             with helped_by(self._pool):
-                loaded = _finish(self._dataset, loaded, self._loader.collate_fn)
-        return pin(loaded) if self._pins else loaded
+                return _finish(self._dataset, loaded, self._collate_fn)
+        return loaded
 
     def _start(self) -> None:
         """Start the threads, also those of a process that was forked meanwhile."""
@@ -267,7 +294,9 @@ class _ReadAheadIterator(Iterator[Batch]):
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, so that it can be dropped.
-        loading = self._pool.submit(_load, self._dataset, positions, self._ahead, self._task_bytes)
+        loading = self._pool.submit(
+            self._load, self._dataset, positions, self._ahead, self._task_bytes
+        )
         return _Task(positions, loading)
 
     def _wait(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.device import DevicePrefetcher
 from torch_tfrecord.loading.nested_dataset import NestedDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader, collate_left
 from torch_tfrecord.order.buckets import Buckets
@@ -64,14 +65,16 @@ class RecordLoader(ReadAheadLoader):
         )
         show_order(self, self._order.sampler, drop_last=self._order.drop_last)
 
-    def __iter__(self) -> Any:
+    def _iterate(self, prefetcher: DevicePrefetcher | None) -> Any:
         running = self._order._running
         # Nothing was taken from the last iterator: trainers make one that they drop.
         if running is not None and running.is_waiting:
             running.put_back()
-        return _ReceivedBatches(self)
+        return _ReceivedBatches(self, prefetcher)
 
-    def _begin(self) -> tuple[Any, Iteration[PositionBatch], Counters]:
+    def _begin(
+        self, prefetcher: DevicePrefetcher | None
+    ) -> tuple[Any, Iteration[PositionBatch], Counters]:
         """DataLoader's iterator for the next iteration, its order, and what is counted of it."""
         if self.persistent_workers and len(self._counters.table) > 1:
             self._counters.begin()
@@ -83,7 +86,7 @@ class RecordLoader(ReadAheadLoader):
             self.worker_init_fn = partial(count_in, self._counters.table, begin)
             self.collate_fn = partial(collate_left, collate_fn)
         try:
-            iterator = super().__iter__()
+            iterator = super()._iterate(prefetcher)
         finally:
             self.worker_init_fn, self.collate_fn = begin, collate_fn
         batches = self._order._last_iteration
@@ -267,14 +270,14 @@ class _ReceivedBatches(Iterator[Batch]):
     begin again.
     """
 
-    def __init__(self, loader: RecordLoader) -> None:
-        self._loader = loader
-        self._iterator, self._batches, self._counters = loader._begin()
+    def __init__(self, loader: RecordLoader, prefetcher: DevicePrefetcher | None) -> None:
+        self._loader, self._begin = loader, partial(loader._begin, prefetcher)
+        self._iterator, self._batches, self._counters = self._begin()
 
     def __next__(self) -> Batch:
         if self._batches.is_replaced:
             self._iterator = None  # so that its workers end before those of the new one start
-            self._iterator, self._batches, self._counters = self._loader._begin()
+            self._iterator, self._batches, self._counters = self._begin()
         while (batch := self._receive()) is LEFT_OUT:
             if resolve_rank(*self._loader._order.given_ranks).world_size > 1:
                 raise TFRecordError(

@@ -20,15 +20,15 @@ import torch
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
-from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
+from torch_tfrecord.columns.containers import RaggedTensor, longest_of, make_sparse
+from torch_tfrecord.loading.sample import Sample, as_array, is_jagged, is_plain
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
-from torch_tfrecord.torch_internals import jagged_parts, sparse_parts
+from torch_tfrecord.torch_internals import jagged, jagged_parts, sparse_parts
 
-__all__ = ["for_transport", "register_in_worker"]
+__all__ = ["Node", "Packer", "View", "build", "for_transport", "register_in_worker", "view_of"]
 
 # If torch sends the tensors, a larger one gets its own file, whose cost is small compared to its
 # bytes.
@@ -98,7 +98,7 @@ _FORMS: dict[type, type[_Sent]] = {form.kind: form for form in (_SentDict, _Sent
 
 # A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a
 # tensor), (False, a value as it is) or (a function, the parts for its arguments, ...).
-_Node: TypeAlias = tuple[Any, ...]
+Node: TypeAlias = tuple[Any, ...]
 # A function, and its arguments in the main process.
 _Reduced: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 # Where the tensors of a message are: bytes in the message itself, a tensor that torch sends, or a
@@ -106,14 +106,14 @@ _Reduced: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 _Memory: TypeAlias = bytearray | torch.Tensor | tuple[int, int]
 # Where a tensor is: number of the message's memory, byte offset, dtype, shape, and strides if it is
 # not contiguous.
-_Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
+View: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
 def _reduce(batch: _Sent) -> _Reduced:
     plain = batch.kind(batch)
     with Phase("transport"):
         # First all tensors are found, then placed: how much must be copied is known only then.
-        packer = _Packer(worker_memory())
+        packer = Packer(worker_memory())
         node = packer.node(plain)
         if packer.is_worth_it:
             return _unpack, (*packer.message(), node)
@@ -128,7 +128,7 @@ def _reduce_image(image: torch.Tensor) -> _Reduced:
     return type(image), (image.as_subclass(torch.Tensor),)
 
 
-class _Packer:
+class Packer:
     """Collects and numbers the tensors of a batch.
 
     Args:
@@ -137,17 +137,18 @@ class _Packer:
 
     def __init__(self, memory: WorkerMemory | None) -> None:
         self._memory = memory
+        self._most_bytes = _LARGE_BYTES if memory is None else math.inf
         self._tensors: list[torch.Tensor] = []
         self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
         self._memories: list[_Memory] = []
-        self._sources: list[_Source | None] = []
+        self._sources: list[View | None] = []
 
     @property
     def is_worth_it(self) -> bool:
         """Whether this is faster than letting torch send each tensor."""
         return len(self._tensors) > (self._memory is None)
 
-    def node(self, part: Batch) -> _Node:
+    def node(self, part: Batch) -> Node:
         """The node from which `_unpack` builds the part."""
         if type(part) is dict:
             return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
@@ -159,7 +160,7 @@ class _Packer:
             return RaggedTensor, self.node(part.flat_values), self.node(tuple(part.row_splits))
         return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
 
-    def _list(self, values: Values, kinds: set[type]) -> _Node:
+    def _list(self, values: Values, kinds: set[type]) -> Node:
         if kinds == {bytes} and sum(map(len, values)) >= _MANY_BYTES:
             joined = torch.frombuffer(bytearray().join(values), dtype=torch.uint8)
             lengths = torch.tensor([*map(len, values)])
@@ -168,11 +169,11 @@ class _Packer:
             return list, self.node(tuple(values))
         return False, values
 
-    def _tensor(self, tensor: torch.Tensor) -> _Node:
+    def _tensor(self, tensor: torch.Tensor) -> Node:
         kind = type(tensor)
         if is_plain(tensor) and (kind is torch.Tensor or kind in _IMAGE_KINDS):
             # An empty tensor has no place.
-            if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
+            if not 0 < tensor.nbytes < self._most_bytes:
                 return False, tensor
             place = self._place(tensor.as_subclass(torch.Tensor))
             return place if kind is torch.Tensor else (kind, place)
@@ -185,13 +186,16 @@ class _Packer:
             )
             return (make, *map(self.node, sparse_parts(tensor)))
         parts = jagged_parts(tensor) if is_jagged(tensor) else None
-        return (False, tensor) if parts is None else (jagged_tensor, *map(self.node, parts))
+        if parts is None:
+            return False, tensor
+        # here, where the offsets are: on a device it would wait for them
+        return partial(jagged, longest=longest_of(parts[1])), *map(self.node, parts)
 
-    def _place(self, tensor: torch.Tensor) -> _Node:
+    def _place(self, tensor: torch.Tensor) -> Node:
         self._tensors.append(tensor)
         return None, len(self._tensors) - 1
 
-    def message(self) -> tuple[MemoryName | None, list[_Memory], list[_Source | None]]:
+    def message(self) -> tuple[MemoryName | None, list[_Memory], list[View | None]]:
         """The memory's name, its pieces (or the tensors that torch sends), and where each tensor
         is.
         """
@@ -201,7 +205,7 @@ class _Packer:
             self._copy(copied)
         return None if self._memory is None else self._memory.name, self._memories, self._sources
 
-    def _made_here(self, tensor: torch.Tensor) -> _Source | None:
+    def _made_here(self, tensor: torch.Tensor) -> View | None:
         """Where the tensor is, if it can be sent without a copy."""
         if self._memory is None:
             return None
@@ -224,8 +228,12 @@ class _Packer:
         memory = self._new(sum(sizes))
         for number, end, size in zip(numbers, accumulate(sizes), sizes, strict=True):
             tensor = self._tensors[number]
-            source = len(self._memories) - 1, end - size, tensor.dtype, tuple(tensor.shape), None
-            _view(memory, source).copy_(tensor)
+            shape, strides = tuple(tensor.shape), None
+            # channels last stays so
+            if not tensor.is_contiguous() and _span(shape, tensor.stride()) == tensor.numel():
+                strides = tensor.stride()
+            source = len(self._memories) - 1, end - size, tensor.dtype, shape, strides
+            as_array(view_of(memory, source))[...] = as_array(tensor)
             self._sources[number] = source
 
     def _new(self, num_bytes: int) -> memoryview:
@@ -246,11 +254,11 @@ class _Packer:
 
 
 def _unpack(
-    name: MemoryName | None, memories: list[_Memory], sources: list[_Source], node: _Node
+    name: MemoryName | None, memories: list[_Memory], sources: list[View], node: Node
 ) -> Batch:
     with Phase("transport"):
         views = [_memory(name, memory) for memory in memories]
-        return _build([_view(views[source[0]], source) for source in sources], node)
+        return build([view_of(views[source[0]], source) for source in sources], node)
 
 
 def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
@@ -259,14 +267,16 @@ def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
     return memoryview(memory if isinstance(memory, bytearray) else memory.numpy().data)
 
 
-def _build(tensors: list[torch.Tensor], node: _Node) -> Batch:
+def build(tensors: list[torch.Tensor], node: Node) -> Batch:
+    """What a node was made from, with these tensors."""
     make, *parts = node
     if make is None:
         return tensors[parts[0]]
-    return make(*[_build(tensors, part) for part in parts]) if make else parts[0]
+    return make(*[build(tensors, part) for part in parts]) if make else parts[0]
 
 
-def _view(memory: memoryview, source: _Source) -> torch.Tensor:
+def view_of(memory: memoryview, source: View) -> torch.Tensor:
+    """The tensor in its memory."""
     # Not slices of one tensor: those share a version counter, so writing to one would break
     # backward for all of them.
     _, offset, dtype, shape, strides = source
