@@ -34,6 +34,7 @@ RUN_BY = {
     "datasets": "test_docs_blocks",
     "engines": "test_docs_dataframes",
     "features": "test_readme",
+    "gpu": "test_docs_blocks",
     "images": "test_docs_images",
     "index": "test_docs_site",
     "lengths": "test_docs_site",
@@ -147,6 +148,27 @@ def test_datasets(names, capsys):
     exec(program, names)
     assert "skipped 1 (None: 1)\n  data/train-0: record 3 at byte" in capsys.readouterr().out
     assert names["ds"].report.num_errors == 1
+
+
+def test_gpu(tmp_path, monkeypatch):
+    """On the CPU, as the page says that it runs there."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    with TFRecordWriter("data/train-0") as writer:
+        for number in range(40):
+            picture = encode_image(torch.full((3, 30, 40), number, dtype=torch.uint8), "png")
+            writer.write({"image": picture, "label": number})
+    names = {}
+    first, second = blocks("gpu")
+    exec(first, names)
+    assert names["images"].shape == (8, 3, 224, 224) and names["images"].dtype == torch.float32
+    number = int(names["labels"][0])
+    expected = (torch.tensor([number] * 3) - torch.tensor([123.7, 116.3, 103.5])) / torch.tensor(
+        [58.4, 57.1, 57.4]
+    )
+    torch.testing.assert_close(names["images"][0, :, 0, 0].cpu(), expected)
+    exec(second, names)
+    assert names["labels"].tolist() == [*range(32, 40)]
 
 
 def test_safety(tmp_path, monkeypatch):

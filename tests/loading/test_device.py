@@ -224,7 +224,7 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches_of_any_loader(name):
     batch = BATCHES[name]
-    loader = DevicePrefetcher([copy.copy(batch)] * 4, "cuda")
+    loader = DevicePrefetcher([batch] * 4, "cuda")
     for found in train(loader):
         assert type(found) is type(batch)
         assert_same(found, batch)
@@ -480,7 +480,7 @@ def test_pinned_batches_are_born_so(path, monkeypatch):
 @pytest.mark.parametrize(
     "most",
     [
-        pytest.param(300, marks=pytest.mark.slow),
+        pytest.param(1000, marks=pytest.mark.slow),
         pytest.param(10_000, marks=[pytest.mark.daily, pytest.mark.timeout(600)]),
     ],
 )
@@ -498,8 +498,8 @@ def test_memory_is_constant_over_many_batches(path, kind, most):
             break
     prefetcher = loader if kind == "any" else loader._prefetcher
     assert len(prefetcher._held) <= 4
-    # var-length columns have a few sizes
-    assert device.num_blocks <= 40
+    # a task of a thread may have 128 batches, each with a block
+    assert device.num_blocks <= 400
 
 
 # torch's devices.

@@ -88,6 +88,7 @@ LISTED = {
         "._forward_hooks": (TORCH, "a transform with hooks is not replaced"),
         "._forward_pre_hooks": (TORCH, "a transform with hooks is not replaced"),
         "._indices": (TORCH, "of sparse tensors that are not coalesced"),
+        "._is_in_bad_fork": (TORCH, "CUDA does not survive a fork, and torch's error comes late"),
         "._lengths": (TORCH, "whether a jagged tensor has gaps"),
         "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
         "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),

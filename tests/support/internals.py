@@ -29,6 +29,7 @@ OUR_NAMES = {
         "_draws_at_random",
         "_error_logs",
         "_inner_batches",
+        "_iterate",
         "_load_samples",
     ),
     *("_needs_salt", "_record_files", "_record_lengths", "_record_places", "_row"),

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from time import thread_time
 from functools import partial
+from time import thread_time
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -368,7 +368,7 @@ def _load(
 def _num_bytes(batch: object) -> int:
     """Of the tensors of a batch."""
     if isinstance(batch, torch.Tensor):
-        return batch.nbytes
+        return 0 if batch.is_sparse else batch.nbytes
     if isinstance(batch, Mapping):
         batch = batch.values()
     return sum(map(_num_bytes, batch)) if isinstance(batch, (tuple, ValuesView)) else 0
