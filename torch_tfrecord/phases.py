@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.profiler import record_function
 
-from torch_tfrecord.torch_internals import is_profiling
+from torch_tfrecord.torch_internals import is_profiling, next_batch
 
 __all__ = ["PHASES", "Counters", "Phase", "count", "count_in", "spent"]
 
@@ -111,7 +111,7 @@ class Counters:
         before, _THREAD.row = _THREAD.row, self._row
         try:
             with Phase("wait"):
-                batch = next(batches)
+                batch = next_batch(batches)
             count("batches")
             return batch
         finally:

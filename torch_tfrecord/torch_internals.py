@@ -24,6 +24,7 @@ __all__ = [
     "is_profiling",
     "jagged",
     "jagged_parts",
+    "next_batch",
     "register_as_dict",
     "show_order",
     "sparse_parts",
@@ -144,6 +145,17 @@ def is_profiling() -> bool:
     """
     # True where it cannot be told: a step that nobody records only costs time
     return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+
+
+def next_batch(batches: Any) -> Any:
+    """``next``; of torch's iterators without a step that no profiler records: it takes the thread
+    that trains 10 us, and 80 us after some milliseconds of other work.
+    """
+    if is_profiling() or not hasattr(batches, "_num_yielded"):
+        return next(batches)
+    batch = batches._next_data()
+    batches._num_yielded += 1
+    return batch
 
 
 def show_order(loader: DataLoader[object], sampler: object, *, drop_last: bool) -> None:

@@ -10,6 +10,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from batches import assert_same
 from rlds_episodes import write_episodes
 from torch.utils.data import (
     BatchSampler,
@@ -466,3 +467,26 @@ def test_is_a_dataset_of_torch(ds):
     assert isinstance(nested, Dataset)
     assert (len(nested), int(nested[1]["id"])) == (2, 2 * int(ds[1]["id"]))
     assert repr(nested).startswith("NestedDataset(<torch.utils.data.dataset.Subset")
+
+
+def test_batches_of_a_mixture_are_read_by_one_call_of_each_dataset(ds, files, monkeypatch):
+    other = TFRecordDataset(files, FEATURES)
+    nested = NestedDataset(Mixture([ds, ConcatDataset([other, ds])], [1, 1]))
+    batches = [[0, 1, 2, 3, 70], [9, 8, 7], [50, 51]]
+    expected = [nested._load_samples(positions) for positions in batches]
+    asked = []
+    load = TFRecordDataset._load_batches
+
+    def note(dataset, positions):
+        asked.append(dataset)
+        # A dataset may load the first of them only.
+        return load(dataset, positions)[: 2 if dataset is other else None]
+
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", note)
+    found = nested._load_batches(batches)
+    assert sorted(map(id, asked)) == sorted(map(id, (ds, other)))
+    assert 1 <= len(found) <= len(batches)
+    for one, two in zip(found, expected, strict=False):
+        assert_same(
+            collate(nested._transform_samples(one)), collate(nested._transform_samples(two))
+        )

@@ -26,6 +26,20 @@ def test_an_iterator_draws_what_torchs_draws():
     assert torch.equal(*(generator.get_state() for generator in generators))
 
 
+def test_a_step_that_nobody_records_is_left_out(monkeypatch):
+    batches = iter(DataLoader([10, 11]))
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", pytest.fail)
+    assert torch_internals.next_batch(batches).tolist() == [10]
+    assert torch_internals.next_batch(iter([12])) == 12
+    monkeypatch.undo()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert torch_internals.next_batch(batches).tolist() == [11]
+    steps = [event.name for event in profile.events() if event.name.startswith("enumerate(")]
+    assert len(steps) == 1
+    with pytest.raises(StopIteration):
+        torch_internals.next_batch(batches)
+
+
 def test_a_jagged_tensor_is_torchs():
     values, offsets = torch.arange(3), torch.tensor([0, 1, 3])
     ours = torch_internals.jagged(values, offsets, 2)
@@ -93,6 +107,7 @@ LISTED = {
         "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
         "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
         "._values": (TORCH, "parts of jagged and sparse tensors"),
+        "._num_yielded": (TORCH, "a batch without a step of the profiler"),
         "._workers": (TORCH, "which worker was killed"),
     },
     "index_tools/_workers.py": {

@@ -169,10 +169,10 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
             values.reshape(-1), out.reshape(-1).view(f"u{kind.itemsize}"), low, high
         )
     else:
+        fits = _are_within(values, low, high)
         # An infinity stays one in these dtypes: only finite values can be out of their range.
-        known = values[~np.isinf(values)] if dtype in _WITH_INFINITY else values
-        # A NaN is neither below nor above, and so passes; float64 holds every float32.
-        fits = dtype == torch.float64 or not ((known < low) | (known > high)).any()
+        if not fits and dtype in _WITH_INFINITY:
+            fits = _are_within(values[~np.isinf(values)], low, high)
     if not fits:
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
@@ -182,6 +182,12 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
     if native is None:
         out[...] = values
     return out
+
+
+def _are_within(values: Array, low: float, high: float) -> bool:
+    # A NaN is neither below nor above, and so passes.
+    least, most = (find.reduce(values, None, initial=0).item() for find in (np.fmin, np.fmax))
+    return bool(low <= least and most <= high)
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

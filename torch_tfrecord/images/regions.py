@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.batch_memory import as_array, as_tensor, empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
 from torch_tfrecord.images.codec import (
     CHANNELS,
@@ -136,7 +136,7 @@ def decode_stack(
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)
-    return out.permute(0, 3, 1, 2)
+    return as_tensor(as_array(out).transpose(0, 3, 1, 2), out.dtype)
 
 
 class StoredImage:

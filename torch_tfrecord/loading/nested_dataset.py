@@ -4,7 +4,9 @@ ones allow.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
@@ -217,18 +219,21 @@ class NestedDataset(StagedDataset):
         return _Loaded(parts, len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
-        """`_load_samples` of several batches, in one go if all are from one innermost dataset."""
-        # Small batches are read together: each read has a cost of its own.
+        """`_load_samples` of several batches, with one call of each innermost dataset."""
         split = [leaf_batches(self.dataset, positions) for positions in batches]
-        found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
-        if len(found) != 1 or not all(len(parts) == 1 for parts in split):
-            return [self._load_samples(positions) for positions in batches]
-        (leaf,) = found.values()
-        loaded = leaf._load_batches([parts[0].positions for parts in split])
-        return [
-            _Loaded([(part, item)], len(part.positions))
-            for (part,), item in zip(split, loaded, strict=False)
-        ]
+        asked: dict[int, list[LeafBatch]] = {}
+        for part in itertools.chain.from_iterable(split):
+            asked.setdefault(id(part.leaf), []).append(part)
+        loaded = {
+            key: iter(parts[0].leaf._load_batches([part.positions for part in parts]))
+            for key, parts in asked.items()
+        }
+        found: list[Any] = []
+        with suppress(StopIteration):  # one has loaded the first of them only
+            for parts, positions in zip(split, batches, strict=True):
+                pairs = [(part, next(loaded[id(part.leaf)])) for part in parts]
+                found.append(_Loaded(pairs, len(positions)))
+        return found
 
     @property
     def _has_user_transform(self) -> bool:

@@ -122,7 +122,7 @@ class PackedCollate:
                     f"sample {number} ({place_of(samples, number) or 'record unknown'}): expected one length up to "
                     f"{self.max_length}, got { {next(iter(packed), name): lengths[number], name: int(sizes[number])} }"
                 )
-            packed[name] = rows.values.flatten(0, int(rows.offsets is None))
+            packed[name] = rows.values if rows.offsets is not None else rows.values.flatten(0, 1)
         if not packed:
             raise ValueError(
                 f"expected features of variable length, from a dataset without transform, or features=, got {[*batch]}"
@@ -131,7 +131,9 @@ class PackedCollate:
         offsets = np.append(0, np.cumsum(lengths))
         documents = np.repeat(np.arange(len(lengths)), lengths)
         added: Batch = {
-            "position_ids": torch.from_numpy(np.arange(len(documents)) - offsets[documents])
+            "position_ids": torch.from_numpy(
+                np.arange(len(documents)) - np.repeat(offsets[:-1], lengths)
+            )
         }
         if self.layout == "flat":
             added |= {

@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, as_array, as_tensor, reserve
 from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.columns.stacking import as_kind_of, is_ragged, stack
 from torch_tfrecord.errors import TFRecordError
@@ -105,7 +105,8 @@ class StepBatch:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
         possible.
         """
-        batch = self._numbers(columns)
+        numbers = self._numbers(columns)
+        batch = None if numbers is None else torch.from_numpy(numbers)
         if batch is None:
             pictures = self._pictures(columns)
             batch = None if pictures is None else tv_tensors.Video(pictures)
@@ -117,9 +118,9 @@ class StepBatch:
 
     def at(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, ...] for numbers and images, from the first step of each window; else a list."""
-        batch = self._numbers(columns)
-        if batch is not None:
-            return batch[:, 0]
+        numbers = self._numbers(columns)
+        if numbers is not None:
+            return torch.from_numpy(numbers[:, 0])
         pictures = self._pictures(columns)
         if pictures is not None:
             return tv_tensors.Image(pictures[:, 0])
@@ -133,7 +134,7 @@ class StepBatch:
             values[number] = read(columns[number], self._spans[number])
         return values
 
-    def _numbers(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
+    def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
         first = columns[0].array if isinstance(columns[0], NumberColumn) else None
         if first is None:
             return None
@@ -160,7 +161,7 @@ class StepBatch:
             )
         except (TypeError, ValueError):
             return None
-        return torch.from_numpy(out)
+        return out
 
     def _padded(
         self, array: npt.NDArray[np.generic], begin: int, stop: int, before: int, behind: int
@@ -193,7 +194,8 @@ class StepBatch:
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
         # A view of [N, H, W, C] memory.
-        batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
+        shape = len(columns), self._size, *stack.shape[1:]
+        batch = as_tensor(as_array(stack), stack.dtype, shape)
         for number, span in enumerate(self._spans):
             if span.before or span.behind:
                 self._pad_pictures(batch[number], span)
