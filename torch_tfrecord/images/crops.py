@@ -438,14 +438,14 @@ def crop_job(
     """A job of the core that crops images, resized by ``interpolation`` unless that is None; None
     without the core, or for what it does not have.
     """
-    native = optional_module("jpeg")
-    channels = out.shape[3] if table is None else out.shape[1]
-    if native is None or channels == CHANNELS["RGBA"] or not len(out):
+    native, sizes = optional_module("jpeg"), _sizes(out, table)
+    if native is None or sizes[3] == CHANNELS["RGBA"] or not len(out):
         return None
     return native.CropJob(
         buffer,
         images,
-        out,
+        out.reshape(-1).view(np.uint8),
+        sizes,
         table=None if table is None else table.values,
         max_pixels=max_pixels,
         resizes=interpolation is not None,
@@ -482,6 +482,12 @@ def empty_batch(
     return empty_bytes(num_bytes).view(dtype).reshape(shape)
 
 
+def _sizes(out: _Rows, table: ValueTable | None) -> tuple[int, ...]:
+    """(N, H, W, C) of an `empty_batch`."""
+    number, *sizes = out.shape
+    return (number, *sizes) if table is None else (number, *sizes[1:], sizes[0])
+
+
 def batch_tensor(out: _Rows, table: ValueTable | None) -> torch.Tensor:
     """An `empty_batch` as [N, C, H, W]."""
     # Transposed here, since each call of torch's gives Python's lock away.
@@ -499,9 +505,10 @@ def place_pixels(
     """Copy uint8 [H, W, C], mirrored ``across`` and ``down``, to a row of an `empty_batch`."""
     native = optional_module("jpeg")
     if native is not None:
-        size, values = pixels.shape[:2], None if table is None else table.values
-        plan = (0, 0, *size, *size, 0, 0, across, down)
-        native.place(np.ascontiguousarray(pixels), plan, row[np.newaxis], table=values)
+        plan = (0, 0, *pixels.shape[:2] * 2, 0, 0, across, down)
+        values = None if table is None else table.values
+        out = row.reshape(-1).view(np.uint8)
+        native.place(np.ascontiguousarray(pixels), plan, out, (1, *pixels.shape), table=values)
         return
     pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
     if table is None:

@@ -13,7 +13,6 @@ transform is left alone.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -23,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+import torchvision
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.images.crops import (
     ValueTable,
@@ -37,7 +36,6 @@ from torch_tfrecord.images.crops import (
     run_job,
 )
 from torch_tfrecord.images.regions import Region, StoredImage
-from torch_tfrecord.native import optional_module
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
@@ -54,6 +52,8 @@ _MODES = {
     for name in ("bilinear", "bicubic")
     for mode in (name, InterpolationMode(name), {"bilinear": 2, "bicubic": 3}[name])
 }
+# Older torchvisions do not use torch's kernel for uint8 on every processor that has it.
+_KNOWS_UINT8 = tuple(map(int, torchvision.__version__.split(".")[:2])) >= (0, 24)
 _IMAGES_AT_ONCE = 8  # per thread
 
 _HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
@@ -222,7 +222,7 @@ class LeadingCrop:
         if type(step) not in (v2.RandomResizedCrop, v2.Resize):
             return ""
         name = _MODES.get(step.interpolation)
-        return name if name and step.antialias and _is_cores(name) else None
+        return name if name and step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
 
     def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""
@@ -265,23 +265,6 @@ class LeadingCrop:
             if type(step) not in _FLIPS:
                 image = step(image)
         return image
-
-
-@functools.cache
-def _is_cores(interpolation: str) -> bool:
-    """Whether torchvision resizes uint8 as the core does: older ones leave out torch's kernel on
-    some processors, so a picture is resized by both.
-    """
-    native = optional_module("jpeg")
-    if native is None or not resizes_in_core(interpolation):
-        return False
-    pixels = (np.arange(60 * 50 * 3) ** 2 % 251).astype(np.uint8).reshape(60, 50, 3)
-    out = np.empty((1, 23, 31, 3), np.uint8)
-    is_bicubic = interpolation == "bicubic"
-    native.place(pixels, (0, 0, 60, 50, 23, 31, 0, 0, 0, 0), out, bicubic=is_bicubic)
-    image, mode = torch.from_numpy(pixels).permute(2, 0, 1), InterpolationMode(interpolation)
-    theirs = functional.resize_image(image, [23, 31], interpolation=mode, antialias=True)
-    return torch.equal(batch_tensor(out, None)[0], theirs)
 
 
 def _region(crop: v2.Transform, params: _Params, stored: StoredImage) -> Region | None:

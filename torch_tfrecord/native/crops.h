@@ -2,17 +2,12 @@
 
    The resize has torch's rules for uint8 (aten/src/ATen/native/cpu/UpSampleKernel.cpp, after Pillow): weights in double,
    normalised, then int16 with one precision for each axis; columns first, to uint8, then rows; an axis that keeps its
-   size is left alone. Sums of integers do not depend on their order, so plain C and AVX2 give the same bits. */
+   size is left alone. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define HAS_AVX2_CODE 1
-#endif
 
 /* What to do with one image; as int64 [10] also Python's. */
 typedef struct {
@@ -26,8 +21,7 @@ enum { CROP_GIVEN = 0, CROP_RANDOM = 1, CROP_CENTRE = 2 };
 
 typedef struct {
     int kind;
-    int is_bicubic, resizes; /* whether it may be resized here */
-    int is_plain;            /* without AVX2, for tests */
+    int is_bicubic, resizes; /* whether it may be resized here: only if crop_can_resize */
     int ignores_exif;        /* leaves images unturned */
     int64_t height, width, channels; /* of the result; 1 or 3 channels */
     int64_t max_pixels;
@@ -38,8 +32,8 @@ typedef struct {
 
 /* Longer sides are left to Python: so the product of two sides and 4 bytes fits int64 and size_t. */
 #define MOST_SIDE (1 << 30)
-/* Vectors read and write up to so many bytes behind a row. */
-#define BEHIND 64
+/* Vectors read and write less than so many bytes behind a row. */
+#define BEHIND 32
 
 /* The draw: order/random_stream.py and images/crops.py, number by number. */
 
@@ -148,7 +142,7 @@ static void *room_of(Room *room, size_t size) {
 }
 
 /* The weights of one axis: output i is the sum of weights[i * taps + j] * input[first[i] + j] for j below count[i],
-   which are inside the input. taps is even; weights behind count[i] are 0. */
+   which are inside the input. taps is a multiple of 4; weights behind count[i] are 0. */
 typedef struct {
     int64_t in, out;
     int is_bicubic, precision;
@@ -165,11 +159,11 @@ static double axis_filter(double x, int is_bicubic) {
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
 }
 
-/* Sides are 1 to MOST_SIDE: so taps is at most 2^32 + 2, and out * taps below 2^36. */
+/* Sides are 1 to MOST_SIDE: so taps is at most 2^32 + 4, and out * taps below 2^36. */
 static int axis_make(Axis *axis, int64_t in, int64_t out, int is_bicubic) {
     const double scale = (double)in / (double)out, inverse = scale >= 1 ? 1 / scale : 1;
     const double support = (is_bicubic ? 2.0 : 1.0) * (scale >= 1 ? scale : 1);
-    const size_t taps = ((size_t)ceil(support) * 2 + 2) & ~(size_t)1, many = (size_t)out;
+    const size_t taps = ((size_t)ceil(support) * 2 + 4) & ~(size_t)3, many = (size_t)out;
     double largest = 0, *exact;
     int64_t i;
     int32_t j;
@@ -209,162 +203,91 @@ static int axis_make(Axis *axis, int64_t in, int64_t out, int is_bicubic) {
     return 1;
 }
 
-static unsigned char clipped(int32_t value) { return (unsigned char)(value < 0 ? 0 : value > 255 ? 255 : value); }
-
-/* Columns. `step` bytes for each pixel become `channels` of them; row is [width of the input][step]. */
-
+/* Which columns of the output a row has. */
 typedef struct {
-    int64_t begin, count; /* which columns of the output */
+    int64_t begin, count, channels;
     int is_mirrored;
-    int step, channels;
 } Columns;
 
-static int64_t column_at(const Columns *columns, int64_t place) {
-    return columns->begin + (columns->is_mirrored ? columns->count - 1 - place : place);
+static size_t column_at(const Columns *columns, int64_t place) {
+    return (size_t)(columns->begin + (columns->is_mirrored ? columns->count - 1 - place : place));
 }
 
 static void columns_copied(const Columns *columns, const unsigned char *row, unsigned char *out) {
     int64_t place;
-    int c;
-    if (!columns->is_mirrored && columns->step == columns->channels) {
-        memcpy(out, row + columns->begin * columns->step, (size_t)(columns->count * columns->step));
-        return;
-    }
-    for (place = 0; place < columns->count; place++) {
-        const unsigned char *pixel = row + column_at(columns, place) * columns->step;
-        for (c = 0; c < columns->channels; c++) *out++ = pixel[c];
-    }
+    for (place = 0; place < columns->count; place++, out += columns->channels)
+        memcpy(out, row + column_at(columns, place) * 4, 4); /* as below: up to 3 bytes behind the end */
 }
 
-static void columns_resized(const Axis *axis, const Columns *columns, const unsigned char *row, unsigned char *out) {
-    int64_t place;
-    int32_t j;
-    int c;
-    for (place = 0; place < columns->count; place++) {
-        const int64_t column = column_at(columns, place);
-        const int16_t *weights = axis->weights + (size_t)column * axis->taps;
-        for (c = 0; c < columns->channels; c++) {
-            const unsigned char *value = row + (size_t)axis->first[column] * (size_t)columns->step + c;
-            int32_t sum = 1 << (axis->precision - 1);
-            for (j = 0; j < axis->count[column]; j++) sum += weights[j] * value[(size_t)j * (size_t)columns->step];
-            *out++ = clipped(sum >> axis->precision);
-        }
-    }
-}
+#if defined(__x86_64__) && defined(__GNUC__)
 
-/* Row `row` of the output, of `size` bytes; input begins with row `begins` of the axis, its rows are `stride` bytes
-   apart. */
-static void rows_resized(const Axis *axis, int64_t row, const unsigned char *input, int64_t begins, size_t stride,
-                         size_t size, unsigned char *out) {
-    const int16_t *weights = axis->weights + (size_t)row * axis->taps;
-    const unsigned char *first = input + (size_t)(axis->first[row] - begins) * stride;
-    int32_t sums[64], j;
-    size_t begin, at, count;
-    for (begin = 0; begin < size; begin += count) {
-        count = size - begin < 64 ? size - begin : 64;
-        for (at = 0; at < count; at++) sums[at] = 1 << (axis->precision - 1);
-        for (j = 0; j < axis->count[row]; j++)
-            for (at = 0; at < count; at++) sums[at] += weights[j] * first[(size_t)j * stride + begin + at];
-        for (at = 0; at < count; at++) out[begin + at] = clipped(sums[at] >> axis->precision);
-    }
-}
-
-#ifdef HAS_AVX2_CODE
+#include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2")))
 
+static int crop_can_resize(void) { return __builtin_cpu_supports("avx2") != 0; }
+
 /* Two neighbouring taps: one multiply-add of int16 pairs, as Pillow-SIMD and torch do. */
-AVX2 static inline int32_t four_bytes(const void *at) {
-    int32_t bytes;
-    memcpy(&bytes, at, sizeof bytes);
-    return bytes;
+AVX2 static inline __m256i pair_of(const int16_t *weights) {
+    int32_t both;
+    memcpy(&both, weights, sizeof both);
+    return _mm256_set1_epi32(both);
 }
 
-AVX2 static inline __m256i pair_of(const int16_t *weights) { return _mm256_set1_epi32(four_bytes(weights)); }
-
-AVX2 static inline __m256i two_rows(__m128i upper, __m128i lower) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(upper), lower, 1);
+/* Two rows' next four pixels times four weights. `low` brings each channel's values of pixels 0 and 1 side by side, as
+   16 bits, `high` those of pixels 2 and 3. */
+AVX2 static inline __m256i four_taps(__m256i sums, const unsigned char *upper, const unsigned char *lower,
+                                     const int16_t *weights, __m256i low, __m256i high) {
+    const __m256i pixels = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)upper)),
+                                                   _mm_loadu_si128((const __m128i *)lower), 1);
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair_of(weights)));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, high), pair_of(weights + 2)));
 }
 
-AVX2 static inline void four_bytes_to(unsigned char *out, __m128i pixel) {
-    const int32_t bytes = _mm_cvtsi128_si32(pixel);
-    memcpy(out, &bytes, sizeof bytes);
-}
-
-/* Four rows of pixels of 4 bytes; each output row is written up to 4 - channels bytes behind its end. */
-AVX2 static void columns_resized_avx2(const Axis *axis, const Columns *columns, const unsigned char *const rows[4],
-                                      unsigned char *const outs[4]) {
-    /* of pixels 0 and 1 (2 and 3) each channel's two values side by side, as 16 bits */
+/* Four rows. Reads up to 12 bytes behind a row, times 0, and writes up to 3 behind. */
+AVX2 static void columns_resized(const Axis *axis, const Columns *columns, const unsigned char *const rows[4],
+                                 unsigned char *const outs[4]) {
     const __m256i low = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1, 1, -1, 5,
                                          -1, 2, -1, 6, -1, 3, -1, 7, -1);
     const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi16(8)); /* -1 stays */
-    const __m256i half = _mm256_set1_epi32(1 << (axis->precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(axis->precision);
     int64_t place;
+    int32_t tap, pixels[8];
 
     for (place = 0; place < columns->count; place++) {
-        const int64_t column = column_at(columns, place);
-        const int16_t *weights = axis->weights + (size_t)column * axis->taps;
-        const size_t first = (size_t)axis->first[column] * 4, end = (size_t)axis->count[column] * 4;
-        __m256i upper = half, lower = half, pixels, pair;
-        size_t at = 0;
-        for (; at + 16 <= end; at += 16) {
-            pair = pair_of(weights + at / 4);
-            const __m256i next = pair_of(weights + at / 4 + 2);
-            pixels = two_rows(_mm_loadu_si128((const __m128i *)(rows[0] + first + at)),
-                              _mm_loadu_si128((const __m128i *)(rows[1] + first + at)));
-            upper = _mm256_add_epi32(upper, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
-            upper = _mm256_add_epi32(upper, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, high), next));
-            pixels = two_rows(_mm_loadu_si128((const __m128i *)(rows[2] + first + at)),
-                              _mm_loadu_si128((const __m128i *)(rows[3] + first + at)));
-            lower = _mm256_add_epi32(lower, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
-            lower = _mm256_add_epi32(lower, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, high), next));
-        }
-        for (; at + 8 <= end; at += 8) {
-            pair = pair_of(weights + at / 4);
-            pixels = two_rows(_mm_loadl_epi64((const __m128i *)(rows[0] + first + at)),
-                              _mm_loadl_epi64((const __m128i *)(rows[1] + first + at)));
-            upper = _mm256_add_epi32(upper, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
-            pixels = two_rows(_mm_loadl_epi64((const __m128i *)(rows[2] + first + at)),
-                              _mm_loadl_epi64((const __m128i *)(rows[3] + first + at)));
-            lower = _mm256_add_epi32(lower, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
-        }
-        if (at < end) { /* the weight behind it is 0, and so are the other pixels of what is loaded */
-            pair = pair_of(weights + at / 4);
-            pixels = two_rows(_mm_cvtsi32_si128(four_bytes(rows[0] + first + at)),
-                              _mm_cvtsi32_si128(four_bytes(rows[1] + first + at)));
-            upper = _mm256_add_epi32(upper, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
-            pixels = two_rows(_mm_cvtsi32_si128(four_bytes(rows[2] + first + at)),
-                              _mm_cvtsi32_si128(four_bytes(rows[3] + first + at)));
-            lower = _mm256_add_epi32(lower, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), pair));
+        const size_t column = column_at(columns, place), out = (size_t)(place * columns->channels);
+        const int16_t *weights = axis->weights + column * axis->taps;
+        __m256i upper = _mm256_set1_epi32(1 << (axis->precision - 1)), lower = upper;
+        for (tap = 0; tap < axis->count[column]; tap += 4) {
+            const size_t at = ((size_t)axis->first[column] + (size_t)tap) * 4;
+            upper = four_taps(upper, rows[0] + at, rows[1] + at, weights + tap, low, high);
+            lower = four_taps(lower, rows[2] + at, rows[3] + at, weights + tap, low, high);
         }
         upper = _mm256_packs_epi32(_mm256_sra_epi32(upper, shift), _mm256_sra_epi32(lower, shift));
-        upper = _mm256_packus_epi16(upper, upper); /* rows 0 and 2, then rows 1 and 3 */
-        const __m128i evens = _mm256_castsi256_si128(upper), odds = _mm256_extracti128_si256(upper, 1);
-        four_bytes_to(outs[0] + place * columns->channels, evens);
-        four_bytes_to(outs[2] + place * columns->channels, _mm_srli_si128(evens, 4));
-        four_bytes_to(outs[1] + place * columns->channels, odds);
-        four_bytes_to(outs[3] + place * columns->channels, _mm_srli_si128(odds, 4));
+        _mm256_storeu_si256((__m256i *)pixels, _mm256_packus_epi16(upper, upper));
+        memcpy(outs[0] + out, pixels, 4);
+        memcpy(outs[1] + out, pixels + 4, 4);
+        memcpy(outs[2] + out, pixels + 1, 4);
+        memcpy(outs[3] + out, pixels + 5, 4);
     }
 }
 
-/* Reads and writes up to 31 bytes behind the row. */
-AVX2 static void rows_resized_avx2(const Axis *axis, int64_t row, const unsigned char *input, int64_t begins,
-                                   size_t stride, size_t size, unsigned char *out) {
+/* One row of `size` bytes; the input begins with row `begins` of the axis. Reads and writes up to 31 bytes behind. */
+AVX2 static void rows_resized(const Axis *axis, int64_t row, const unsigned char *input, int64_t begins, size_t stride,
+                              size_t size, unsigned char *out) {
     const int16_t *weights = axis->weights + (size_t)row * axis->taps;
-    const unsigned char *first = input + (size_t)(axis->first[row] - begins) * stride;
-    const int32_t count = axis->count[row];
     const __m256i half = _mm256_set1_epi32(1 << (axis->precision - 1)), zero = _mm256_setzero_si256();
     const __m128i shift = _mm_cvtsi32_si128(axis->precision);
+    const int32_t count = axis->count[row];
     size_t begin;
     int32_t j;
 
+    input += (size_t)(axis->first[row] - begins) * stride;
     for (begin = 0; begin < size; begin += 32) {
         __m256i a = half, b = half, c = half, d = half;
         for (j = 0; j < count; j += 2) {
-            const unsigned char *at = first + (size_t)j * stride + begin;
+            const unsigned char *at = input + (size_t)j * stride + begin;
             const __m256i pair = pair_of(weights + j), upper = _mm256_loadu_si256((const __m256i *)at);
-            /* the weight of a row behind the last one is 0 */
             const __m256i lower = j + 1 < count ? _mm256_loadu_si256((const __m256i *)(at + stride)) : zero;
             const __m256i low = _mm256_unpacklo_epi8(upper, lower), high = _mm256_unpackhi_epi8(upper, lower);
             a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
@@ -377,6 +300,12 @@ AVX2 static void rows_resized_avx2(const Axis *axis, int64_t row, const unsigned
         _mm256_storeu_si256((__m256i *)(out + begin), _mm256_packus_epi16(a, c));
     }
 }
+
+#else /* torchvision resizes float32 there, and so does Python */
+
+static int crop_can_resize(void) { return 0; }
+#define columns_resized(axis, columns, rows, outs) abort()
+#define rows_resized(axis, row, input, begins, stride, size, out) abort()
 
 #endif
 
@@ -394,21 +323,26 @@ static void crop_memory_free(CropMemory *memory) {
     free(memory->down.room.at);
 }
 
-/* Resizes pixels [plan.height][plan.width][step], `stride` bytes from row to row, and writes the window of the result to
-   out: uint8 [height][width][channels], or with a table [channels][256] float32 [channels][height][width].
-   Relies on crop_fits; returns 0 without memory. */
-static int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned char *pixels, int step, size_t stride,
-                      const float *table, void *out, CropMemory *memory) {
+/* Pixels of fewer channels as pixels of 4 bytes; may be the same memory if the pixels are at its end. */
+static void crop_spread(const unsigned char *pixels, int64_t count, int64_t channels, unsigned char *out) {
+    int64_t at, c;
+    for (at = 0; at < count; at++)
+        for (c = 0; c < channels; c++) out[at * 4 + c] = pixels[at * channels + c];
+}
+
+/* Resizes pixels [plan.height][plan.width][4], of which the first `channels` count and BEHIND bytes follow, and writes
+   the window of the result to out: uint8 [height][width][channels], or with a table [channels][256] float32
+   [channels][height][width]. Relies on crop_fits; returns 0 without memory. */
+static int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned char *pixels, const float *table,
+                      void *out, CropMemory *memory) {
     const int resizes_rows = plan->resized_height != plan->height;
     const int resizes_columns = plan->resized_width != plan->width;
-    const Columns columns = {plan->window_left, spec->width, plan->across != 0, step, (int)spec->channels};
-    const size_t size = (size_t)(spec->width * spec->channels), wide_stride = size + 4;
+    const Columns columns = {plan->window_left, spec->width, spec->channels, plan->across != 0};
+    const size_t size = (size_t)(spec->width * spec->channels), stride = size + 4;
     /* The rows of the region that the window needs. */
-    int64_t first = plan->window_top, end = plan->window_top + spec->height, row, place, x, c;
+    int64_t first = plan->window_top, end = first + spec->height, row, x, c;
     unsigned char *wide, *line;
-#ifdef HAS_AVX2_CODE
-    const int is_fast = !spec->is_plain && __builtin_cpu_supports("avx2");
-#endif
+    int each;
 
     if (resizes_columns && !axis_make(&memory->across, plan->width, plan->resized_width, spec->is_bicubic)) return 0;
     if (resizes_rows) {
@@ -417,46 +351,27 @@ static int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned
         first = memory->down.first[first];
         end = memory->down.first[end - 1] + memory->down.count[end - 1];
     }
-    wide = room_of(&memory->wide, (size_t)(end - first) * wide_stride + BEHIND);
+    wide = room_of(&memory->wide, (size_t)(end - first) * stride + BEHIND);
     line = room_of(&memory->line, size + BEHIND);
     if (!wide || !line) return 0;
-    for (row = first; row < end; row++) {
-        const unsigned char *input = pixels + (size_t)row * stride;
-        unsigned char *output = wide + (size_t)(row - first) * wide_stride;
-        if (!resizes_columns) {
-            columns_copied(&columns, input, output);
-            continue;
+    for (row = first; row < end; row += 4) {
+        const unsigned char *inputs[4];
+        unsigned char *outputs[4];
+        for (each = 0; each < 4; each++) {
+            const int64_t at = row + each < end ? row + each : end - 1; /* the last row up to four times */
+            inputs[each] = pixels + (size_t)(at * plan->width) * 4;
+            outputs[each] = wide + (size_t)(at - first) * stride;
+            if (!resizes_columns) columns_copied(&columns, inputs[each], outputs[each]);
         }
-#ifdef HAS_AVX2_CODE
-        if (is_fast && step == 4) {
-            const int64_t more = end - 1 - row < 3 ? end - 1 - row : 3; /* the last row up to four times */
-            const unsigned char *inputs[4];
-            unsigned char *outputs[4];
-            for (place = 0; place < 4; place++) {
-                inputs[place] = input + (size_t)(place < more ? place : more) * stride;
-                outputs[place] = output + (size_t)(place < more ? place : more) * wide_stride;
-            }
-            columns_resized_avx2(&memory->across, &columns, inputs, outputs);
-            row += more;
-            continue;
-        }
-#endif
-        columns_resized(&memory->across, &columns, input, output);
+        if (resizes_columns) columns_resized(&memory->across, &columns, inputs, outputs);
     }
     for (row = 0; row < spec->height; row++) {
-        const int64_t target = plan->down ? spec->height - 1 - row : row, from = plan->window_top + row;
-        const unsigned char *found = line;
-        if (!resizes_rows) found = wide + (size_t)row * wide_stride;
-#ifdef HAS_AVX2_CODE
-        else if (is_fast) rows_resized_avx2(&memory->down, from, wide, first, wide_stride, size, line);
-#endif
-        else rows_resized(&memory->down, from, wide, first, wide_stride, size, line);
-        if (!table) {
-            memcpy((unsigned char *)out + (size_t)target * size, found, size);
-            continue;
-        }
-        for (c = 0; c < spec->channels; c++) {
-            float *values = (float *)out + (size_t)((c * spec->height + target) * spec->width);
+        const int64_t target = plan->down ? spec->height - 1 - row : row;
+        const unsigned char *found = resizes_rows ? line : wide + (size_t)row * stride;
+        if (resizes_rows) rows_resized(&memory->down, plan->window_top + row, wide, first, stride, size, line);
+        if (!table) memcpy((unsigned char *)out + (size_t)target * size, found, size);
+        for (c = 0; table && c < spec->channels; c++) {
+            float *values = (float *)out + (c * spec->height + target) * spec->width;
             for (x = 0; x < spec->width; x++) values[x] = table[c * 256 + found[x * spec->channels + c]];
         }
     }

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ class CropJob(Job):
         buffer: Any,
         images: Any,
         out: Any,
+        sizes: tuple[int, ...],
         *,
         table: Any = None,
         keys: Any = None,
@@ -25,26 +25,18 @@ class CropJob(Job):
         max_pixels: int,
         ignores_exif: bool = True,
     ) -> None: ...
+    def plan(self, height: int, width: int, key: int) -> dict[str, int] | None: ...
 
 def find_plain(images: list[bytes], height: int, width: int) -> npt.NDArray[np.bool_]: ...
 def place(
     pixels: Any,
-    plan: Sequence[int],
+    plan: tuple[int, ...],
     out: Any,
+    sizes: tuple[int, ...],
     *,
     table: Any = None,
     bicubic: bool = False,
-    plain: bool = False,
 ) -> None: ...
-def plan_crop(
-    size: tuple[int, int],
-    height: int,
-    width: int,
-    key: int,
-    *,
-    drawn: tuple[Any, ...] | None = None,
-    centred: tuple[int, int] | None = None,
-) -> npt.NDArray[np.int64] | None: ...
 def read_images(images: list[bytes], rows: Any, out: Any) -> npt.NDArray[np.bool_]: ...
 def read_region(
     data: Any, image_height: int, image_width: int, top: int, left: int, out: Any

@@ -31,7 +31,7 @@ cdef extern from "crops.h" nogil:
     ctypedef struct CropPlan:
         int64_t top, left, height, width, resized_height, resized_width, window_top, window_left, across, down
     ctypedef struct CropSpec:
-        int kind, is_bicubic, resizes, is_plain, ignores_exif
+        int kind, is_bicubic, resizes, ignores_exif
         int64_t height, width, channels, max_pixels
         uint64_t seed
         double scale[2]
@@ -45,12 +45,14 @@ cdef extern from "crops.h" nogil:
         Room pixels
     int crop_plan(const CropSpec *spec, int64_t height, int64_t width, uint64_t key, const CropPlan *given,
                   CropPlan *plan)
-    int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned char *pixels, int step, size_t stride,
-                   const float *table, void *out, CropMemory *memory)
+    int crop_can_resize()
+    int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned char *pixels, const float *table, void *out,
+                   CropMemory *memory)
+    void crop_spread(const unsigned char *pixels, int64_t count, int64_t channels, unsigned char *out)
     void *room_of(Room *room, size_t size)
     void crop_memory_free(CropMemory *memory)
 
-__all__ = ["CropJob", "find_plain", "place", "plan_crop", "read_images", "read_region"]
+__all__ = ["CropJob", "find_plain", "place", "read_images", "read_region"]
 def read_region(
     const unsigned char[::1] data not None,
     unsigned image_height,
@@ -161,13 +163,12 @@ def read_images(list images not None, const long long[::1] rows not None, unsign
 cdef struct Crops:
     CropSpec spec
     Py_ssize_t count, done
-    size_t base, size
+    size_t base, size, row_bytes
     const long long *spans
     const unsigned long long *keys
     const CropPlan *plans
     const float *table
     unsigned char *out
-    size_t row_bytes
     int *sizes
 
 
@@ -176,11 +177,13 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
     cdef CropSpec *spec = &crops.spec
     cdef long long start = crops.spans[2 * number], length = crops.spans[2 * number + 1]
     cdef const unsigned char *data
-    cdef unsigned char *pixels
+    cdef unsigned char *row = crops.out + <size_t> number * crops.row_bytes
+    cdef unsigned char *pixels = row
     cdef ImageHeader header
     cdef CropPlan plan
     cdef char problem[256]
-    cdef int step = <int> spec.channels
+    cdef int64_t count
+    cdef bint is_row
     if start < 0 or length < 0 or <size_t> start > crops.size or <size_t> length > crops.size - <size_t> start:
         return False
     data = <const unsigned char *> (crops.base + <size_t> start)
@@ -191,16 +194,27 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
     if not crop_plan(spec, header.height, header.width, crops.keys[number] if crops.keys else 0,
                      crops.plans + number if crops.plans else NULL, &plan):
         return False
-    if step == 3 and (plan.width != plan.resized_width):
-        step = 4
-    pixels = <unsigned char *> room_of(&memory.pixels, <size_t> (plan.height * plan.width * step))
-    if pixels == NULL or region_read(
+    count = plan.height * plan.width
+    # The region as it is: decoded into its row.
+    is_row = (crops.table == NULL and plan.across == 0 and plan.down == 0 and spec.height * spec.width == count
+              and plan.resized_height == plan.height and plan.resized_width == plan.width)
+    if not is_row:
+        pixels = <unsigned char *> room_of(&memory.pixels, <size_t> count * 4 + BEHIND)
+        if pixels == NULL:
+            return False
+        if spec.channels == 1:
+            pixels += 3 * count
+    if region_read(
             data, <size_t> length, header.height, header.width, <unsigned> plan.top, <unsigned> plan.left,
-            <unsigned> plan.height, <unsigned> plan.width, step, pixels, problem) != REGION_READ:
+            <unsigned> plan.height, <unsigned> plan.width, <int> spec.channels if is_row or spec.channels == 1 else 4,
+            pixels, problem) != REGION_READ:
         return False
-    if not crop_place(spec, &plan, pixels, step, <size_t> (plan.width * step), crops.table,
-                      crops.out + <size_t> number * crops.row_bytes, memory):
-        return False
+    if not is_row:
+        if spec.channels == 1:
+            crop_spread(pixels, count, 1, pixels - 3 * count)
+            pixels -= 3 * count
+        if not crop_place(spec, &plan, pixels, crops.table, row, memory):
+            return False
     crops.sizes[2 * number], crops.sizes[2 * number + 1] = <int> header.height, <int> header.width
     return True
 
@@ -218,41 +232,26 @@ cdef bint crop_all(void *state) noexcept nogil:
     return True
 
 
-cdef void check_spec(CropSpec *spec, Py_ssize_t height, Py_ssize_t width, Py_ssize_t channels) except *:
-    if not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE and 0 < channels <= 4):
-        raise ValueError(f"expected a crop of 1 to {MOST_SIDE} pixels on each side, got {height} x {width} x {channels}")
-    spec.height, spec.width, spec.channels = height, width, channels
-
-
-cdef unsigned char *check_out(object out, const float[:, ::1] table, CropSpec *spec, Py_ssize_t *count) except NULL:
-    """Where the rows are: uint8 [N, H, W, C], or with a table float32 [N, C, H, W]; sets N and the crop's size."""
-    cdef unsigned char[:, :, :, ::1] bytes_out
-    cdef float[:, :, :, ::1] floats_out
-    if table is None:
-        bytes_out = out
-        count[0] = bytes_out.shape[0]
-        check_spec(spec, bytes_out.shape[1], bytes_out.shape[2], bytes_out.shape[3])
-        return &bytes_out[0, 0, 0, 0]
-    floats_out = out
-    count[0] = floats_out.shape[0]
-    check_spec(spec, floats_out.shape[2], floats_out.shape[3], floats_out.shape[1])
-    if table.shape[0] != spec.channels or table.shape[1] != 256:
-        raise ValueError(f"expected a table of shape {(spec.channels, 256)}, got {(table.shape[0], table.shape[1])}")
-    return <unsigned char *> &floats_out[0, 0, 0, 0]
+cdef bint set_sizes(CropSpec *spec, tuple sizes, const unsigned char[::1] out, const float[:, ::1] table):
+    """Take up (N, H, W, C) of the memory for rows; False if it, or the table, has another size."""
+    spec.height, spec.width, spec.channels = sizes[1:]
+    return (0 < min(sizes[1:]) and max(sizes) <= MOST_SIDE and spec.channels <= 4
+            and out.shape[0] == math.prod(sizes) * (1 if table is None else sizeof(float))
+            and (table is None or (table.shape[0] == spec.channels and table.shape[1] == 256)))
 
 
 cdef class CropJob(Job):
-    """Decode and crop JPEG images, each into a row of `out`: uint8 [N, H, W, C], or with a table float32 [N, C, H, W].
+    """Decode and crop JPEG images, each into a row of memory.
 
     Args:
         buffer: The bytes that hold the images, read when the job runs; None if `images` are bytes or memoryviews.
         images: int64 [N, 2] of first byte and number of bytes in the buffer, read when the job runs; or the images.
-        out: Memory of the rows; C is 1 (the stored luma) or 3 (RGB).
+        out: The memory, uint8 [bytes]: of uint8 [N, H, W, C], or with a table of float32 [N, C, H, W].
+        sizes: (N, H, W, C); C is 1 (the stored luma) or 3 (RGB).
         table: float32 [C, 256], what to write for each value; None for uint8.
         keys: uint64 [N], for a random crop.
-        plans: int64 [N, 10], the fields of CropPlan and whether the result is turned upside down; or None for a crop
-            that is `drawn` (seed, scale, ratio, horizontal_flip) or `centred` (height, width; height 0 means that width
-            is the length of the shorter side).
+        plans: int64 [N, 10], the fields of CropPlan; or None for a crop that is `drawn` (seed, scale, ratio,
+            horizontal_flip) or `centred` (height, width; height 0 means that width is the length of the shorter side).
         bicubic: The filter, else bilinear.
         resizes: Whether to resize here, as torch resizes uint8 with antialias.
         max_pixels: Of an image, and of what it is resized to.
@@ -265,28 +264,22 @@ cdef class CropJob(Job):
     """
 
     cdef Crops crops
-    cdef tuple kept
+    cdef object kept
     cdef readonly object sizes
 
-    def __init__(self, buffer, images, out, *, const float[:, ::1] table=None, keys=None, plans=None, tuple drawn=None,
-                 tuple centred=None, bint bicubic=False, bint resizes=False, max_pixels, bint ignores_exif=True):
+    def __init__(self, buffer, images, unsigned char[::1] out not None, tuple sizes not None, *,
+                 const float[:, ::1] table=None, const unsigned long long[::1] keys=None,
+                 const long long[:, ::1] plans=None, drawn=None, centred=None, bint bicubic=False, bint resizes=False,
+                 max_pixels, bint ignores_exif=True):
         cdef Crops *crops = &self.crops
         cdef const unsigned char[::1] view
         cdef const long long[:, ::1] spans
-        cdef const unsigned long long[::1] keys_view
-        cdef const long long[:, ::1] plans_view
-        cdef int[:, ::1] sizes
-        cdef Py_ssize_t count = 0
+        cdef int[:, ::1] found
+        cdef Py_ssize_t count = sizes[0]
         memset(crops, 0, sizeof(Crops))
-        crops.out = check_out(out, table, &crops.spec, &count)
-        crops.row_bytes = <size_t> (crops.spec.height * crops.spec.width * crops.spec.channels
-                                    * (1 if table is None else sizeof(float)))
         crops.size = <size_t> -1 >> 1
-        crops.table = NULL if table is None else &table[0, 0]
-        if crops.spec.channels not in (1, 3):
-            raise ValueError(f"expected 1 or 3 channels, got {crops.spec.channels}")
         if buffer is None:
-            images = tuple(images)
+            images = [*images]
             given = np.empty((len(images), 2), np.int64)
             for number, image in enumerate(images):
                 view = image
@@ -294,27 +287,30 @@ cdef class CropJob(Job):
         else:
             given, view = images, buffer
             crops.base, crops.size = <uintptr_t> &view[0] if view.shape[0] else 0, <size_t> view.shape[0]
-        spans = given
-        self.sizes = np.zeros((count, 2), np.int32)
-        sizes = self.sizes
-        if spans.shape[0] != count or spans.shape[1] != 2:
-            raise ValueError(f"expected {count} images, got {spans.shape[0]}")
-        crops.count, crops.spans, crops.sizes = count, &spans[0, 0], &sizes[0, 0]
-        crops.spec.is_bicubic, crops.spec.resizes, crops.spec.ignores_exif = bicubic, resizes, ignores_exif
-        crops.spec.max_pixels = min(max_pixels, 1 << 62)
+        spans, self.sizes = given, np.zeros((count, 2), np.int32)
+        found = self.sizes
+        if not (count and set_sizes(&crops.spec, sizes, out, table) and crops.spec.channels in (1, 3)
+                and spans.shape[0] == count and spans.shape[1] == 2
+                and (plans is None or (plans.shape[0] == count and plans.shape[1] == 10))
+                and (drawn is None or keys.shape[0] == count)):
+            raise ValueError(f"expected images, memory, keys, plans and a table for {sizes}")
+        crops.count, crops.spans, crops.sizes, crops.out = count, &spans[0, 0], &found[0, 0], &out[0]
+        crops.row_bytes = <size_t> (out.shape[0] // count)
+        crops.table = NULL if table is None else &table[0, 0]
+        crops.spec.is_bicubic, crops.spec.ignores_exif = bicubic, ignores_exif
+        crops.spec.resizes, crops.spec.max_pixels = resizes and crop_can_resize(), min(max_pixels, 1 << 62)
         if plans is not None:
-            plans_view = plans
-            if plans_view.shape[0] != count or plans_view.shape[1] * sizeof(long long) != sizeof(CropPlan):
-                raise ValueError(f"expected {count} plans of 10 numbers, got {plans.shape}")
-            crops.spec.kind, crops.plans = CROP_GIVEN, <const CropPlan *> &plans_view[0, 0]
+            crops.plans = <const CropPlan *> &plans[0, 0]
         elif drawn is not None:
-            keys_view = keys
-            if keys_view.shape[0] != count:
-                raise ValueError(f"expected {count} keys, got {keys_view.shape[0]}")
-            crops.keys = &keys_view[0]
-            set_draw(&crops.spec, drawn)
+            crops.spec.kind, crops.keys = CROP_RANDOM, &keys[0]
+            crops.spec.seed, scale, ratio, crops.spec.flip = drawn
+            for number in range(2):
+                crops.spec.scale[number], crops.spec.ratio[number] = scale[number], ratio[number]
+                crops.spec.log_ratio[number] = math.log(ratio[number])
         else:
-            set_centre(&crops.spec, centred)
+            crops.spec.kind = CROP_CENTRE
+            for number in range(2):
+                crops.spec.resize[number] = min(centred[number], MOST_SIDE + 1)
         self.call, self.state = crop_all, crops
         self.kept = buffer, images, given, out, table, keys, plans
 
@@ -322,79 +318,42 @@ cdef class CropJob(Job):
     def done(self):
         return self.crops.done
 
-
-cdef int set_draw(CropSpec *spec, tuple drawn) except -1:
-    seed, scale, ratio, spec.flip = drawn
-    spec.kind, spec.seed = CROP_RANDOM, seed
-    for number in range(2):
-        spec.scale[number], spec.ratio[number] = scale[number], ratio[number]
-        spec.log_ratio[number] = math.log(ratio[number])
-    return 0
+    def plan(self, unsigned short height, unsigned short width, key):
+        """What it does with an image of this size, as a dict; None if it leaves it to Python. For tests."""
+        cdef CropPlan plan
+        return plan if crop_plan(&self.crops.spec, height, width, key, NULL, &plan) else None
 
 
-cdef int set_centre(CropSpec *spec, tuple centred) except -1:
-    spec.kind, spec.resize[0], spec.resize[1] = CROP_CENTRE, min(centred[0], MOST_SIDE + 1), min(centred[1], MOST_SIDE + 1)
-    return 0
-
-
-def plan_crop(tuple size not None, long long height, long long width, key, *, tuple drawn=None, tuple centred=None):
-    """The plan of a job for an image of this size: int64 [10]; None if it leaves the image to Python. For tests."""
-    cdef CropSpec spec
-    cdef CropPlan plan
-    memset(&spec, 0, sizeof(CropSpec))
-    check_spec(&spec, size[0], size[1], 3)
-    spec.resizes, spec.max_pixels = True, 1 << 62
-    if not (0 < height < 1 << 16 and 0 < width < 1 << 16):
-        raise ValueError(f"expected an image of 1 to 65535 pixels on each side, got {height} x {width}")
-    if drawn is not None:
-        set_draw(&spec, drawn)
-    else:
-        set_centre(&spec, centred)
-    if not crop_plan(&spec, height, width, key, NULL, &plan):
-        return None
-    return np.asarray(<long long[:10]> <long long *> &plan).copy()
-
-
-def place(
-    const unsigned char[:, :, ::1] pixels not None,
-    plan not None,
-    out not None,
-    *,
-    const float[:, ::1] table=None,
-    bint bicubic=False,
-    bint plain=False,
-):
-    """Resize pixels [height, width, channels] by a plan whose region is all of them, and write its window to `out`:
-    uint8 [1, H, W, C], or with a table float32 [1, C, H, W]. Releases the GIL.
-
-    The pixels have C channels, or 4 for 3: the fourth is then ignored. `plain` is without vector instructions.
+def place(const unsigned char[:, :, ::1] pixels not None, tuple plan not None, unsigned char[::1] out not None,
+          tuple sizes not None, *, const float[:, ::1] table=None, bint bicubic=False):
+    """Resize pixels [height, width, C] by a plan whose region is all of them, and write its window to memory for
+    (1, H, W, C) as of a `CropJob`; C is 1 to 4. Releases the GIL.
 
     Raises:
-        ValueError: The shapes or the plan do not fit.
+        ValueError: The shapes or the plan do not fit, or this processor cannot resize.
     """
     cdef CropSpec spec
     cdef CropPlan given, checked
     cdef CropMemory memory
-    cdef Py_ssize_t count = 0, step = pixels.shape[2]
-    cdef unsigned char *target
+    cdef unsigned char *spread = NULL
     cdef const float *values = NULL if table is None else &table[0, 0]
-    cdef bint is_placed
+    cdef int64_t count = pixels.shape[0] * pixels.shape[1]
+    cdef bint is_placed = False
     memset(&spec, 0, sizeof(CropSpec))
     memset(&memory, 0, sizeof(CropMemory))
-    target = check_out(out, table, &spec, &count)
-    spec.resizes, spec.is_bicubic, spec.is_plain, spec.max_pixels = True, bicubic, plain, 1 << 62
+    spec.resizes, spec.is_bicubic, spec.max_pixels = crop_can_resize(), bicubic, 1 << 62
     (given.top, given.left, given.height, given.width, given.resized_height, given.resized_width, given.window_top,
      given.window_left, given.across, given.down) = plan
-    if (not (step == spec.channels or (step == 4 and spec.channels == 3)) or given.height != pixels.shape[0]
-            or given.width != pixels.shape[1] or max(given.height, given.width) > MOST_SIDE
-            or not crop_plan(&spec, given.height, given.width, 0, &given, &checked)):
-        raise ValueError(
-            f"expected out for {tuple(plan)} of {(pixels.shape[0], pixels.shape[1], step)}, got "
-            f"{(spec.height, spec.width, spec.channels)}"
-        )
+    if not (set_sizes(&spec, sizes, out, table) and pixels.shape[2] == spec.channels
+            and max(pixels.shape[0], pixels.shape[1]) <= MOST_SIDE
+            and (given.height, given.width) == (pixels.shape[0], pixels.shape[1])
+            and crop_plan(&spec, given.height, given.width, 0, &given, &checked)):
+        raise ValueError(f"expected pixels, memory and a table for {sizes}, and a plan that fits, got {plan}")
     with nogil:
-        is_placed = crop_place(&spec, &checked, &pixels[0, 0, 0], <int> step, <size_t> (checked.width * step), values,
-                               target, &memory)
+        spread = <unsigned char *> room_of(&memory.pixels, <size_t> count * 4 + BEHIND)
+        if spread != NULL:
+            crop_spread(&pixels[0, 0, 0], count, spec.channels, spread)
+            is_placed = crop_place(&spec, &checked, spread, values, &out[0], &memory)
         crop_memory_free(&memory)
     if not is_placed:
         raise MemoryError
