@@ -14,8 +14,20 @@ from torch.nn.functional import interpolate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_tfrecord import Image, ImageDecodeError, ParseError, RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord import (
+    Image,
+    ImageDecodeError,
+    LimitExceededError,
+    ParseError,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+    TFRecordDataset,
+    TFRecordWriter,
+    encode_example,
+)
+from torch_tfrecord.columns import image as image_columns
 from torch_tfrecord.columns.image import ImageReader
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.images import crops as image_crops
 from torch_tfrecord.images import leading_crops
 from torch_tfrecord.images.headers import read_header
@@ -381,3 +393,56 @@ def test_other_resizes_are_left_to_torchvision(monkeypatch):
         assert crop.batch(values, 3).shape == (1, 3, 24, 24)
     monkeypatch.setattr(leading_crops, "_KNOWS_UINT8", False)
     assert find_leading_crop(v2.RandomResizedCrop(24)).batch(values, 3).shape == (1, 3, 24, 24)
+
+
+# With the records
+
+
+@NEEDS_AVX2
+@pytest.mark.parametrize("normalize", [None, NORMAL])
+def test_a_batch_is_cropped_in_the_call_that_reads_its_records(tmp_path, monkeypatch, normalize):
+    """Kinds that the core does not do, records that lack the image and sizes in records included."""
+    names = [*EVERY_KIND, None, *JPEG_KINDS]
+    images = [None if name is None else EVERY_KIND[name] for name in names]
+    spec = Image(
+        crop=RandomResizedCrop((24, 31), horizontal_flip=0.5),
+        normalize=normalize,
+        shape=(75, None, 3),
+        default_value=EVERY_KIND["PNG"],
+    )
+    records = [
+        encode_example({"h": 75} | ({} if data is None else {"image": data})) for data in images
+    ]
+    records[3] += encode_example({"h": 75})  # not canonical: parsed by protobuf
+    given = [EVERY_KIND["PNG"] if data is None else data for data in images]
+    keys = np.arange(len(given), dtype=np.uint64) * np.uint64(2**58)
+    reader = ImageReader("image", spec)
+    wanted = reader.from_values(given, [(75, None, 3)] * len(given), keys)
+    path = str(tmp_path / "a.tfrecord")
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    centre = Image(
+        crop=ResizedCenterCrop(24, 30), normalize=normalize, default_value=EVERY_KIND["PNG"]
+    )
+    centred = ImageReader("image", centre).from_values(given, [()] * len(given))
+    with monkeypatch.context() as patch:
+        patch.setattr(image_columns, "run_job", None)  # there is no second call
+        batch = ExampleParser({"image": spec}).batch(records, keys)["image"]
+        samples = TFRecordDataset(path, {"image": centre}).__getitems__(range(len(given)))
+    assert type(batch) is tv_tensors.Image and torch.equal(batch, wanted)
+    order = torch.contiguous_format if normalize else torch.channels_last
+    assert batch.is_contiguous(memory_format=order)
+    for sample, row in zip(samples, centred, strict=True):
+        assert type(sample["image"]) is tv_tensors.Image and torch.equal(sample["image"], row)
+    sized = {"image": Image(crop=centre.crop, shape=("h", "w", 3))}
+    good = encode_example({"h": 75, "w": 101, "image": given[0]})
+    bad = encode_example({"h": 76, "w": 101, "image": given[0]})
+    assert ExampleParser(sized).batch([good, good])["image"].shape == (2, 3, 24, 24)
+    with pytest.raises(ParseError, match=r"\(76, 101, 3\), got \(75, 101, 3\)") as caught:
+        ExampleParser(sized).batch([good, bad, good])
+    assert caught.value.position == 1
+    with pytest.raises(
+        LimitExceededError, match=r"^feature 'image' \(Image\): expected a batch of"
+    ):
+        ExampleParser({"image": spec}, max_batch_bytes=9000).batch(records, keys)

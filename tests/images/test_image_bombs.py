@@ -23,9 +23,9 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.images import backends, headers, regions
-from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS
-from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop, crop_images
+from torch_tfrecord.columns.image import ImageReader
+from torch_tfrecord.images import backends, crops, headers, regions
+from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.images.regions import decode_stack
 
 HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
@@ -81,21 +81,13 @@ def chunk(name, content):
 def by(request, monkeypatch):
     """With and without the compiled decoder of JPEGs."""
     if request.param == "without":
-        monkeypatch.setattr(regions, "optional_module", lambda _: None)
+        for module in (regions, crops):
+            monkeypatch.setattr(module, "optional_module", lambda _: None)
     return request.param
 
 
 def crop_one(crop, data, key):
-    return crop_images(
-        crop,
-        [data],
-        [()],
-        [key],
-        mode="RGB",
-        normalization=None,
-        apply_orientation=False,
-        max_pixels=DEFAULT_MAX_PIXELS,
-    )
+    return ImageReader("x", Image(crop=crop)).from_values([data], [()], [key])
 
 
 WAYS = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 from torchvision import tv_tensors
 
@@ -14,21 +16,26 @@ from torch_tfrecord.arguments import at_least, knows_keywords, one_of
 from torch_tfrecord.columns.dtypes import Value, dtype_name, shape_with_names
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
-from torch_tfrecord.columns.reading import Column, labelled, raise_first
+from torch_tfrecord.columns.reading import Column, Keys, labelled, raise_first
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crops import (
     Crop,
+    CropWork,
     Normalization,
     batch_tensor,
-    crop_images,
     empty_batch,
+    is_cores,
     place_pixels,
+    run_job,
 )
 from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import check_image_shape, decode_stack, view_pixels
-from torch_tfrecord.phases import Phase
+from torch_tfrecord.phases import Phase, spent
+
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
 
 __all__ = ["Image", "ImageReader"]
 
@@ -175,6 +182,14 @@ def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tupl
     return mean, std
 
 
+@dataclass
+class _Begun:
+    """A `Work`."""
+
+    job: Job | None
+    finish: Callable[[Sequence[Column]], Value]
+
+
 class ImageReader(OneValueReader):
     """Reads an Image. With a random crop, it takes the records' random keys: see `Reader`."""
 
@@ -195,6 +210,41 @@ class ImageReader(OneValueReader):
         values = self._completed(columns[0].views(), columns[0])
         return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
+    def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
+        """Crop in the same call that reads the records; None if the core does not have the crop."""
+        spans, buffer = columns[0].values, columns[0].buffer
+        if self.several or not (len(spans) and self._crop and is_cores(self._crop, self._mode)):
+            return None
+        work = labelled(self._want, self._begun, spans, keys, buffer)
+        return _Begun(work.job, partial(self._finish, work))
+
+    def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
+        spent("decode", cast("Job", work.job).seconds)
+        if work.is_done and not self.shape:
+            return work.tensor().as_subclass(tv_tensors.Image)
+        values = self._completed(columns[0].views(), columns[0])
+        return labelled(self._want, self._cropped, work, values, self._shapes(columns))
+
+    def _begun(self, images: Any, keys: Keys, buffer: Any = None) -> CropWork:
+        return CropWork(
+            cast("Crop", self._crop),
+            images,
+            keys,
+            buffer=buffer,
+            mode=self._mode,
+            normalization=self._normalization,
+            apply_orientation=self._apply_orientation,
+            max_pixels=self._max_pixels,
+        )
+
+    def _cropped(
+        self, work: CropWork, values: Sequence[Value], shapes: Sequence[Shape]
+    ) -> torch.Tensor:
+        with Phase("decode"):
+            # Its constructor gives Python's lock away.
+            image: torch.Tensor = work.finish(values, shapes).as_subclass(tv_tensors.Image)
+            return image
+
     def from_values(
         self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
     ) -> Value:
@@ -205,17 +255,10 @@ class ImageReader(OneValueReader):
             if self._crop is None:
                 whole = self._stack(values, shapes)
                 return super().from_values(values, shapes) if whole is None else whole
-            cropped = crop_images(
-                self._crop,
-                values,
-                shapes,
-                [0] * len(values) if keys is None else keys,
-                mode=self._mode,
-                normalization=self._normalization,
-                apply_orientation=self._apply_orientation,
-                max_pixels=self._max_pixels,
-            )
-            return tv_tensors.Image(cropped)
+            keys = [0] * len(values) if keys is None else keys
+            work = self._begun(values, np.asarray(keys, np.uint64))
+            run_job(work.job)
+            return self._cropped(work, values, shapes)
 
     def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be

@@ -50,9 +50,9 @@ __all__ = [
     "ResizedCenterCrop",
     "ValueTable",
     "batch_tensor",
-    "crop_images",
     "crop_job",
     "empty_batch",
+    "is_cores",
     "place_pixels",
     "resizes_in_core",
     "run_job",
@@ -367,11 +367,16 @@ class CropWork:
         self._out = empty_batch(len(images), crop.size, CHANNELS[mode], normalization)
         drawn = _drawn(crop)
         self.job = None
-        if drawn and crop.antialias and resizes_in_core(crop.interpolation):
+        if drawn is not None:
             options = {"ignores_exif": not apply_orientation, "keys": keys, **drawn}
             self.job = crop_job(
                 buffer, images, self._out, normalization, max_pixels, crop.interpolation, **options
             )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has made all of them."""
+        return self.job is not None and self.job.done == len(self._out)
 
     def finish(
         self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]]
@@ -391,13 +396,17 @@ class CropWork:
             ImageDecodeError, ParseError: Of the first image that cannot be decoded, or has another
                 shape.
         """
-        if self.job is None or self.job.done < len(values) or any(shapes):
+        if not self.is_done or any(shapes):
             sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
             for row, (height, width) in enumerate(sizes):
                 if height:
                     check_image_shape(shapes[row], (height, width, CHANNELS[self._mode]))
                 else:
                     self._crop_one(row, values[row], shapes[row])
+        return self.tensor()
+
+    def tensor(self) -> torch.Tensor:
+        """What is made so far."""
         return batch_tensor(self._out, self._table)
 
     def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
@@ -410,20 +419,6 @@ class CropWork:
         (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
         window = pixels[top : top + height, left : left + width]
         place_pixels(window, self._out[row], self._table, across=plan.flip)
-
-
-def crop_images(
-    crop: Crop,
-    values: Sequence[EncodedImage],
-    shapes: Sequence[tuple[object, ...]],
-    keys: Sequence[int],
-    **options: Any,
-) -> torch.Tensor:
-    """Decode and crop images to one size; see `CropWork`."""
-    images = [data if isinstance(data, memoryview) else bytes(data) for data in values]
-    work = CropWork(crop, images, np.asarray(keys, np.uint64), **options)
-    run_job(work.job)
-    return work.finish(images, shapes)
 
 
 def crop_job(
@@ -460,8 +455,15 @@ def run_job(job: Any) -> None:
         native_module("jobs").run([job])  # type: ignore[union-attr]
 
 
+def is_cores(crop: Crop, mode: str) -> bool:
+    """Whether the core has the crop, for plain JPEG images."""
+    return mode in ("RGB", "L") and optional_module("jpeg") is not None and _drawn(crop) is not None
+
+
 def _drawn(crop: Crop) -> dict[str, object] | None:
-    """How the core draws a crop; None for one of the user's own."""
+    """How the core draws a crop; None for one of the user's own, and where it resizes otherwise."""
+    if not (crop.antialias and resizes_in_core(crop.interpolation)):
+        return None
     if type(crop) is RandomResizedCrop:
         seed = to_64_bits(crop.seed)
         return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
