@@ -7,11 +7,18 @@ kernels: such a thread gives Python's lock away only when it is asked to, after 
 One thread loads, the main thread takes the batches, alone and beside a third that counts. Medians of rounds, in which
 all work takes turns. "requests" are those for the lock: the seconds that a batch takes longer beside the loop, in
 switch intervals. "loop" is how much slower the loop counts beside the loader.
+
+    python benchmarks/lock.py --loop --python tensorflow=tfvenv/bin/python --python dali=dalivenv/bin/python
+
+A training loop instead: `next(loader)`, then 0, 40 and 80 ms of Python a batch (of processor time, so what takes the
+lock or the core away counts), ours beside tf.data and DALI, each in a process of its own, in turn. The peers'
+environments are those of compare.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import threading
@@ -22,7 +29,10 @@ from typing import Any
 
 import torch
 from corpus import Corpora
-from workloads import CROP
+from environments import DEFAULT_FOLDER, Environments
+from runner import SideProcess
+from side import Job
+from workloads import CROP, WORKLOADS
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -32,7 +42,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 
-__all__ = ["WORKS", "loader_of", "numbers"]
+__all__ = ["CACHE", "WORKS", "loader_of", "numbers", "per_second"]
 
 
 def numbers() -> dict[str, FixedLenFeature]:
@@ -65,19 +75,20 @@ WORKS: dict[str, tuple[str, float, int, Any]] = {
         },
     ),
 }
-_CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
+CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
 # Before the clock starts: what was made before counts for nobody.
 _LEAD_IN = 4
 
 
-def loader_of(work: str, cache: Path = _CACHE, **options: Any) -> tuple[Any, int]:
+def loader_of(work: str, **options: Any) -> tuple[Any, int]:
     """A loader that never ends, and its batch size."""
     corpus, fraction, size, features = WORKS[work]
-    path = Corpora(cache, None, fraction).path(corpus)
+    path = Corpora(CACHE, None, fraction).path(corpus)
     return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options), size
 
 
-def _per_second(batches: Iterator[Any], size: int, seconds: float) -> float:
+def per_second(batches: Iterator[Any], size: int, seconds: float) -> float:
+    """Samples a second of an endless loader's batches, each of so many."""
     for _ in range(_LEAD_IN):
         next(batches)
     taken, begin, now = 0, time.perf_counter(), 0.0
@@ -119,12 +130,46 @@ def _measure(work: str, seconds: float) -> tuple[float, float, float]:
         batches = iter(loader)
         next(batches)  # the thread starts
         if loop is None:
-            rates.append(_per_second(batches, size, seconds))
+            rates.append(per_second(batches, size, seconds))
         else:
             with loop:
-                rates.append(_per_second(batches, size, seconds))
+                rates.append(per_second(batches, size, seconds))
             lost = 1 - loop.rate / undisturbed.rate
     return rates[0], rates[1], lost
+
+
+_LOOPS = {"crops": "images", "tokens": "tokens", "40 scalars": "tabular"}
+_PAUSES = (0.0, 0.04, 0.08)
+
+
+def _loop(arguments: argparse.Namespace) -> None:
+    """Print the table of the training loop."""
+    environments = Environments(DEFAULT_FOLDER, dict(one.split("=", 1) for one in arguments.python))
+    corpora = Corpora(CACHE, None)
+    print("| work | loader | " + " | ".join(f"{1000 * pause:.0f} ms" for pause in _PAUSES) + " |")
+    print("|---|---|" + "---:|" * len(_PAUSES))
+    for work in arguments.works or _LOOPS:
+        workload = WORKLOADS[_LOOPS[work]]
+        path, count = str(corpora.path(workload.corpus)), corpora.count(workload.corpus)
+        processes = [
+            SideProcess(python, Job(side, workload.name, variant, path, count, os.cpu_count() or 1))
+            for side in ("ours", "tensorflow", "dali")
+            if (python := environments.python(side))
+            for variant in workload.variants.get(side, ())[: 2 if side == "ours" else 1]
+        ]
+        ideal = [f"{workload.batch_size / pause:,.0f}" if pause else "" for pause in _PAUSES]
+        print(f"| {work}, batch {workload.batch_size:,} | never waited for | {' | '.join(ideal)} |")
+        found: dict[SideProcess, dict[float, list[float]]] = {
+            process: {pause: [] for pause in _PAUSES} for process in processes
+        }
+        for _ in range(arguments.rounds):
+            for pause in _PAUSES:
+                for process in processes:
+                    found[process][pause].append(process.loop(arguments.seconds, pause))
+        for process, rates in found.items():
+            process.end()
+            cells = " | ".join(f"{statistics.median(each):,.0f}" for each in rates.values())
+            print(f"| | {process.job.side}, {process.job.variant} | {cells} |", flush=True)
 
 
 def main() -> None:
@@ -133,6 +178,10 @@ def main() -> None:
     )
     parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loop", action="store_true", help="a training loop, beside the peers")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="PEER=INTERPRETER", help="one you have"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for a measurement")
     parser.add_argument(
         "--interval",
@@ -141,6 +190,9 @@ def main() -> None:
         help="with 0.05 requests are exact",
     )
     arguments = parser.parse_args()
+    if arguments.loop:
+        _loop(arguments)
+        return
     sys.setswitchinterval(arguments.interval)
     works = arguments.works or list(WORKS)
     found: dict[str, list[tuple[float, float, float]]] = {work: [] for work in works}

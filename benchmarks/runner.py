@@ -132,6 +132,13 @@ class SideProcess:
         """Run epochs for at least `least` seconds and at most about `most`."""
         return self._ask(f"round {least} {most}")
 
+    def loop(self, least: float, work: float) -> float:
+        """Records a second of a loop with `work` seconds of Python a batch, for at least `least`
+        seconds.
+        """
+        found: float = self._ask(f"loop {least} {work}")["per_second"]
+        return found
+
     def end(self) -> dict[str, Any]:
         """Stop; gives the peak memory."""
         memory = self._ask("end")

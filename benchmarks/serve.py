@@ -1,4 +1,4 @@
-"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by
+"""The process of one side: answers "check", "round", "loop" and "end", a line of JSON each. Started by
 `runner.py`.
 """
 
@@ -84,6 +84,25 @@ def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, fl
     return {**found, "median_seconds": statistics.median(each)} if each else found
 
 
+def looped(side: Side, least: float, work: float) -> float:
+    """Records a second of a training loop that computes in Python for `work` seconds after each
+    batch, one epoch after another.
+    """
+    side.prepare()
+    batches = itertools.chain.from_iterable(side.items() for _ in itertools.count())
+    records, begin, lead_in = 0, 0.0, 4
+    for number, batch in enumerate(batches):
+        if number == lead_in:
+            records, begin = 0, time.perf_counter()
+        records += side.size(batch)
+        end = time.thread_time() + work  # the processor's, since a step has so much to do
+        while time.thread_time() < end:
+            pass
+        if number > lead_in and time.perf_counter() - begin > least:
+            break
+    return records / (time.perf_counter() - begin)
+
+
 def _timed(items: Iterable[Any], each: list[float]) -> Iterator[Any]:
     """The items; the seconds that each took are appended to `each`."""
     begin = time.perf_counter()
@@ -149,6 +168,8 @@ def main() -> None:
             answer(check(side, job, *map(float, arguments)))
         elif command == "round":
             answer(timed_round(side, job, *map(float, arguments)))
+        elif command == "loop":
+            answer({"per_second": looped(side, *map(float, arguments))})
         else:
             answer(peak_memory())
             break

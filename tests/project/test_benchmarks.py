@@ -376,6 +376,48 @@ class TestWays:
         assert "missed" not in page
 
 
+@pytest.fixture
+def script(monkeypatch, tmp_path, capsys):
+    """Runs a script beside lock.py on a few records; its rows as cells."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    lock, corpora = importlib.import_module("lock"), importlib.import_module("corpus").Corpora
+    monkeypatch.setattr(lock, "CACHE", tmp_path)
+    monkeypatch.setattr(lock, "Corpora", lambda folder, photos, _=1: corpora(folder, photos, 1e-4))
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments, "--rounds", "1", "--seconds", "0.01"])
+        importlib.import_module(name).main()
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    return run
+
+
+@pytest.mark.slow
+def test_beside_a_loop_that_keeps_the_lock(script):
+    titles, _, row, other = script("lock", "tokens", "texts")
+    assert titles[:4] == ["work", "alone/s", "beside the loop/s", "kept"]
+    assert (row[0], other[0]) == ("tokens, batch 64", "texts, batch 64")
+    assert int(row[1].replace(",", "")) > 0
+    assert int(row[2].replace(",", "")) > 0
+
+
+@pytest.mark.slow
+def test_numbers_of_threads_and_workers(script):
+    rows = script("threads", "tokens", "--most", "2")
+    assert rows[0] == ["samples a second", "1", "2"]
+    assert [row[0] for row in rows[2:]] == ["tokens, `num_threads`", "tokens, `num_workers`"]
+    assert all(int(cell.replace(",", "")) > 0 for row in rows[2:] for cell in row[1:])
+
+
+@pytest.mark.daily
+def test_a_training_loop_beside_the_peers(script):
+    ideal, *rows = script("lock", "tokens", "--loop")[2:]
+    assert ideal == ["tokens, batch 64", "never waited for", "", "1,600", "800"]
+    assert [row[1] for row in rows[:2]] == ["ours, in process", "ours, 2 workers"]
+    assert 0 < int(rows[0][4].replace(",", "")) <= 900
+
+
 @pytest.mark.daily
 def test_reading_from_a_bucket(tmp_path):
     command = [

@@ -109,6 +109,7 @@ class ReadAheadLoader(DataLoader[Value]):
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
         self._counters = Counters()
         self._sample_bytes = 0 if self.num_workers else sample_bytes(read)
+        self._at_once = 1  # batches in the next task, also of the next iteration
 
     def __repr__(self) -> str:
         size = (
@@ -187,7 +188,6 @@ class _ReadAheadIterator(Iterator[Batch]):
         # In memory the samples for a transform may be larger than in the files.
         most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
         self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
-        self._at_once = 1  # batches in the next task
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         self._salts: RandomStream | None = None
@@ -261,11 +261,13 @@ class _ReadAheadIterator(Iterator[Batch]):
     def _begin_task(self) -> None:
         positions: list[Sequence[int]] = []
         num_bytes, each = 0.0, self._loader._sample_bytes
+        # the first batch alone: the training waits for it
+        most = self._loader._at_once if self._tasks else 1
         try:
             while not self._is_ended and (
                 not positions
                 or (
-                    len(positions) < self._at_once
+                    len(positions) < most
                     and num_bytes + each * len(positions[0]) <= self._task_bytes
                 )
             ):
@@ -305,7 +307,7 @@ class _ReadAheadIterator(Iterator[Batch]):
             self._pool.shutdown(wait=False)
             raise StopIteration
         task = self._tasks.popleft()
-        loaded, self._at_once = task.loading.result()
+        loaded, self._loader._at_once = task.loading.result()
         self._loaded.extend(loaded)
         if left := task.positions[len(loaded) :]:
             self._tasks.appendleft(self._submit(left))
