@@ -227,7 +227,8 @@ def _read_npy(data: bytes) -> object:
     if np.lib.format.read_magic(file)[0] > 1:
         read = np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
-    if (claimed := prod(shape) * dtype.itemsize) > len(data):
+    # Items may have no bytes, and axes no items: each of them is a Python object here.
+    if (claimed := prod(max(size, 1) for size in shape) * max(dtype.itemsize, 1)) > len(data):
         raise LimitExceededError(
             f"expected an array of at most the {len(data)} bytes that are there, got {claimed}"
         )

@@ -661,16 +661,24 @@ def test_links_and_devices_of_a_tar_are_refused(member, told, capsys):
     )
 
 
-def test_claims_of_a_trillion_bytes(capsys):
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    # Items without bytes and rows without items are Python objects, too.
+    [("<f8", (10**6, 125_000)), ("|S0", (10**12,)), ("<f8", (125 * 10**9, 0))],
+)
+def test_claims_of_a_trillion_values(descr, shape, capsys):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (10**6, 125_000)}
+        header, {"descr": descr, "fortran_order": False, "shape": shape}
     )
     head = header.getvalue()
     write_tar(("0.x.npy", head))
     assert error(capsys, "a.tar", "a.tfrecord", status=1) == (
         f"a.tar: member '0.x.npy': expected an array of at most the {len(head)} bytes that are there, got {10**12}"
     )
+
+
+def test_a_member_that_claims_a_trillion_bytes(capsys):
     claim = tarfile.TarInfo("0.x.bin")
     claim.size = 10**12
     Path("b.tar").write_bytes(claim.tobuf() + bytes(1024))

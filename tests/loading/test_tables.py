@@ -230,6 +230,21 @@ def test_where_reads_no_record(ds, monkeypatch):
     assert weights[ds.find("label", 6)].sum() == pytest.approx(1)
 
 
+def test_long_records_are_not_all_read_together(tmp_path, monkeypatch):
+    with TFRecordWriter(tmp_path / "a") as writer:
+        for number in range(40):
+            writer.write({"id": number, "video": bytes(100_000)})
+    ds = TFRecordDataset(tmp_path / "a")
+    monkeypatch.setattr("torch_tfrecord.loading.tables._BATCH_BYTES", 1_000_000)
+    read, sizes = ds._record_files.read_batch, []
+    monkeypatch.setattr(
+        ds._record_files, "read_batch", lambda each: sizes.append(len(each)) or read(each)
+    )
+    assert ds.find("id", [7, 31]).tolist() == [7, 31]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 10
+
+
 def test_what_was_read_is_remembered(bare, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(
@@ -238,7 +253,7 @@ def test_what_was_read_is_remembered(bare, monkeypatch):
             *args, **kwargs | {"file": shown, "disable": False, "delay": 0, "mininterval": 0}
         ),
     )
-    monkeypatch.setattr("torch_tfrecord.loading.tables._ROWS_AT_ONCE", 100)
+    monkeypatch.setattr("torch_tfrecord.loading.tables._BATCH_ROWS", 100)
     threes = [n for n in range(NUM) if n % 7 == 3]
     assert bare.find("label", 3).tolist() == threes
     assert re.search(r"reading label: +67%.* 200/300 .*record", shown.getvalue())

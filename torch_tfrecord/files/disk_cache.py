@@ -462,12 +462,11 @@ class _Folder:
         """Write a sector, unless there is no room: then False."""
         if self.read(file, at, at + len(data), at, at) is not None:
             return True  # by another process, meanwhile
-        state = self.state()
         for path in self._other_versions(file):
-            if state is not None:
-                state = state._replace(used_bytes=max(state.used_bytes - _disk_bytes(path), 0))
-                self._write(state)
+            num_bytes = _disk_bytes(path)
             shutil.rmtree(path)
+            # After it: whoever is killed before has counted too much, which does no harm.
+            self._make_room(-num_bytes)
         if not self._make_room(-(-(len(data) + 4) // _PAGE_BYTES) * _PAGE_BYTES):
             return False
         path = self.path_of(file, at)
@@ -532,8 +531,9 @@ class _Folder:
             self._remove_groups(now - _IDLE_SECONDS)
             # What a killed process counted is no longer in use.
             state = state._replace(used_bytes=self.usage()[1], counted_at=int(now))
-        is_room = state.used_bytes + num_bytes <= state.max_bytes
-        self._write(state._replace(used_bytes=state.used_bytes + num_bytes * is_room))
+        used = max(state.used_bytes + num_bytes, 0)
+        is_room = used <= state.max_bytes
+        self._write(state._replace(used_bytes=used) if is_room or num_bytes < 0 else state)
         if not is_room:
             self.full_until = time.monotonic() + _FULL_SECONDS
         return is_room

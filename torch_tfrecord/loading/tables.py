@@ -37,9 +37,8 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _D = TypeVar("_D", bound="TableDataset")
 
 _LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
-_ROWS_AT_ONCE = 1024  # of which one feature is read: some 100 MiB of pictures
 _MOST_BYTES = (1 << 31) - 1
-_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records, at most, in a record batch by default
+_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records that are read together, at most
 
 
 class TableDataset(StagedDataset):
@@ -171,11 +170,12 @@ class TableDataset(StagedDataset):
     def _scan(self, key: str) -> KeptColumn:
         """Read a column from the records; those that are left out have no value."""
         columns, raw, rows = ExampleColumns([key]), self._reading(None, None), np.arange(len(self))
-        starts = range(0, len(self), _ROWS_AT_ONCE)
+        step = self._usual_rows
+        starts = range(0, len(self), step)
         for begin in ProgressBar(
-            starts, f"reading {key}", unit="record", unit_scale=_ROWS_AT_ONCE, delay=1.0
+            starts, f"reading {key}", unit="record", unit_scale=step, delay=1.0
         ):
-            part = rows[begin : begin + _ROWS_AT_ONCE]
+            part = rows[begin : begin + step]
             records: Any = raw._load_samples(part)  # type: ignore[arg-type]
             filled = [b"" if record is LEFT_OUT else record for record in records]
             columns.add(filled, partial(self._place, part))
@@ -296,12 +296,9 @@ class TableDataset(StagedDataset):
     def _batches(
         self, arrow: ArrowColumns, batch_size: int | None
     ) -> Iterator[pyarrow.RecordBatch]:
-        if batch_size is None:
-            _, num_records, num_bytes = self._record_files.extent
-            batch_size = _BATCH_BYTES * max(num_records, 1) // max(num_bytes, 1)
-            batch_size = min(max(batch_size, 1), _BATCH_ROWS)
-        else:
-            at_least(1, "batch_size", batch_size)
+        batch_size = (
+            self._usual_rows if batch_size is None else at_least(1, "batch_size", batch_size)
+        )
         reader = self._reading(arrow.features, None)
         starts = range(0, len(self), batch_size)
         parts = (np.arange(start, min(start + batch_size, len(self))) for start in starts)
@@ -310,6 +307,12 @@ class TableDataset(StagedDataset):
             if batch is not None:
                 yield batch
         self._errors.tell()
+
+    @property
+    def _usual_rows(self) -> int:
+        """Records of a batch that nobody chose the size of."""
+        _, num_records, num_bytes = self._record_files.extent
+        return min(max(_BATCH_BYTES * max(num_records, 1) // max(num_bytes, 1), 1), _BATCH_ROWS)
 
     def _absolutes(self, positions: Any) -> _Integers:
         raise NotImplementedError
