@@ -254,15 +254,13 @@ class PlanPart:
         return Column(values.reshape(1, *slot.tail).copy(), NO_OFFSETS, missing, record)
 
     def dense(self, block: Array, num_records: int) -> Iterable[tuple[int, Array]]:
-        """The numbers and arrays of the dense columns; the block of columns with equal shape is
-        split in one call.
-        """
+        """The numbers and arrays of the dense columns; those of equal shape are split in one call."""
         parts: list[Array] = []
         begin = 0
         for number, slot in self._groups:
-            end = begin + number * num_records * slot.row_bytes
-            parts.extend(block[begin:end].view(slot.dtype).reshape(number, num_records, *slot.tail))
-            begin = end
+            shape = number, num_records, *slot.tail
+            parts.extend(np.ndarray(shape, slot.dtype, block, begin))
+            begin += number * num_records * slot.row_bytes
         return zip(self._dense_places, parts, strict=True)
 
 

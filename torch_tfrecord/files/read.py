@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.files.descriptors import Descriptor
 from torch_tfrecord.files.per_process import PerProcess
-from torch_tfrecord.files.ranges import plan_reads, reading_order
+from torch_tfrecord.files.ranges import plan_reads
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile, truncated
 from torch_tfrecord.files.transfers import FileRange, begin_range, read_into
 from torch_tfrecord.native import native_module
@@ -143,9 +143,8 @@ def read_local_records(
         return None
     numbers = np.empty((5, len(files)), np.int64)
     ranges, places = numbers[:4], numbers[4]
-    order = None if native.in_order(files, offsets) else reading_order(files, offsets)
     plan = native.plan_reads(
-        files, offsets, lengths, order, LocalFile.max_gap_bytes, _WINDOW_BYTES, ranges, places
+        files, offsets, lengths, LocalFile.max_gap_bytes, _WINDOW_BYTES, ranges, places
     )
     if plan is None or plan[1] > _MOST_BYTES:
         return None

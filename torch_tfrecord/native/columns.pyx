@@ -259,16 +259,17 @@ cdef class Plan:
         return (block, memories, lacking) if is_read else None
 
     cdef int _check(
-        self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
+        self, const uint8_t[::1] buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block,
+        int64_t[:, ::1] offsets, uint8_t[:, ::1] missing,
     ) except -1:
         cdef int64_t num_rows = starts.shape[0]
         check_records(buffer.shape[0], starts, lengths)
-        wanted = self.row_bytes * num_rows
-        if block.shape[0] != wanted:
-            raise ValueError(f"expected a block of {wanted} bytes, got {block.shape[0]}")
-        if wanted and <size_t>&block[0] & 7:
+        if block.shape[0] != self.row_bytes * num_rows:
+            raise ValueError(f"expected a block of {self.row_bytes * num_rows} bytes, got {block.shape[0]}")
+        if block.shape[0] and <size_t>&block[0] & 7:
             raise ValueError("expected a block at an address that eight divides")
-        if tuple(offsets.shape)[:2] != (self.num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
+        if (offsets.shape[0] != self.num_any or offsets.shape[1] != num_rows + 1 or missing.shape[0] != self.num_slots
+                or missing.shape[1] != num_rows):
             raise ValueError("the shape of offsets or missing does not fit the plan and the records")
         return 0
 

@@ -17,6 +17,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_S
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 
 from torch_tfrecord.native.jobs cimport Job
 
@@ -30,6 +31,7 @@ cdef extern from "crc32c.h":
 
 cdef extern from "<string.h>":
     void *memmove(void *to, const void *origin, size_t size) noexcept nogil
+    void *memset(void *to, int byte, size_t size) noexcept nogil
 
 cdef extern from "<sys/types.h>":
     ctypedef long off_t
@@ -44,7 +46,7 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "crc32c", "find",
-           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
+           "first_bad", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -64,6 +66,10 @@ cdef enum:
     _CHUNK = 1 << 18  # fits into the L2 cache, with room to spare
     _MOST_SOURCES = 64
     _SMALL = 1 << 14  # below, releasing the GIL costs more than the work
+
+    # Of the files of one plan: at most 2^18, of at most 8 TiB.
+    _FILE_BITS = 18
+    _OFFSET_BITS = 43
 
 cdef int64_t _FAR = 1LL << 61  # past the end of any file; three such numbers can be added
 
@@ -255,48 +261,67 @@ def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::
     if (places.shape[0] != 3 or places.shape[1] != count
             or borders.shape[0] != num_files + (ends[num_files - 1] if num_files else 0)):
         raise ValueError("the shapes of places, borders and ends do not fit")
-    with nogil:
-        for number in range(count):
-            position = positions[number]
-            if position < begin or position >= end:  # in another file than the record before
-                low, high = 0, num_files
-                while low < high:
-                    middle = (low + high) // 2
-                    if ends[middle] <= position:
-                        low = middle + 1
-                    else:
-                        high = middle
-                file = low
-                if position < 0 or file == num_files or position + file + 1 >= borders.shape[0]:
-                    break
-                begin, end = ends[file - 1] if file else 0, ends[file]
-            places[0, number] = file
-            places[1, number] = borders[position + file]
-            places[2, number] = borders[position + file + 1] - borders[position + file] - _OVERHEAD
-        else:
-            number = count
+    for number in range(count):
+        position = positions[number]
+        if position < begin or position >= end:  # in another file than the record before
+            low, high = 0, num_files
+            while low < high:
+                middle = (low + high) // 2
+                if ends[middle] <= position:
+                    low = middle + 1
+                else:
+                    high = middle
+            file = low
+            if position < 0 or file == num_files or position + file + 1 >= borders.shape[0]:
+                break
+            begin, end = ends[file - 1] if file else 0, ends[file]
+        places[0, number] = file
+        places[1, number] = borders[position + file]
+        places[2, number] = borders[position + file + 1] - borders[position + file] - _OVERHEAD
+    else:
+        number = count
     return number == count
 
 
-def in_order(const int64_t[:] files, const int64_t[:] offsets):
-    """Whether records are sorted by file and offset."""
-    cdef Py_ssize_t number
-    for number in range(1, min(files.shape[0], offsets.shape[0])):
-        if files[number] < files[number - 1] or (
-                files[number] == files[number - 1] and offsets[number] < offsets[number - 1]):
-            return False
-    return True
+cdef struct Piece:
+    uint64_t place  # number of the file, and offset in it
+    int64_t record
+
+
+cdef Piece *sort_pieces(Piece *pieces, Piece *spare, int64_t count) noexcept nogil:
+    # By the lowest byte of their places, then the next; what is the same in all takes no pass. Returns one of the two.
+    cdef uint64_t differing = 0
+    cdef int64_t begins[256]
+    cdef int64_t number, total
+    cdef int shift, digit
+    for number in range(1, count):
+        differing |= pieces[number].place ^ pieces[0].place
+    for shift in range(0, 64, 8):
+        if (differing >> shift) & 0xFF == 0:
+            continue
+        memset(begins, 0, sizeof(begins))
+        for number in range(count):
+            begins[(pieces[number].place >> shift) & 0xFF] += 1
+        total = 0
+        for digit in range(256):
+            total += begins[digit]
+            begins[digit] = total - begins[digit]
+        for number in range(count):
+            digit = (pieces[number].place >> shift) & 0xFF
+            spare[begins[digit]] = pieces[number]
+            begins[digit] += 1
+        pieces, spare = spare, pieces
+    return pieces
 
 
 def plan_reads(
-    const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths, order,
+    const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths,
     int64_t max_gap, int64_t window, int64_t[:, ::1] ranges, int64_t[::1] places,
 ):
     """Plan the ranges to read for a batch of records; see the Python fallback `ranges.plan_reads`.
 
     Args:
         files, offsets, lengths: [N], of the records.
-        order: [N], the permutation that sorts them by file and offset; None if they are sorted.
         max_gap, window: In bytes.
         ranges: [4, N], receives for each range the number of its file among those read, first byte, size, and its
             start in the buffer.
@@ -305,48 +330,54 @@ def plan_reads(
     Returns:
         The number of ranges, their total bytes, and the numbers of the files; None if a number is out of range.
     """
-    cdef Py_ssize_t count = files.shape[0], number, record, last = -1
-    cdef const int64_t[::1] sorted_by
-    cdef int64_t file = -1, begin, end, before = 0, end_before = 0, total = 0
-    cdef bint is_sorted = order is None, joins
+    cdef int64_t count = files.shape[0], number, record, last = -1, length
+    cdef int64_t file = -1, begin, end, end_before = 0, before = 0, total = 0
+    cdef bint is_sorted = True, joins
     cdef list distinct = []
+    cdef Piece *memory
+    cdef Piece *pieces
     if (offsets.shape[0] != count or lengths.shape[0] != count or places.shape[0] != count or ranges.shape[0] != 4
             or ranges.shape[1] != count or window <= 0):
         raise ValueError("the shapes of the records' arrays do not fit")
-    if not is_sorted:
-        sorted_by = order
-        if sorted_by.shape[0] != count:
-            raise ValueError("the shape of order does not fit")
-    for number in range(count):
-        record = number if is_sorted else sorted_by[number]
-        if record < 0 or record >= count:
-            return None
-        begin = offsets[record]
-        if begin < 0 or begin > _FAR or lengths[record] < 0 or lengths[record] > _FAR:
-            return None
-        end = begin + lengths[record] + _OVERHEAD
-        joins = last >= 0 and files[record] == file
-        if joins:
-            if begin < before:
+    memory = pieces = <Piece *>malloc(2 * max(count, 1) * sizeof(Piece))
+    if memory == NULL:
+        raise MemoryError
+    try:
+        for number in range(count):
+            file, begin = files[number], offsets[number]
+            if file < 0 or file >> _FILE_BITS or begin < 0 or begin >> _OFFSET_BITS:
                 return None
-            joins = begin - end_before <= max_gap and begin // window == before // window
-        elif files[record] <= file:
-            return None
-        else:
-            file = files[record]
-            distinct.append(file)
-        before, end_before = begin, end
-        if joins:
-            ranges[2, last] = max(ranges[2, last], end - ranges[1, last])
-        else:
-            if last >= 0:
-                total += ranges[2, last]
-            if total > _FAR:
+            pieces[number].place, pieces[number].record = file << _OFFSET_BITS | begin, number
+            is_sorted &= number == 0 or pieces[number - 1].place <= pieces[number].place
+        if not is_sorted:
+            pieces = sort_pieces(memory, memory + count, count)
+        file = -1
+        for number in range(count):
+            record, begin = pieces[number].record, pieces[number].place & ((1LL << _OFFSET_BITS) - 1)
+            length = lengths[record]
+            if length < 0 or length > _FAR:
                 return None
-            last += 1
-            ranges[0, last], ranges[1, last], ranges[3, last] = len(distinct) - 1, begin, total
-            ranges[2, last] = end - begin
-        places[record] = total + begin - ranges[1, last] + _HEADER
+            end = begin + length + _OVERHEAD
+            joins = <int64_t>(pieces[number].place >> _OFFSET_BITS) == file
+            if joins:
+                joins = begin - end_before <= max_gap and begin // window == before // window
+            else:
+                file = pieces[number].place >> _OFFSET_BITS
+                distinct.append(file)
+            before, end_before = begin, end
+            if joins:
+                ranges[2, last] = max(ranges[2, last], end - ranges[1, last])
+            else:
+                if last >= 0:
+                    total += ranges[2, last]
+                if total > _FAR:
+                    return None
+                last += 1
+                ranges[0, last], ranges[1, last], ranges[3, last] = len(distinct) - 1, begin, total
+                ranges[2, last] = end - begin
+            places[record] = total + begin - ranges[1, last] + _HEADER
+    finally:
+        free(memory)
     return last + 1, total + (ranges[2, last] if last >= 0 else 0), distinct
 
 
