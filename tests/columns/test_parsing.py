@@ -11,12 +11,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from helpers import for_each, pure_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 from torchvision import tv_tensors
 from wire_examples import length_delimited
 
+from torch_tfrecord.columns.dtypes import cast
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
@@ -583,3 +585,27 @@ def _counted(function, calls):
         return function(*args, **kwargs)
 
     return counted
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+@for_each("name", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
+def test_integers_are_cast_as_numpy_casts_them(name, is_pure):
+    dtype, kind = getattr(torch, name), np.dtype(name)
+    low, high = (0, 1) if name == "bool" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    high = min(high, (1 << 63) - 1)
+    values = np.array([low, high, 0, 1, high // 2], np.int64)
+    with pure_python(is_pure):
+        assert cast(values, dtype).tolist() == values.astype(kind).tolist()
+        assert cast(values[:0], dtype).shape == (0,)
+        for bad in (low - 1, high + 1):
+            if -(1 << 63) <= bad < 1 << 63:
+                with pytest.raises(ParseError, match=f"outside the range of {name}"):
+                    cast(np.array([0, bad, 1]), dtype)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "float8_e5m2"])
+def test_floats_are_cast_as_torch_casts_them(name):
+    dtype = getattr(torch, name)
+    values = np.array([0, 0.1, -3.7, 1e-30, np.nan, np.inf, -np.inf], np.float32)
+    expected = torch.from_numpy(values).to(dtype)
+    assert torch.equal(cast(values, dtype).view(torch.uint8), expected.view(torch.uint8))

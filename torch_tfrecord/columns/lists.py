@@ -45,7 +45,7 @@ from torch_tfrecord.columns.reading import (
     reserve_for_values,
     splits_of,
 )
-from torch_tfrecord.columns.stacking import fill_rows, pad_rows
+from torch_tfrecord.columns.stacking import pad_rows
 
 __all__ = [
     "FixedLenFeature",
@@ -158,7 +158,7 @@ class _FixedNumbers(_FixedLenReader):
         if self._default is not None:
             # Bit for bit: a NaN or a float8 keeps its bits.
             default = torch.tensor(self._default, dtype=self._dtype).reshape(-1)
-            self._default = default.view(torch.uint8).numpy()
+            self._default = default.view(torch.uint8).numpy().view(f"V{default.nbytes}")
         self.row_bytes = self._count * self._dtype.itemsize
         self.is_plain = self._dtype in _STORED
         # The column's array is the batch's tensor as it stands: no cast, no reshape.
@@ -178,8 +178,7 @@ class _FixedNumbers(_FixedLenReader):
             self._check(missing)
         array = labelled(self._want, cast_array, values, self._dtype)
         if missing is not None and self._default is not None:
-            rows = array.view(np.uint8).reshape(len(array), len(self._default))
-            fill_rows(rows, missing, self._default)
+            np.putmask(array.view(self._default.dtype).reshape(-1), missing, self._default)
         return as_tensor(array, self._dtype, (len(values), *self._shape))
 
 

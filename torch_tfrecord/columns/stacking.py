@@ -33,7 +33,6 @@ __all__ = [
     "as_kind_of",
     "as_nested",
     "as_plain",
-    "fill_rows",
     "is_ascending",
     "is_listed",
     "is_ragged",
@@ -278,15 +277,6 @@ def pad_rows(values: Array, offsets: npt.NDArray[np.int64], longest: int, fill: 
 
 def _bytes(array: Array) -> _Bits:
     return array.reshape(-1).view(np.uint8)
-
-
-def fill_rows(rows: _Bits, missing: _Bits, value: _Bits) -> None:
-    """Copy a value to the rows [N, number of bytes] that are missing: uint8 [N], not 0."""
-    native = optional_module("memory")
-    if native is not None:
-        native.fill(rows, missing, value)
-    else:
-        rows[missing != 0] = value
 
 
 def _fill(

@@ -16,7 +16,7 @@ cdef extern from "blocks.h":
     void block_give_back(block_header *block) nogil
     uint8_t *block_data(block_header *block) nogil
 
-__all__ = ["Block", "fill", "narrow", "pad"]
+__all__ = ["Block", "narrow", "pad"]
 
 cdef enum:
     LARGE_BYTES = 1 << 20
@@ -116,20 +116,6 @@ cdef void pad_rows(
         while length + done < width:
             memcpy(target + length + done, target + length, <size_t> min(done, width - length - done))
             done *= 2
-
-
-def fill(uint8_t[:, ::1] out not None, const uint8_t[::1] missing not None, const uint8_t[::1] value not None):
-    """Copy a value to the rows that are missing.
-
-    Raises:
-        ValueError: The sizes differ.
-    """
-    cdef Py_ssize_t row
-    if missing.shape[0] != out.shape[0] or value.shape[0] != out.shape[1] or not out.shape[1]:
-        raise ValueError(f"expected {out.shape[0]} rows of {value.shape[0]} bytes, got others")
-    for row in range(out.shape[0]):
-        if missing[row]:
-            memcpy(&out[row, 0], &value[0], <size_t> out.shape[1])
 
 
 def narrow(const int64_t[::1] values not None, bits[::1] out not None, int64_t low, int64_t high):
