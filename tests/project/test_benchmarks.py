@@ -45,6 +45,23 @@ def test_tables_of_our_side(tmp_path):
 
 
 @pytest.mark.daily
+def test_what_needs_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pace = ("--seconds", "0", "--batch", "8", "--fraction", "0.001")
+    done = run_job(FOLDER / "gpu.py", *pace)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [row[0].strip() for row in rows if "left out" in row[-1]] == [
+        "tokens",
+        "embeddings",
+        "40 scalars",
+        "crops",
+    ]
+    assert "left out without a GPU: pinned" in done.stdout
+
+
+@pytest.mark.daily
 def test_rows_of_the_doors(tmp_path):
     output, results = compare(
         tmp_path, "doors", "random", "--rows", "texts.ds_i,random-100B.raw_64"

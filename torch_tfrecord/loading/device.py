@@ -155,7 +155,7 @@ def pinned_bytes(size: int) -> torch.Tensor:
 
 
 class _Layout(NamedTuple):
-    """A batch as views of a few blocks, which are uint8."""
+    """A batch as views of a few blocks, which are uint8; for a device with offsets in items."""
 
     node: Node
     blocks: tuple[torch.Tensor, ...]
@@ -174,7 +174,7 @@ class _Layout(NamedTuple):
             whole = typed.get((number, dtype))
             if whole is None:
                 whole = typed[number, dtype] = blocks[number].view(dtype)
-            tensor = whole.as_strided(shape, strides or (), offset // dtype.itemsize)
+            tensor = whole.as_strided(shape, strides or (), offset)
             tensors.append(tensor.data)  # with its own version counter: see `view_of`
         return build(tensors, self.node)
 
@@ -221,7 +221,11 @@ class _PinnedPacker(Packer):
         return super().message()
 
     def _list(self, values: Values, kinds: set[type]) -> Node:
-        return (False, values) if kinds <= _SCALARS else (list, super().node(tuple(values)))
+        if kinds <= _SCALARS:
+            return False, values
+        items = super().node(tuple(values))
+        stays = all(node[0] is False for node in items[1:])
+        return (False, values) if stays else (list, items)
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         if isinstance(tensor, tv_tensors.TVTensor) and is_plain(tensor) and tensor.numel():
@@ -291,9 +295,11 @@ class Pins:
         _, blocks, views = packer.message()
         if self._device is None:
             return _Layout(node, (*blocks,), views).on_host()
-        return _Layout(
-            node, (*blocks,), [(*view[:4], view[4] or _strides(view[3])) for view in views]
-        )
+        in_items = [
+            (number, offset // dtype.itemsize, dtype, shape, strides or _strides(shape))
+            for number, offset, dtype, shape, strides in views
+        ]
+        return _Layout(node, (*blocks,), in_items)
 
 
 # Ahead of the training.
