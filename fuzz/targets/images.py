@@ -9,12 +9,15 @@ import zlib
 from itertools import pairwise
 
 import numpy as np
+import torch
 from PIL import Image as PillowImage
 from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.images.codec import image_size, open_image
+from torch_tfrecord.images.crops import resizes_in_core
 from torch_tfrecord.images.regions import Region, decode_region, decode_stack
+from torch_tfrecord.native import optional_module
 
 COMPILED = True
 _MOST_PIXELS = 1 << 16  # larger sizes are refused by the header
@@ -133,6 +136,7 @@ def check(data):
     header = opened[1]
     top, left = header.height // 3, header.width // 3
     region = Region(top, left, header.height - top - header.height // 4, header.width - left)
+    _check_job(data, header, mode, region, whole)
     part = decode_region(data, header, mode, region)
     if part is not None:
         assert whole is not None
@@ -150,3 +154,38 @@ def check(data):
         differs = (pixels != other).any(axis=2)
         # 0 where no frame paints
         assert not other[differs].any() if header.format == "gif" else not differs.any()
+
+
+def _check_job(data, header, mode, region, whole):
+    """A job of the core that resizes the region, and another picture's row behind it."""
+    native, channels = optional_module("jpeg"), {"L": 1, "RGB": 3}[mode]
+    if native is None:
+        return
+    kinds = ("bilinear", "bicubic") if resizes_in_core("bilinear") else (None,)
+    kind = kinds[data[-9] % len(kinds)] if len(data) > 8 else kinds[0]
+    size = tuple(region[2:]) if kind is None else (1 + data[-1] % 40, 1 + data[len(data) // 2] % 40)
+    out = np.full((2, *size, channels), 77, np.uint8)
+    plans = np.array([[*region, *size, 0, 0, 0, 0]] * 2)
+    made = native.CropJob(
+        None,
+        [data, b""],
+        out.reshape(-1),
+        out.shape,
+        plans=plans,
+        bicubic=kind == "bicubic",
+        resizes=kind is not None,
+        max_pixels=_MOST_PIXELS,
+        ignores_exif=False,
+    )
+    optional_module("jobs").run([made])
+    assert (out[1] == 77).all() and made.sizes[1].tolist() == [0, 0]
+    if made.done:
+        assert whole is not None and header.orientation == 1
+        assert made.sizes[0].tolist() == [header.height, header.width]
+        top, left, height, width = region
+        image = whole[None, :, top : top + height, left : left + width]
+        if kind is not None:
+            image = image.contiguous(memory_format=torch.channels_last)
+            options = {"mode": kind, "align_corners": False, "antialias": True}
+            image = torch.nn.functional.interpolate(image, size, **options)
+        assert (out[0] == image[0].permute(1, 2, 0).numpy()).all()

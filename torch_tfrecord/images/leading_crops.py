@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torchvision
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import v2
 
 from torch_tfrecord.images.crops import (
     ValueTable,
@@ -47,11 +47,7 @@ _CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
 _FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
 # They draw nothing and work value by value; for an Image, ToImage does nothing, like Identity.
 _OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
-_MODES = {
-    mode: name
-    for name in ("bilinear", "bicubic")
-    for mode in (name, InterpolationMode(name), {"bilinear": 2, "bicubic": 3}[name])
-}
+_PILLOW_NUMBERS = {2: "bilinear", 3: "bicubic"}
 # Older torchvisions do not use torch's kernel for uint8 on every processor that has it.
 _KNOWS_UINT8 = tuple(map(int, torchvision.__version__.split(".")[:2])) >= (0, 24)
 _IMAGES_AT_ONCE = 8  # per thread
@@ -221,8 +217,9 @@ class LeadingCrop:
         step = self._steps[0]
         if type(step) not in (v2.RandomResizedCrop, v2.Resize):
             return ""
-        name = _MODES.get(step.interpolation)
-        return name if name and step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
+        name = getattr(step.interpolation, "value", step.interpolation)
+        name = _PILLOW_NUMBERS.get(name, name)
+        return name if step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
 
     def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""
