@@ -1,23 +1,20 @@
 """Look at some records of many: spread over all files, and over each of them, at a bounded cost.
 
-Where records lie is known of a local file with a kept index, and of a file of few long records by
-their headers. Any other plain file is read at equal distances of bytes, each time the next record
-from there on: that needs no index, and only short reads of a file of any size. Small and compressed
-files are read from their beginning, as far as the cost allows.
+A plain file is read at equal distances of bytes, each time the next record from there on: that
+needs no index, and only short reads of a file of any size. Small and compressed files are read from
+their beginning, as far as the cost allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file
@@ -29,20 +26,16 @@ from torch_tfrecord.records.framing import (
     is_header,
     payload_length,
 )
-from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader, read_blocks
-from torch_tfrecord.records.scan import RecordScanner
 
 __all__ = ["SpreadRecord", "records_of", "spread_records"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _MOST_BYTES = 1 << 28  # read in all
 _MOST_BYTES_EACH = 1 << 22  # for each record that is wanted
 _MOST_KEPT = 1 << 12  # records of a file that is read from its beginning, then every second of them
 _SMALL_FILE = 1 << 20  # is read as a whole
 _SMALL_FILES = 1 << 26  # all together
-_MOST_HEADERS, _MOST_REMOTE_HEADERS = 1 << 12, 1 << 6  # read to know where records lie
 # searched for a record, then four times as much
 _FIRST_WINDOW, _FIRST_REMOTE_WINDOW = (
     1 << 12,
@@ -126,32 +119,7 @@ def _of_file(
     # what is wrong is found by reading
     if compression or is_small or not is_header(file.read(HEADER_BYTES, 0)):
         return _from_beginning(path, fractions, limit, access)
-    known = _known_places(file)
-    if known is None:
-        return _at_bytes(file, fractions, limit, access)
-    return _at_positions(file, *known, fractions, limit)
-
-
-def _known_places(file: FileSource) -> tuple[_Integers, _Integers] | None:
-    """Offsets and lengths of all records, where that is cheap to know."""
-    most = _MOST_REMOTE_HEADERS if is_remote(file.path) else _MOST_HEADERS
-    if not is_remote(file.path):
-        with suppress(IndexMismatchError):
-            index = IndexKeeper("require").index(file)
-            return index.offsets, index.lengths
-    if most * payload_length(file.read(HEADER_BYTES, 0)) < file.file_size:
-        return None
-    blocks = []
-    with suppress(TFRecordError):  # damage is found by those who read the records
-        for block in RecordScanner(file, verify_crc=False, keep_payloads=False):
-            blocks.append(block)
-            if block.position > 2 * most:
-                return None
-    if not blocks:
-        return None
-    return np.concatenate([block.offsets for block in blocks]), np.concatenate(
-        [block.lengths for block in blocks]
-    )
+    return _at_bytes(file, fractions, limit, access)
 
 
 def _from_beginning(
@@ -195,25 +163,14 @@ def _places(fractions: Sequence[float], total: int) -> list[int]:
     return sorted({min(int(fraction * total), total - 1) for fraction in fractions})
 
 
-def _at_positions(
-    file: FileSource, offsets: _Integers, lengths: _Integers, fractions: Sequence[float], limit: int
-) -> Iterator[SpreadRecord]:
-    reader, places = RecordReader(), _places(fractions, len(offsets))
-    places = places[:: 1 + int(lengths[places].sum()) // limit]  # fewer of long ones
-    for place in places:
-        offset, length = int(offsets[place]), int(lengths[place])
-        try:
-            yield SpreadRecord(file.path, place, offset, reader.read(file, offset, length))
-        except TFRecordError as error:
-            raise error.locate(position=place) from error.__cause__
-
-
 def _at_bytes(
     file: FileSource, fractions: Sequence[float], limit: int, access: Access
 ) -> Iterator[SpreadRecord]:
     """The records that follow some places in a file; its first ones where none can be found."""
+    length = payload_length(file.read(HEADER_BYTES, 0))
+    fractions = fractions[:: 1 + length * len(fractions) // limit]  # fewer of long ones
     begins = [int(fraction * file.file_size) for fraction in fractions]
-    search = partial(_record_from, file, most=limit // len(fractions))
+    search = partial(_record_from, file, most=max(limit // len(fractions), 2 * length))
     found: Iterable[SpreadRecord | None] = (
         each_at_once(search, begins) if is_remote(file.path) else map(search, begins)
     )
