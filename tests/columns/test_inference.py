@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
+from helpers import inferred
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.inference import (
     InferredFeatures,
     infer_features,
-    infer_features_from_records,
 )
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
@@ -30,7 +30,7 @@ from torch_tfrecord.records.writer import TFRecordWriter
 
 def infer(*rows):
     records = [encode_example(row) for row in rows]
-    spec = infer_features_from_records(records)
+    spec = inferred(records)
     if spec:
         parse_example(records, spec)  # what is proposed reads what it was shown
     return spec
@@ -98,13 +98,13 @@ def test_nothing_to_go_by():
     assert infer() == {}
     assert infer({}) == {}
     # a kind that is never set
-    assert infer_features_from_records([bytes.fromhex("0a070a050a01611200")]) == {}
+    assert inferred([bytes.fromhex("0a070a050a01611200")]) == {}
 
 
 def test_kind_not_set_in_some():
     unset = bytes.fromhex("0a070a050a01611200")
     records = [unset, encode_example({"a": [1, 2]})]
-    assert infer_features_from_records(records) == {"a": VarLenFeature(torch.int64)}
+    assert inferred(records) == {"a": VarLenFeature(torch.int64)}
 
 
 def test_errors():
@@ -117,7 +117,7 @@ def test_errors():
     with pytest.raises(
         ParseError, match=r"^record 1: expected an Example or SequenceExample, got 1 "
     ):
-        infer_features_from_records([b"", b"\xff"])
+        inferred([b"", b"\xff"])
 
 
 def test_printed_code():
@@ -177,7 +177,7 @@ def test_what_looks_like_a_size_is_one_integer():
 
 def infer_sequences(*rows):
     records = [encode_sequence_example(context, lists) for context, lists in rows]
-    spec = infer_features_from_records(records)
+    spec = inferred(records)
     names = {}
     exec(str(spec), names)
     assert names["features"] == spec
@@ -225,8 +225,8 @@ def test_sizes_of_each_step():
 
 def test_lists_that_say_nothing():
     record = bytes.fromhex("0a0c0a0a0a016112051a030a010512090a070a017812020a00")
-    assert infer_features_from_records([record]) == {"a": ONE}
-    assert infer_features_from_records([encode_sequence_example({"a": 5}, {"x": []})]) == {"a": ONE}
+    assert inferred([record]) == {"a": ONE}
+    assert inferred([encode_sequence_example({"a": 5}, {"x": []})]) == {"a": ONE}
     with pytest.raises(ParseError, match="feature 'x': Data types don't match: float32 and int64"):
         infer_sequences(({}, {"x": [1, 1.5]}))
 

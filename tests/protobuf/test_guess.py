@@ -4,10 +4,10 @@ import struct
 
 import pytest
 from google.protobuf import descriptor_pb2
+from helpers import inferred
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.columns.inference import infer_features_from_records
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
 from torch_tfrecord.protobuf.messages import guess_message, is_bare
@@ -52,7 +52,7 @@ OTHER = descriptor_pb2.FileDescriptorProto(
 def test_messages(record, looks):
     assert guess_message(record) == looks
     with pytest.raises(ParseError, match=r"^record 1: ") as caught:
-        infer_features_from_records([encode_example({}), record])
+        inferred([encode_example({}), record])
     assert f"look like {looks}: features=" in str(caught.value)
 
 
@@ -76,7 +76,7 @@ def test_many_fields_are_not_all_named():
 )  # fmt: skip
 def test_other_content(record, looks):
     with pytest.raises(ParseError) as caught:
-        infer_features_from_records([record])
+        inferred([record])
     assert f"look like {looks}: features=" in str(caught.value)
     assert b"hello" not in str(caught.value).encode()
 
@@ -93,7 +93,7 @@ def test_other_content(record, looks):
 )
 def test_examples_without_values_are_examples(record):
     assert is_bare(record)
-    assert infer_features_from_records([record, record]) == {}
+    assert inferred([record, record]) == {}
 
 
 @pytest.mark.slow

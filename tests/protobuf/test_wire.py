@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from helpers import for_each
+from helpers import for_each, inferred
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_examples import (
@@ -46,7 +46,6 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns.inference import infer_features_from_records
 
 DTYPES = {"int64_list": torch.int64, "float_list": torch.float32, "bytes_list": bytes}
 
@@ -296,7 +295,7 @@ def test_mutated_bytes_raise_only_our_errors_in_bounded_time_and_memory(row, dat
         only_our_errors(
             lambda spec=spec, name=name: parse_sequence_example([bytes(record)], None, {name: spec})
         )
-    only_our_errors(lambda: infer_features_from_records([bytes(record)]))
+    only_our_errors(lambda: inferred([bytes(record)]))
 
 
 def only_our_errors(parse):

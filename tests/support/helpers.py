@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from torch_tfrecord import native
+from torch_tfrecord.columns.inference import decode_record, propose_features
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
 
@@ -134,6 +135,11 @@ def compressed(data, kind):
     return {"": bytes, "GZIP": lambda d: gzip.compress(d, mtime=0), "ZLIB": zlib.compress}[kind](
         data
     )
+
+
+def inferred(records):
+    """The features that are proposed for serialized records."""
+    return propose_features([decode_record(each, None, at) for at, each in enumerate(records)])
 
 
 def random_payloads(count, seed, max_bytes=200):

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -55,7 +55,6 @@ __all__ = [
     "decode_record",
     "features_of",
     "infer_features",
-    "infer_features_from_records",
     "infer_through",
     "looks_like",
     "propose_features",
@@ -164,12 +163,11 @@ def features_of(
     return propose_features([decode_record(sample.payload, *sample[:3]) for sample in samples])
 
 
-def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
-    """Propose the narrowest feature spec that reads all the given records.
+def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
+    """Propose the narrowest feature spec that reads all of some records.
 
     Args:
-        records: Serialized tf.train.Examples or SequenceExamples; all are read, and their bytes
-            values are held in memory.
+        samples: The records; their bytes values are held in memory.
 
     Returns:
         Key -> spec, sorted by key. A constant number of values in all records gives a
@@ -178,24 +176,16 @@ def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] 
         (if its size matches the height, width and depth stored next to it) or printable Text. A key
         whose kind is never set is left out. If a record has feature lists, a SequenceFeatures of
         two such mappings: for the context, and for the feature lists, where a constant number of
-            values in all steps gives a FixedLenSequenceFeature.
+        values in all steps gives a FixedLenSequenceFeature.
 
     Raises:
-        ParseError: A record is not an Example (``position`` is its number), or a key has several
-            kinds.
+        ParseError: A key has several kinds.
 
     Example:
         >>> from torch_tfrecord import encode_example
-        >>> infer_features_from_records([encode_example({"label": 1, "name": "cat"})])
+        >>> propose_features([decode_record(encode_example({"label": 1, "name": "cat"}))])
         {'label': FixedLenFeature((), torch.int64), 'name': Text()}
     """
-    return propose_features(
-        [decode_record(record, None, position) for position, record in enumerate(records)]
-    )
-
-
-def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
-    """`infer_features_from_records`, of decoded ones."""
     context = _propose_mapping([context for context, _ in samples])
     keys = sorted(set[str]().union(*(lists for _, lists in samples)))
     if not keys:
