@@ -132,15 +132,20 @@ def test_the_compiled_reader_checks_its_arguments():
         read_region(data, 75, 102, 0, 0, np.empty((9, 9, 3), np.uint8))
 
 
+@NEEDS_LIBJPEG
 def test_a_compiled_decoder_that_fails_is_told_once(monkeypatch):
     """Only errors of the data are left to another decoder in silence."""
 
     def fail(*arguments):
         raise RuntimeError("Wrong JPEG library version: library is 62, caller expects 80")
 
+    class Job(optional_module("jpeg").CropJob):
+        problem = "Wrong JPEG library version: library is 62, caller expects 80"
+        sizes = np.zeros((2, 2))
+
     broken = SimpleNamespace(
         read_region=fail,
-        read_images=fail,
+        CropJob=Job,
         find_plain=lambda images, *size: np.ones(len(images), np.bool_),
     )
     monkeypatch.setattr(image_regions, "optional_module", lambda name: broken)

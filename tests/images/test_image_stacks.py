@@ -261,36 +261,44 @@ def test_what_is_found_plain_has_a_sound_header():
     assert count > 1000
 
 
-@NEEDS_LIBJPEG
-def test_the_compiled_reader_checks_its_arguments():
-    read_images, data = optional_module("jpeg").read_images, KINDS["4:2:0"]
-    out = np.full((3, 45, 61, 3), 7, np.uint8)
-    with pytest.raises(ValueError, match=r"^expected a row for each of 1 images"):
-        read_images([data], np.array([0, 1]), out)
-    with pytest.raises(
-        ValueError, match=r"^expected a row for each of 1 images and 1 or 3 channels"
-    ):
-        read_images([data], np.array([0]), np.empty((1, 45, 61, 4), np.uint8))
-    for row in (-1, 3):
-        with pytest.raises(ValueError, match=f"got row {row} for image 0"):
-            read_images([data], np.array([row]), out)
-    with pytest.raises(TypeError):
-        read_images([memoryview(data)], np.array([0]), out)
-    found = read_images(
-        [encode(draw(45, 60)), data, KINDS["progressive"]], np.array([0, 1, 2]), out
+def read_images(images, rows, out):
+    """Which of them a job decodes, each to its row."""
+    height, width = out.shape[1:3]
+    plans = np.array([[0, 0, height, width, height, width, 0, 0, 0, 0]] * len(images))
+    job = optional_module("jpeg").CropJob(
+        None,
+        images,
+        out.reshape(-1),
+        out.shape,
+        plans=plans,
+        rows=np.array(rows),
+        max_pixels=1 << 30,
     )
-    assert found.tolist() == [False, True, False]
-    assert read_images([], np.empty(0, np.int64), out).tolist() == []
+    assert optional_module("jobs").run([job]) == 1 and job.problem == ""
+    return (job.sizes[:, 0] > 0).tolist()
+
+
+@NEEDS_LIBJPEG
+def test_a_job_reads_whole_pictures_to_their_rows():
+    data, out = KINDS["4:2:0"], np.full((3, 45, 61, 3), 7, np.uint8)
+    values = [encode(draw(44, 61)), data, KINDS["progressive"], data]
+    assert read_images(values, [0, 2, 2, 0], out) == [False, True, False, True]
+    for row in (0, 2):
+        assert np.array_equal(out[row], decode_image(data).permute(1, 2, 0).numpy())
+    assert (out[1] == 7).all()
+    assert read_images([data] * 3, [-1, 3, 2**62], out[:3]) == [False] * 3
+    with pytest.raises(ValueError, match=r"^expected images, memory, keys, plans and a table for "):
+        read_images([data], [0, 1], out)
 
 
 @NEEDS_LIBJPEG
 def test_changed_bytes_never_write_outside_their_row():
-    read_images, rng = optional_module("jpeg").read_images, random.Random(8)
+    rng = random.Random(8)
     for name, data in KINDS.items():
         for _ in range(60):
             damaged = bytearray(data)
             for _ in range(rng.choice([1, 1, 5])):
                 damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
             out = np.full((3, 45, 61, 3), 77, np.uint8)
-            read_images([bytes(damaged)], np.array([1]), out)
+            read_images([bytes(damaged)], [1], out)
             assert (out[0] == 77).all() and (out[2] == 77).all(), name

@@ -26,7 +26,7 @@ from torch_tfrecord.images.codec import (
     turn_upright,
 )
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
-from torch_tfrecord.native import optional_module
+from torch_tfrecord.native import native_module, optional_module
 
 __all__ = [
     "Pixels",
@@ -124,15 +124,22 @@ def decode_stack(
         if (header.height, header.width) != size:
             return None
     out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
-    if native is not None:
+    if native is not None and True in is_read:
         plain = list(compress(values, is_read.tolist()))
-        try:
-            is_read[is_read] = native.read_images(
-                plain, np.asarray(rows, np.int64)[is_read], out.numpy()
-            )
-        except RuntimeError as error:
-            _tell(error)
-            is_read[:] = False
+        array = as_array(out)
+        job = native.CropJob(
+            None,
+            plain,
+            array.reshape(-1),
+            array.shape,
+            plans=np.array([[0, 0, *size, *size, 0, 0, 0, 0]] * len(plain)),
+            rows=np.asarray(rows, np.int64)[is_read],
+            max_pixels=DEFAULT_MAX_PIXELS,
+        )
+        native_module("jobs").run([job])  # type: ignore[union-attr]
+        if job.problem:
+            _tell(RuntimeError(job.problem))
+        is_read[is_read] = job.sizes[:, 0] > 0
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)

@@ -7,6 +7,7 @@ from torch_tfrecord.native.jobs import Job
 
 class CropJob(Job):
     done: int
+    problem: str
     sizes: npt.NDArray[np.int32]
     def __init__(
         self,
@@ -24,6 +25,7 @@ class CropJob(Job):
         resizes: bool = False,
         max_pixels: int,
         ignores_exif: bool = True,
+        rows: Any = None,
     ) -> None: ...
     def plan(self, height: int, width: int, key: int) -> dict[str, int] | None: ...
 
@@ -37,7 +39,6 @@ def place(
     table: Any = None,
     bicubic: bool = False,
 ) -> None: ...
-def read_images(images: list[bytes], rows: Any, out: Any) -> npt.NDArray[np.bool_]: ...
 def read_region(
     data: Any, image_height: int, image_width: int, top: int, left: int, out: Any
 ) -> bool: ...

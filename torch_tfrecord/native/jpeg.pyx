@@ -52,7 +52,7 @@ cdef extern from "crops.h" nogil:
     void *room_of(Room *room, size_t size)
     void crop_memory_free(CropMemory *memory)
 
-__all__ = ["CropJob", "find_plain", "place", "read_images", "read_region"]
+__all__ = ["CropJob", "find_plain", "place", "read_region"]
 def read_region(
     const unsigned char[::1] data not None,
     unsigned image_height,
@@ -95,10 +95,10 @@ def read_region(
 
 
 def find_plain(list images not None, unsigned height, unsigned width):
-    """Whether each image, by its first bytes and its end, is one that `read_images` may read at this size.
+    """Whether each image, by its first bytes and its end, is one that a `CropJob` may read at this size.
 
     True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` accepts
-    and for which `has_end_marker` is True; nothing is decoded, so `read_images` may still reject it.
+    and for which `has_end_marker` is True; nothing is decoded, so it may still be rejected.
     """
     cdef tuple kept = tuple(images)  # another thread may change the list
     cdef Py_ssize_t number, count = len(kept)
@@ -113,63 +113,18 @@ def find_plain(list images not None, unsigned height, unsigned width):
     return found_array
 
 
-def read_images(list images not None, const long long[::1] rows not None, unsigned char[:, :, :, ::1] out not None):
-    """Decode whole JPEG images of equal size, each into a row of out [N, height, width, C].
-
-    Releases the GIL. `images` are bytes, `rows` are the row numbers; C is 1 (the stored
-    luma) or 3 (RGB).
-
-    Returns:
-        True for each decoded image; False if it is of an unsupported kind, damaged, or of another size: its row is
-        then undefined.
-
-    Raises:
-        ValueError: The numbers of images, rows and sizes do not match.
-        TypeError: An image is not bytes.
-        RuntimeError: See `read_region`.
-    """
-    cdef tuple kept = tuple(images)  # keeps their memory alive during the call
-    cdef Py_ssize_t number = 0, count = len(kept)
-    cdef unsigned height = <unsigned> out.shape[1], width = <unsigned> out.shape[2]
-    cdef int channels = <int> out.shape[3]
-    cdef bytes image
-    cdef char problem[256]
-    starts_array, sizes_array = np.empty(count, np.uintp), np.empty(count, np.uintp)
-    statuses_array = np.empty(count, np.int8)
-    cdef size_t[::1] starts = starts_array, sizes = sizes_array
-    cdef signed char[::1] statuses = statuses_array
-    if rows.shape[0] != count or out.shape[3] not in (1, 3) or out.shape[1] < 1 or out.shape[2] < 1:
-        raise ValueError(
-            f"expected a row for each of {count} images and 1 or 3 channels, got {rows.shape[0]} rows and memory of "
-            f"{out.shape[1]} x {out.shape[2]} x {out.shape[3]}"
-        )
-    for number in range(count):
-        image = kept[number]
-        if image is None or not 0 <= rows[number] < out.shape[0]:
-            raise ValueError(f"expected bytes for a row of {out.shape[0]}, got row {rows[number]} for image {number}")
-        starts[number], sizes[number] = <size_t> <const unsigned char *> image, <size_t> len(image)
-    with nogil:
-        for number in range(count):
-            statuses[number] = <signed char> region_read(
-                <const unsigned char *> starts[number], sizes[number], height, width, 0, 0, height, width, channels,
-                &out[rows[number], 0, 0, 0], problem)
-            if statuses[number] == REGION_BROKEN:
-                break
-    if count and statuses[number] == REGION_BROKEN:
-        raise RuntimeError(problem.decode(errors="replace"))
-    return statuses_array == REGION_READ
-
-
 cdef struct Crops:
     CropSpec spec
-    Py_ssize_t count, done
+    Py_ssize_t count, done, num_rows
     size_t base, size, row_bytes
     const long long *spans
     const unsigned long long *keys
     const CropPlan *plans
     const float *table
+    const long long *rows
     unsigned char *out
     int *sizes
+    char problem[256]
 
 
 cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept nogil:
@@ -177,13 +132,16 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
     cdef CropSpec *spec = &crops.spec
     cdef long long start = crops.spans[2 * number], length = crops.spans[2 * number + 1]
     cdef const unsigned char *data
-    cdef unsigned char *row = crops.out + <size_t> number * crops.row_bytes
-    cdef unsigned char *pixels = row
+    cdef long long place = crops.rows[number] if crops.rows else number
+    cdef unsigned char *row
+    cdef unsigned char *pixels
     cdef ImageHeader header
     cdef CropPlan plan
-    cdef char problem[256]
     cdef int64_t count
     cdef bint is_row
+    if not 0 <= place < crops.num_rows:
+        return False
+    row = pixels = crops.out + <size_t> place * crops.row_bytes
     if start < 0 or length < 0 or <size_t> start > crops.size or <size_t> length > crops.size - <size_t> start:
         return False
     data = <const unsigned char *> (crops.base + <size_t> start)
@@ -207,7 +165,7 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
     if region_read(
             data, <size_t> length, header.height, header.width, <unsigned> plan.top, <unsigned> plan.left,
             <unsigned> plan.height, <unsigned> plan.width, <int> spec.channels if is_row or spec.channels == 1 else 4,
-            pixels, problem) != REGION_READ:
+            pixels, crops.problem) != REGION_READ:
         return False
     if not is_row:
         if spec.channels == 1:
@@ -256,11 +214,13 @@ cdef class CropJob(Job):
         resizes: Whether to resize here, as torch resizes uint8 with antialias.
         max_pixels: Of an image, and of what it is resized to.
         ignores_exif: Leave EXIF's orientation unapplied.
+        rows: int64, the row of each image, for fewer or more images than rows.
 
     Attributes:
         sizes: int32 [N, 2]: height and width of each image; 0 for one that Python has to look at: another kind or
             size, a turned or damaged one, one that must not be resized here. Its row is then undefined.
         done: How many images are done.
+        problem: What libjpeg says if it is not the one that this was compiled for, or has no memory; else empty.
     """
 
     cdef Crops crops
@@ -270,12 +230,12 @@ cdef class CropJob(Job):
     def __init__(self, buffer, images, unsigned char[::1] out not None, tuple sizes not None, *,
                  const float[:, ::1] table=None, const unsigned long long[::1] keys=None,
                  const long long[:, ::1] plans=None, drawn=None, centred=None, bint bicubic=False, bint resizes=False,
-                 max_pixels, bint ignores_exif=True):
+                 max_pixels, bint ignores_exif=True, const long long[::1] rows=None):
         cdef Crops *crops = &self.crops
         cdef const unsigned char[::1] view
         cdef const long long[:, ::1] spans
         cdef int[:, ::1] found
-        cdef Py_ssize_t count = sizes[0]
+        cdef Py_ssize_t count = sizes[0] if rows is None else rows.shape[0]
         memset(crops, 0, sizeof(Crops))
         crops.size = <size_t> -1 >> 1
         if buffer is None:
@@ -295,7 +255,9 @@ cdef class CropJob(Job):
                 and (drawn is None or keys.shape[0] == count)):
             raise ValueError(f"expected images, memory, keys, plans and a table for {sizes}")
         crops.count, crops.spans, crops.sizes, crops.out = count, &spans[0, 0], &found[0, 0], &out[0]
-        crops.row_bytes = <size_t> (out.shape[0] // count)
+        crops.num_rows = sizes[0]
+        crops.row_bytes = <size_t> (out.shape[0] // crops.num_rows)
+        crops.rows = NULL if rows is None else &rows[0]
         crops.table = NULL if table is None else &table[0, 0]
         crops.spec.is_bicubic, crops.spec.ignores_exif = bicubic, ignores_exif
         crops.spec.resizes, crops.spec.max_pixels = resizes and crop_can_resize(), min(max_pixels, 1 << 62)
@@ -312,11 +274,15 @@ cdef class CropJob(Job):
             for number in range(2):
                 crops.spec.resize[number] = min(centred[number], MOST_SIDE + 1)
         self.call, self.state = crop_all, crops
-        self.kept = buffer, images, given, out, table, keys, plans
+        self.kept = buffer, images, given, out, table, keys, plans, rows
 
     @property
     def done(self):
         return self.crops.done
+
+    @property
+    def problem(self):
+        return self.crops.problem.decode(errors="replace")
 
     def plan(self, unsigned short height, unsigned short width, key):
         """What it does with an image of this size, as a dict; None if it leaves it to Python. For tests."""
