@@ -431,8 +431,13 @@ def _join_rows(
         joined = memory.view(arrays[0].dtype).reshape(shape)
     else:
         return None
-    for array, row, place in zip(arrays, rows, places, strict=True):
-        joined[place] = array[row]
+    alike = [joined, *arrays]
+    if joined.size and joined.dtype != object and all(each.flags.c_contiguous for each in alike):
+        # Each row as one item: NumPy lets go of the GIL for more than 500, and waits for it then.
+        kind = f"V{joined[0].nbytes}"
+        alike = [each.reshape(-1).view(kind) for each in alike]
+    for array, row, place in zip(alike[1:], rows, places, strict=True):
+        alike[0][place] = array[row]
     if isinstance(first, list):
         return joined.tolist()
     return as_tensor(joined, first.dtype)
