@@ -178,7 +178,7 @@ class _FixedNumbers(_FixedLenReader):
             self._check(missing)
         array = labelled(self._want, cast_array, values, self._dtype)
         if missing is not None and self._default is not None:
-            np.putmask(array.view(self._default.dtype).reshape(-1), missing, self._default)
+            np.putmask(array.view(self._default.dtype).reshape(-1), missing != 0, self._default)
         return as_tensor(array, self._dtype, (len(values), *self._shape))
 
 
