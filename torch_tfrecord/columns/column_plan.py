@@ -164,8 +164,8 @@ class ColumnPlan:
         ]
 
     def columns(self, works: Sequence[PartWork]) -> list[Sequence[Column]]:
-        """The columns of a batch that each reader wants."""
-        columns = [column for work in works for column in work.columns]
+        """The columns of a batch that each reader wants, once it is run."""
+        columns = [column for work in works for column in work.finish()]
         return [pick(columns) for pick in self._picks]
 
     def run(self, records: PackedRecords, batches: Iterable[Sequence[PartWork | Work]]) -> None:
@@ -179,26 +179,21 @@ class ColumnPlan:
         Raises:
             TFRecordError: A record cannot be read, or does not fit.
         """
-        works = [work for batch in batches for work in batch if work.job is not None]
-        if not works:
-            return
-        run, reading = self.parts[0].jobs.run, records.job
-        jobs = [work.job for work in works]
-        done = run(jobs) if reading is None else run([reading, *jobs]) - 1
+        every = (records, *itertools.chain.from_iterable(batches))
+        works = [work for work in every if work.job is not None]
+        jobs, done, reading = [work.job for work in works], 0, records.job
+        while done < len(jobs):
+            done += self.parts[0].jobs.run(jobs[done:])
+            if done:
+                records.job = None  # or what stopped would read them again
+            for stopped in works[done : done + 1]:  # here, since the next may need what it leaves
+                if isinstance(stopped, PackedRecords):
+                    stopped.read()
+                elif isinstance(stopped, PartWork):
+                    stopped.finish()
+                done += 1
         if reading is not None:
-            if done < 0:
-                records.read()  # in another way, or raises
-                done = run(jobs)
-            records.job = None
             spent("read", reading.seconds)
-        while done < len(works):
-            stopped = works[done]
-            if isinstance(stopped, PartWork):  # here, since the next may need its columns
-                stopped.finish()
-            done += 1 + run(jobs[done + 1 :])
-        for work in works:
-            if isinstance(work, PartWork):
-                work.finish()
 
 
 class PlanPart:
@@ -306,15 +301,15 @@ class PartWork:
         for place, array in part.dense(block, num_records):
             self.columns[place] = Column(array, NO_OFFSETS, None, records.memory)
 
-    def finish(self) -> None:
-        """Complete the columns, with the records that the job left.
+    def finish(self) -> list[Column]:
+        """The columns, completed with the records that the job left.
 
         Raises:
             ParseError: A record does not fit.
         """
-        if self.job is None:
-            return
         (job, self.job), part, columns = (self.job, None), self._part, self.columns
+        if job is None:
+            return columns
         found = job.finish(lambda row: plain_form_of(self._records[self._begin + row]))
         if found is None:
             # The core says neither which record nor why: the caller reads them again one by one for
@@ -330,6 +325,7 @@ class PartWork:
             # Records in an unusual form were encoded anew; their strings stand behind the others.
             buffer = b"".join([buffer, *extras])
             columns[:] = [column._replace(buffer=buffer) for column in columns]
+        return columns
 
 
 def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:

@@ -253,12 +253,13 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         plan = self._plan
         with self.budget(len(borders) - 1):
             batches = plan.begin(rows, borders)
-        own = [
-            self._begin(each, keys[slice(*ends)])
-            for each, ends in zip(batches, itertools.pairwise(borders), strict=True)
+        ends = itertools.pairwise(borders)
+        works = [
+            self._begin(parts, keys[begin:end])
+            for parts, (begin, end) in zip(batches, ends, strict=True)
         ]
-        plan.run(rows, [[*each, *works.values()] for each, works in zip(batches, own, strict=True)])
-        return [(plan.columns(each), works) for each, works in zip(batches, own, strict=True)]
+        plan.run(rows, [[*parts, *own.values()] for parts, own in zip(batches, works, strict=True)])
+        return [*zip(map(plan.columns, batches), works, strict=True)]
 
     def _begin(self, parts: Sequence[PartWork], keys: Keys) -> dict[str, Work]:
         """The readers' own work on a batch whose columns are still to be filled."""
@@ -267,18 +268,18 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         columns = [column for part in parts for column in part.columns]
         with self.budget():
             begun = {
-                name: begin([columns[place] for place in self._plan.places[number]], keys)
-                for number, name, begin in self._begins
+                name: begin([columns[place] for place in places], keys)
+                for name, begin, places in self._begins
             }
         return {name: work for name, work in begun.items() if work is not None}
 
     @functools.cached_property
-    def _begins(self) -> list[tuple[int, str, Callable[[Sequence[Column], Keys], Work | None]]]:
-        """The readers that have work of their own."""
-        readers = enumerate(zip(self.features, self._readers, strict=True))
+    def _begins(self) -> list[tuple[str, Callable[..., Work | None], Sequence[int]]]:
+        """The readers that have work of their own, and the numbers of their columns."""
+        readers = zip(self.features, self._readers, self._plan.places, strict=True)
         return [
-            (number, name, reader.begin)
-            for number, (name, reader) in readers
+            (name, reader.begin, places)
+            for name, reader, places in readers
             if hasattr(reader, "begin")
         ]
 

@@ -201,10 +201,10 @@ cdef class Plan:
         PyMem_Free(self.slots)
         PyMem_Free(self.table)
 
-    cdef void _open(self, Call *call, Memory columns, Memory guesses, int most_guesses):
+    cdef void _open(self, Call *call, void *columns, void *guesses, int most_guesses):
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
-        call.columns, call.guesses = <Column *>columns.data, <Guess *>guesses.data
+        call.columns, call.guesses = <Column *>columns, <Guess *>guesses
         call.num_guesses, call.most_guesses = 0, most_guesses
         call.row = call.shift = 0
 
@@ -222,7 +222,7 @@ cdef class Plan:
         cdef uint8_t *missing
         cdef int i
         cdef bint is_read, has_missing = False
-        cdef Memory memory, block = Memory()
+        cdef Memory block = Memory()
         cdef list memories = []
         if self.row_bytes > 1 << 26:
             return None
@@ -236,11 +236,7 @@ cdef class Plan:
         missing = <uint8_t *>(offsets + 2 * self.num_slots)
         memset(missing, 0, self.num_slots)
         self._begin(columns, 1, block.data, offsets, missing)
-        call.columns, call.guesses = columns, NULL
-        call.num_guesses = call.most_guesses = 0
-        call.slots, call.num_slots = self.slots, self.num_slots
-        call.table, call.table_mask = self.table, self.table_mask
-        call.row = call.shift = 0
+        self._open(&call, columns, NULL, 0)
         call.buffer = &record[0] if record.shape[0] else NULL
         call.limit = call.buffer + record.shape[0]
         if record.shape[0] < SMALL:
@@ -251,9 +247,7 @@ cdef class Plan:
         for i in range(self.num_slots):
             has_missing |= missing[i] != 0
             if self.slots[i].count < 0:
-                memory = Memory()
-                memory.data, memory.size = columns[i].data, columns[i].size * self.slots[i].itemsize
-                memories.append(memory)
+                memories.append(owner(columns[i].data, columns[i].size * self.slots[i].itemsize))
         lacking = PyBytes_FromStringAndSize(<const char *>missing, self.num_slots) if has_missing else None
         PyMem_Free(columns)
         return (block, memories, lacking) if is_read else None
@@ -354,13 +348,15 @@ cdef class ParseJob(Job):
         self.plan, self.buffer, self.starts, self.lengths = plan, buffer, starts, lengths
         self.block, self.offsets, self.missing = block, offsets, missing
         self.rows.count = starts.shape[0]
-        call.columns = <Column *>PyMem_Calloc(max(plan.num_slots, 1), sizeof(Column))
-        call.guesses = <Guess *>PyMem_Malloc(MAX_GUESSES * sizeof(Guess))
+        plan._open(
+            call,
+            PyMem_Calloc(max(plan.num_slots, 1), sizeof(Column)),
+            PyMem_Malloc(MAX_GUESSES * sizeof(Guess)),
+            MAX_GUESSES if self.rows.count > 1 else 0,
+        )
         if call.columns == NULL or call.guesses == NULL:
+            call.num_slots = 0
             raise MemoryError
-        call.slots, call.num_slots = plan.slots, plan.num_slots
-        call.table, call.table_mask = plan.table, plan.table_mask
-        call.most_guesses = MAX_GUESSES if self.rows.count > 1 else 0
         plan._begin(
             call.columns,
             self.rows.count,
@@ -491,6 +487,7 @@ cdef class SequencePlan:
         cdef bint is_plain = True
         cdef list extras = [], parts = []
         cdef bytes extra
+        cdef Memory columns, list_guesses, all_steps, guesses
         check_records(buffer.shape[0], starts, lengths)
         if tuple(contexts.shape)[:2] != (num_rows, 2) or tuple(missing.shape)[:2] != (num_slots, num_rows):
             raise ValueError("the shape of contexts or missing does not fit the plan and the records")
@@ -500,9 +497,9 @@ cdef class SequencePlan:
         most_guesses = MAX_GUESSES if num_rows > 1 else 0
         columns, list_guesses = room(num_slots * sizeof(Column)), room(most_guesses * sizeof(Guess))
         all_steps, guesses = room(num_slots * sizeof(Steps)), room(most_guesses * sizeof(Guess))
-        self.lists._open(&lists, columns, list_guesses, most_guesses)
-        self.context._open(&context, guesses, guesses, most_guesses)  # it has no columns
-        steps = <Steps *>(<Memory>all_steps).data
+        self.lists._open(&lists, columns.data, list_guesses.data, most_guesses)
+        self.context._open(&context, guesses.data, guesses.data, most_guesses)  # it has no columns
+        steps = <Steps *>all_steps.data
         for i in range(num_slots):
             memset(&lists.columns[i], 0, sizeof(Column))
             memset(&steps[i], 0, sizeof(Steps))

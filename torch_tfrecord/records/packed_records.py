@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.read import is_done
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -169,7 +170,7 @@ class PackedRecords(Sequence[memoryview]):
             TFRecordError: See `again`.
         """
         if self.job is not None and self._again is not None:
-            if not native_module("jobs").run([self.job]):  # type: ignore[union-attr]
+            if not is_done(self.job):
                 for start, payload in zip(self.starts.tolist(), self._again(), strict=True):
                     self.memory[start : start + len(payload)] = payload
             self.job = None
