@@ -31,7 +31,7 @@ from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.loading.transport import Node, Packer, View, build, view_of
 from torch_tfrecord.samples import Batch, Samples, Value, Values
-from torch_tfrecord.torch_internals import is_in_bad_fork
+from torch_tfrecord.torch_internals import is_in_bad_fork, next_batch, workers_of
 
 __all__ = [
     "Accelerator",
@@ -385,6 +385,7 @@ class _Ahead(Iterator[Batch]):
 
     def __init__(self, batches: Iterator[Batch], prefetcher: DevicePrefetcher) -> None:
         self._batches, self._prefetcher = batches, prefetcher
+        self._workers = workers_of(batches)  # who are looked at where a batch is lost
         self._coming: deque[Future[_Coming]] = deque()
         self._num_given = 0
         self._is_ended = False
@@ -410,7 +411,7 @@ class _Ahead(Iterator[Batch]):
     def _take(self) -> None:
         coming: Future[_Coming] = Future()
         try:
-            batch = next(self._batches)
+            batch = next_batch(self._batches)
             if isinstance(batch, _Layout):
                 coming.set_result(self._prefetcher.begin(batch))
             else:
@@ -421,8 +422,3 @@ class _Ahead(Iterator[Batch]):
         except Exception as error:  # which comes after the batches before it
             coming.set_exception(error)
         self._coming.append(coming)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # not set yet
-            raise AttributeError(name)
-        return getattr(self._batches, name)
