@@ -25,7 +25,7 @@ def test_the_worker_is_named(tmp_path, monkeypatch, error):
         os.kill(worker.pid, signal.SIGKILL)
         raise error
 
-    monkeypatch.setattr(type(batches._iterator), "__next__", lose)
+    monkeypatch.setattr(type(batches._iterator), "_next_data", lose)
     # torch's own handler of the signal may come first.
     text = rf"DataLoader worker \(pid {worker.pid}\) (is|was) killed by signal"
     with pytest.raises(RuntimeError, match=text):
