@@ -37,7 +37,13 @@ from torch_tfrecord.images.backends import (
     TORCHCODEC_PIP,
     torchcodec_decoders,
 )
-from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install, optional_module
+from torch_tfrecord.native import (
+    PURE_PYTHON,
+    fallback_reason,
+    how_to_install,
+    native_module,
+    optional_module,
+)
 from torch_tfrecord.shared_memory import WorkerMemory
 
 __all__ = ["DOCTOR", "installation_report"]
@@ -239,12 +245,17 @@ def _region() -> str:
     picture = (
         torch.arange(64 * 64 * 3, dtype=torch.int64).reshape(3, 64, 64).div(48).to(torch.uint8)
     )
-    data, out = encode_image(picture, "jpeg"), np.empty((16, 24, 3), np.uint8)
+    data, out = encode_image(picture, "jpeg"), np.empty((1, 16, 24, 3), np.uint8)
     whole = decode_image(data)[:, 8:24, 16:40].permute(1, 2, 0).numpy()
     native = optional_module("jpeg")
     if native is None:
         return "the whole picture was decoded for 16 x 24 pixels"
-    if not native.read_region(data, 64, 64, 8, 16, out) or abs(out - whole.astype(int)).max() > 2:
+    plans = np.array([[8, 16, 16, 24, 16, 24, 0, 0, 0, 0]])
+    job = native.CropJob(None, [data], out.reshape(-1), out.shape, plans=plans, max_pixels=1 << 12)
+    native_module("jobs").run([job])  # type: ignore[union-attr]
+    if job.problem:
+        raise RuntimeError(job.problem)
+    if not job.done or abs(out[0] - whole.astype(int)).max() > 2:
         raise ValueError("expected the pixels of the whole picture, got others")
     return "libjpeg-turbo decoded 16 x 24 of 64 x 64 pixels"
 

@@ -137,7 +137,7 @@ def check(data):
     top, left = header.height // 3, header.width // 3
     region = Region(top, left, header.height - top - header.height // 4, header.width - left)
     _check_job(data, header, mode, region, whole)
-    part = decode_region(data, header, mode, region)
+    part = decode_region(data, mode, region)
     if part is not None:
         assert whole is not None
         assert (part == whole[:, top : top + region.height, left:].permute(1, 2, 0).numpy()).all()

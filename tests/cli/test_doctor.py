@@ -292,22 +292,32 @@ def test_what_is_tried_out():
     ]
 
 
+_PROBLEM = "Wrong JPEG library version: library is 62, caller expects 80\nand more"
+
+
 def _raise(*arguments, **options):
-    raise RuntimeError("Wrong JPEG library version: library is 62, caller expects 80\nand more")
+    raise RuntimeError(_PROBLEM)
 
 
-def _other_pixels(data, height, width, top, left, out):
-    out[:] = 7
-    return True
+def _core(**result):
+    """A core whose jobs do nothing, and say so or not."""
+
+    class Job(optional_module("jpeg").CropJob):
+        problem, done = result["problem"], result["done"]
+
+        def __init__(self, _, images, *arguments, **options):
+            super().__init__(_, [b""], *arguments, **options)
+
+    return SimpleNamespace(CropJob=Job)
 
 
 REASON = "fails: RuntimeError: Wrong JPEG library version: library is 62, caller expects 80"
 BROKEN = {
-    "region": ("region", "optional_module", lambda _: SimpleNamespace(read_region=_raise), REASON),
+    "region": ("region", "optional_module", lambda _: _core(problem=_PROBLEM, done=0), REASON),
     "other pixels": (
         "region",
         "optional_module",
-        lambda _: SimpleNamespace(read_region=_other_pixels),
+        lambda _: _core(problem="", done=1),
         "fails: ValueError: expected the pixels of the whole picture, got others",
     ),
     "range": ("range", "open_file", _raise, REASON),

@@ -7,6 +7,7 @@ at the region's edges, as a slightly larger region is decoded. Both release the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple, TypeAlias
@@ -25,7 +26,7 @@ from torch_tfrecord.images.codec import (
     open_image,
     turn_upright,
 )
-from torch_tfrecord.images.headers import ImageHeader, has_end_marker
+from torch_tfrecord.images.headers import ImageHeader
 from torch_tfrecord.native import native_module, optional_module
 
 __all__ = [
@@ -51,9 +52,7 @@ class Region(NamedTuple):
     width: int
 
 
-def decode_region(
-    data: bytes | memoryview, header: ImageHeader, mode: str, region: Region
-) -> Pixels | None:
+def decode_region(data: bytes | memoryview, mode: str, region: Region) -> Pixels | None:
     """Decode a region as uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB".
 
     Returns:
@@ -61,27 +60,37 @@ def decode_region(
         format or mode, progressive, CMYK, truncated, damaged, or no library for regions. Decoding
         it whole then finds any error.
     """
-    is_plain = header.format == "jpeg" and header.channels in (1, 3) and header.bits == 8
-    native = optional_module("jpeg")
-    if not (native and is_plain and mode in ("RGB", "L") and has_end_marker(data, header)):
+    if optional_module("jpeg") is None or mode not in ("RGB", "L") or 0 in region[2:]:
         return None
-    try:
-        top, left, height, width = region
-        out = np.empty((height, width, CHANNELS[mode]), np.uint8)
-        is_read = native.read_region(data, header.height, header.width, top, left, out)
-    except ValueError:  # of the data: decoding the whole image raises the right error
-        return None
-    except Exception as error:
-        _tell(error)
-        return None
-    return out if is_read else None
+    out = np.empty((1, *region[2:], CHANNELS[mode]), np.uint8)
+    return out[0] if _decode([data], out, region)[0] else None
 
 
-def _tell(error: Exception) -> None:
-    warn_once(
-        f"the compiled decoder of JPEG images fails ({type(error).__name__}: {error}): another one decodes whole "
-        "images, which takes longer. Is libjpeg the one that the package was built with? `tfrecord doctor` tries it."
+def _decode(
+    images: Sequence[bytes | memoryview],
+    out: Pixels,
+    region: Region,
+    rows: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Decode a region of each image to its row of ``out`` [N, H, W, C]; which of them could be."""
+    native, plan = optional_module("jpeg"), [*region, *region[2:], 0, 0, 0, 0]
+    job = native.CropJob(  # type: ignore[union-attr]
+        None,
+        images,
+        out.reshape(-1),
+        out.shape,
+        plans=np.array([plan] * len(images)),
+        rows=rows,
+        max_pixels=sys.maxsize,
     )
+    native_module("jobs").run([job])  # type: ignore[union-attr]
+    if job.problem:
+        warn_once(
+            f"the compiled decoder of JPEG images fails ({job.problem}): another one decodes whole images, which takes "
+            "longer. Is libjpeg the one that the package was built with? `tfrecord doctor` tries it."
+        )
+    is_read: npt.NDArray[np.bool_] = job.sizes[:, 0] > 0
+    return is_read
 
 
 def decode_stack(
@@ -126,20 +135,8 @@ def decode_stack(
     out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
     if native is not None and True in is_read:
         plain = list(compress(values, is_read.tolist()))
-        array = as_array(out)
-        job = native.CropJob(
-            None,
-            plain,
-            array.reshape(-1),
-            array.shape,
-            plans=np.array([[0, 0, *size, *size, 0, 0, 0, 0]] * len(plain)),
-            rows=np.asarray(rows, np.int64)[is_read],
-            max_pixels=DEFAULT_MAX_PIXELS,
-        )
-        native_module("jobs").run([job])  # type: ignore[union-attr]
-        if job.problem:
-            _tell(RuntimeError(job.problem))
-        is_read[is_read] = job.sizes[:, 0] > 0
+        places = np.asarray(rows, np.int64)[is_read]
+        is_read[is_read] = _decode(plain, as_array(out), Region(0, 0, *size), places)
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)
@@ -185,7 +182,7 @@ class StoredImage:
             ImageDecodeError: The image cannot be decoded, or its size differs from its header.
         """
         if self._orientation == 1:
-            pixels = decode_region(self.encoded, self._header, self._mode, region)
+            pixels = decode_region(self.encoded, self._mode, region)
             if pixels is not None:
                 return pixels
         image = decode_by_header(self.encoded, self._header, self._mode)

@@ -39,6 +39,3 @@ def place(
     table: Any = None,
     bicubic: bool = False,
 ) -> None: ...
-def read_region(
-    data: Any, image_height: int, image_width: int, top: int, left: int, out: Any
-) -> bool: ...
