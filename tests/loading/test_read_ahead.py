@@ -220,10 +220,20 @@ def test_slow_batches_are_loaded_one_by_one(path, tasks, monkeypatch):
     assert len(list(make_dataloader(path, 7, FEATURES, num_threads=1))) == 6
     assert tasks == [1] * 6
     tasks.clear()
-    clock = itertools.count()  # each task, of any size, takes 6 ms: never more than three times it
+    # Each task, of any size, takes 6 ms and much waiting: never more than three times it.
+    clock, watch = itertools.count(), itertools.count()
+    monkeypatch.setattr(read_ahead, "perf_counter", lambda: next(watch))
     monkeypatch.setattr(read_ahead, "thread_time", lambda: 0.006 * next(clock))
     assert len(list(make_dataloader(path, 1, FEATURES, num_threads=1))) == NUM_RECORDS
     assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 10]
+
+
+def test_only_a_few_at_once_where_no_thread_waits(path, tasks, monkeypatch):
+    clock, watch = itertools.count(), itertools.count()
+    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0.001 * next(clock))
+    monkeypatch.setattr(read_ahead, "perf_counter", lambda: 0.0011 * next(watch))
+    assert len(list(make_dataloader(path, 1, FEATURES, num_threads=1))) == NUM_RECORDS
+    assert tasks == [1, 1, 2, 2, *[4] * 8, 2]
 
 
 def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch):

@@ -153,12 +153,12 @@ def make_dataloader(
             the faster way, unless your transform is slow, since it then runs in the thread that
             iterates.
         num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they
-            prepare one more batch than there are threads, of fast batches as many as take 20 ms. 0
-            for none. None: one per processor that this process may use, divided by the ranks on
-            this machine (torchrun's LOCAL_WORLD_SIZE, or those of the process group, unless the
-            launcher has bound each rank to processors of its own); one for small
-            samples that are mostly bytes and str, which hold the GIL; at least 8 for remote files.
-            Compressed files use one.
+            prepare one more batch than there are threads, of fast batches several, beside a
+            training loop that computes in Python as many as take 20 ms. 0 for none. None: one per
+            processor that this process may use, divided by the ranks on this machine (torchrun's
+            LOCAL_WORLD_SIZE, or those of the process group, unless the launcher has bound each rank
+            to processors of its own); one for small samples that are mostly bytes and str, which
+            hold the GIL; at least 8 for remote files. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1.
         device: Where batches go, such as "cuda": they are made in pinned memory, copied there in

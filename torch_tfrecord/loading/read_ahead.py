@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Val
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -42,8 +42,10 @@ from torch_tfrecord.torch_internals import is_profiling
 __all__ = ["ReadAheadLoader", "collate_left"]
 
 
-# A task loads as many batches as take a thread about so long. When it ends, its thread asks for the GIL, and beside a
-# training loop that computes in Python waits for it, 5 ms each time.
+# Fast batches are loaded a few at a time, which the processor's caches and the memory of freed batches have room for.
+_FEW_BATCHES, _FEW_BYTES = 4, 4 << 20
+# Where a thread waits much, as many as take it about so long: each time that it asks for the GIL beside a training loop
+# that computes in Python, it waits for 5 ms.
 _TASK_SECONDS = 0.02
 _MOST_BATCHES = 128
 # The most bytes of a task of several batches, in the files or in memory, and of all that are loaded at once.
@@ -67,10 +69,11 @@ class ReadAheadLoader(DataLoader[Value]):
     Args:
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
             `Mixture` of these.
-        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready; of
-            batches that take less than 20 ms as many as take so long, but at most 128 and 32 MiB,
-            together 256 MiB. How far ahead a sampler is asked for positions depends on that: let
-            one of your own draw from a generator of its own. None: see `usual_num_threads`.
+        num_threads: Threads that read ahead. Each prepares one batch, or up to 4 fast ones, and as
+            many more are ready. Beside a training loop that computes in Python these are as many as
+            take 20 ms, but at most 128 and 32 MiB, together 256 MiB. How far ahead a sampler is
+            asked for positions depends on that: let one of your own draw from a generator of its
+            own. None: see `usual_num_threads`.
         device: Where batches go, by a `DevicePrefetcher`; None or "cpu" leaves them as they are.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
@@ -347,7 +350,7 @@ def _load(
     """The batches of a task, or the first of them, and how many the next task shall have. Where one
     fails, each is loaded alone, to find out which.
     """
-    begin = thread_time()
+    begin, worked = perf_counter(), thread_time()
 
     def finish(samples: Samples) -> _Outcome:
         return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
@@ -361,10 +364,14 @@ def _load(
             found.append(finish(dataset._load_samples(positions)))
         except Exception as error:
             found.append((None, error))
-    # Time with the GIL or without it, but not waiting for it.
-    fit = _TASK_SECONDS * len(found) // (thread_time() - begin or 1e-6)
+    # With the GIL or without it, but not waiting for it.
+    worked = thread_time() - worked
+    most = _MOST_BATCHES
+    if perf_counter() - begin < worked * 9 / 8:
+        most, most_bytes = min(_FEW_BATCHES, most), min(_FEW_BYTES, most_bytes)
+    fit = _TASK_SECONDS * len(found) // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)
-    return found, max(int(min(fit, fit_bytes, 2 * len(found), _MOST_BATCHES)), 1)
+    return found, max(int(min(fit, fit_bytes, 2 * len(found), most)), 1)
 
 
 def _num_bytes(batch: object) -> int:
