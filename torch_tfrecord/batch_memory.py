@@ -50,6 +50,9 @@ TENSOR_BYTES, OBJECT_BYTES = 1 << 10, 1 << 6
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
+# Of NumPy's arrays, before 2.0.
+_MOST_DIMENSIONS = 32
+
 # The system's allocator already reuses smaller memory without clearing it.
 _SMALL_BYTES = 1 << 16
 
@@ -190,9 +193,10 @@ def as_tensor(
     """
     import torch
 
-    if shape is None or not array.size:  # NumPy's empty arrays have no sizes beyond 2**63 bytes
-        tensor = torch.from_numpy(array)
-        tensor = tensor if shape is None else tensor.reshape(shape)
+    if not array.size:  # NumPy's empty arrays have no sizes beyond 2**63 bytes, and other strides
+        return torch.empty(array.shape if shape is None else shape, dtype=dtype, device="cpu")
+    if shape is not None and len(shape) > _MOST_DIMENSIONS:
+        tensor = torch.from_numpy(array).reshape(shape)
     else:
-        tensor = torch.from_numpy(array.reshape(shape))
+        tensor = torch.from_numpy(array if shape is None else array.reshape(shape))
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -332,7 +332,7 @@ def test_the_source_is_kept_until_its_event_has_passed():
     loader.loader = [{"x": torch.zeros(99)}] * 9
     for _ in loader:
         device.side.run()
-    assert device.num_blocks <= 53
+    assert device.num_blocks <= 56  # not 59; how many depends on the thread that packs
 
 
 def test_an_early_end_keeps_what_is_being_copied(path):
