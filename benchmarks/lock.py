@@ -4,15 +4,10 @@ kernels: such a thread gives Python's lock away only when it is asked to, after 
     python benchmarks/lock.py                    # all five
     python benchmarks/lock.py crops tokens --rounds 5
 
-One thread loads, the main thread takes the batches, alone and beside a third that counts. Medians of rounds, in which
-all work takes turns. "requests" are those for the lock: the seconds that a batch takes longer beside the loop, in
-switch intervals. "loop" is how much slower the loop counts beside the loader.
-
-    python benchmarks/lock.py --loop --python tensorflow=tfvenv/bin/python --python dali=dalivenv/bin/python
-
-A training loop instead: `next(loader)`, then 0, 40 and 80 ms of Python a batch (of processor time, so what takes the
-lock or the core away counts), ours beside tf.data and DALI, each in a process of its own, in turn. The peers'
-environments are those of compare.py.
+One thread loads, the main thread takes the batches, alone and beside a third that counts and drops them: a training
+loop does, and dropping a tensor lets go of the lock twice. Medians of rounds, in which all work takes turns. "requests"
+are those for the lock: the seconds that a batch takes longer beside the loop, in switch intervals. "loop" is how much
+slower the loop counts beside the loader.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,27 +83,33 @@ def loader_of(work: str, **options: Any) -> tuple[Any, int]:
     return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options), size
 
 
-def per_second(batches: Iterator[Any], size: int, seconds: float) -> float:
+def per_second(
+    batches: Iterator[Any], size: int, seconds: float, taken_by: deque[Any] | None = None
+) -> float:
     """Samples a second of an endless loader's batches, each of so many."""
     for _ in range(_LEAD_IN):
         next(batches)
+    dropped: deque[Any] = deque(maxlen=1) if taken_by is None else taken_by
     taken, begin, now = 0, time.perf_counter(), 0.0
     while now < begin + seconds:
-        next(batches)
+        dropped.append(next(batches))
         taken, now = taken + 1, time.perf_counter()
     return size * taken / (now - begin)
 
 
 class _Loop(threading.Thread):
-    """Counts until it is stopped."""
+    """Counts until it is stopped, and drops what it is given."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.count, self.is_stopped = 0, False
+        self.given: deque[Any] = deque()
 
     def run(self) -> None:
         while not self.is_stopped:
             self.count += 1
+            if self.given:
+                self.given.popleft()
 
     def __enter__(self) -> _Loop:
         self.start()
@@ -133,7 +135,7 @@ def _measure(work: str, seconds: float) -> tuple[float, float, float]:
             rates.append(per_second(batches, size, seconds))
         else:
             with loop:
-                rates.append(per_second(batches, size, seconds))
+                rates.append(per_second(batches, size, seconds, loop.given))
             lost = 1 - loop.rate / undisturbed.rate
     return rates[0], rates[1], lost
 

@@ -39,6 +39,7 @@ PLUMBING = {
     *("of_order", "records_of", "skip_to", "batch_size"),
     *("begin_at", "checked_place", "num_replicas", "num_samples", "rank", "total_size"),
     *("check_fresh", "to_bytes", "columns"),
+    *("ahead", "begin", "over_epochs"),
 }
 METHODS = (FunctionType, property, classmethod, staticmethod)
 
