@@ -52,6 +52,7 @@ __all__ = [
     "batch_tensor",
     "crop_job",
     "empty_batch",
+    "interpolation_name",
     "is_cores",
     "place_pixels",
     "resizes_in_core",
@@ -277,9 +278,14 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _interpolation(value: object) -> str:
+def interpolation_name(value: object) -> object:
+    """The name of an interpolation: of an ``InterpolationMode``, of Pillow's constant, or itself."""
     name = value.value if isinstance(value, InterpolationMode) else value
-    name = _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
+    return _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
+
+
+def _interpolation(value: object) -> str:
+    name = interpolation_name(value)
     if name not in _INTERPOLATIONS:
         raise ValueError(
             f"interpolation must be one of {', '.join(map(repr, _INTERPOLATIONS))}, got {value!r}"
@@ -550,7 +556,7 @@ def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) 
     return view_pixels(resized[0])
 
 
-def resizes_in_core(interpolation: str) -> bool:
+def resizes_in_core(interpolation: object) -> bool:
     """Whether torch resizes uint8 with antialias by the kernel that the core has, too; on other
     processors torchvision resizes float32, which rounds differently, and so do we.
     """

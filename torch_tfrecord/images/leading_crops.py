@@ -31,6 +31,7 @@ from torch_tfrecord.images.crops import (
     batch_tensor,
     crop_job,
     empty_batch,
+    interpolation_name,
     place_pixels,
     resizes_in_core,
     run_job,
@@ -47,7 +48,6 @@ _CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
 _FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
 # They draw nothing and work value by value; for an Image, ToImage does nothing, like Identity.
 _OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
-_PILLOW_NUMBERS = {2: "bilinear", 3: "bicubic"}
 # Older torchvisions do not use torch's kernel for uint8 on every processor that has it.
 _KNOWS_UINT8 = tuple(map(int, torchvision.__version__.split(".")[:2])) >= (0, 24)
 _IMAGES_AT_ONCE = 8  # per thread
@@ -217,9 +217,8 @@ class LeadingCrop:
         step = self._steps[0]
         if type(step) not in (v2.RandomResizedCrop, v2.Resize):
             return ""
-        name = getattr(step.interpolation, "value", step.interpolation)
-        name = _PILLOW_NUMBERS.get(name, name)
-        return name if step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
+        name = interpolation_name(step.interpolation)
+        return str(name) if step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
 
     def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""

@@ -51,6 +51,8 @@ cdef extern from "crops.h" nogil:
     void crop_memory_free(CropMemory *memory)
 
 __all__ = ["CropJob", "find_plain", "place"]
+
+
 def find_plain(list images not None, unsigned height, unsigned width):
     """Whether each image, by its first bytes and its end, is one that a `CropJob` may read at this size.
 
