@@ -54,17 +54,6 @@ def test_they_run_at_once():
     assert len(set(transfer(*[lambda store, name: barrier.wait()] * 20).answers())) == 20
 
 
-def test_large_answers_are_handed_out_before_the_last_is_there(monkeypatch):
-    monkeypatch.setattr(requests, "_READY_BYTES", 100)
-    hold = threading.Event()
-    arrived = transfer(
-        lambda store, name: "a", lambda store, name: hold.wait(30) and "b", num_bytes=100
-    ).arrived()
-    assert next(arrived) == (0, "a")
-    hold.set()
-    assert list(arrived) == [(1, "b")]
-
-
 @pytest.mark.parametrize("status", [None, 429, 500, 502, 503, 504])
 def test_asked_again(status):
     call, asked = failing(5, StoreError("no", status=status))
@@ -151,33 +140,64 @@ def test_one_that_is_dropped_is_not_asked_for():
     assert asked == []
 
 
-def test_one_that_waits_to_ask_again_ends_when_it_is_cancelled(monkeypatch):
+def test_one_that_waits_to_ask_again_ends_with_the_others(monkeypatch):
     monkeypatch.setattr(requests, "_FIRST_WAIT", 5.0)
     call, asked = failing(99, StoreError("no"))
-    waiting = transfer(call)
-    while not asked:
-        time.sleep(0.001)
-    waiting.cancel()
+
+    def bad(store, name):
+        while not asked:
+            time.sleep(0.001)
+        raise StoreError("status 410", status=410, is_passing=False)
+
+    with pytest.raises(RemoteError, match="status 410"):
+        transfer(call, bad).answers()
     time.sleep(0.05)
     assert len(asked) == 1
 
 
-def test_a_number_of_requests_and_of_bytes_is_not_passed(monkeypatch):
-    monkeypatch.setattr(requests, "_MOST_BYTES", 300)
+def are_at_once(expected, number=300, num_bytes=1):
+    """Whether exactly so many requests, of more that are wanted, are in flight together."""
+    begun, hold = [], threading.Event()
+    asked = transfer(
+        *[lambda store, name: (begun.append(1), hold.wait(60))] * number, num_bytes=num_bytes
+    )
+    until = time.monotonic() + 60
+    while len(begun) < expected and time.monotonic() < until:
+        time.sleep(0.001)
+    time.sleep(0.01)  # for one too many
+    found = len(begun)
+    hold.set()
+    asked.answers()
+    return found == expected
+
+
+@pytest.fixture
+def new_engine(monkeypatch):
     monkeypatch.setattr(requests, "_ENGINE", PerProcess(requests._Engine))
-    now, most, lock = [0], [0], threading.Lock()
 
-    def call(store, name):
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.005)
-        with lock:
-            now[0] -= 1
 
-    transfer(*[call] * 20, num_bytes=100).answers()
-    assert most[0] == 3
-    transfer(*[call] * 3, num_bytes=1000).answers()  # alone, what is larger than all
+def test_a_number_of_bytes_is_not_passed(monkeypatch, new_engine):
+    monkeypatch.setattr(requests, "_MOST_BYTES", 300)
+    assert are_at_once(3, num_bytes=100)
+    assert are_at_once(1, num_bytes=1000)  # alone, what is larger than all
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_half_as_many_for_a_minute_after_a_refusal(monkeypatch, new_engine, status):
+    now = [1000.0]
+    monkeypatch.setattr(requests, "monotonic", lambda: now[0])
+    assert are_at_once(128)
+    call, _ = failing(1, StoreError("no", status=status))
+    assert transfer(call).answers() == ["good"]
+    assert are_at_once(64)
+    now[0] += 61
+    assert are_at_once(128)
+
+
+def test_what_breaks_is_no_refusal(new_engine):
+    call, _ = failing(1, StoreError("no", status=500))
+    assert transfer(call).answers() == ["good"]
+    assert are_at_once(128)
 
 
 @pytest.mark.daily

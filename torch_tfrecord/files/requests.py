@@ -1,6 +1,4 @@
-"""Many requests at once: threads of this process that take them in turn, as many as the storage
-bears.
-"""
+"""Many requests at once: threads of this process that take them in turn."""
 
 from __future__ import annotations
 
@@ -21,45 +19,13 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.store import Store, StoreError
 from torch_tfrecord.files.stores import store_of
-from torch_tfrecord.processors import num_processors
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["MOST_ATTEMPTS", "Job", "RequestLimit", "Transfer", "each_at_once"]
+__all__ = ["MOST_ATTEMPTS", "Job", "Transfer", "each_at_once"]
 
-_FIRST_REQUESTS, _LEAST_REQUESTS, _MOST_REQUESTS = 128, 4, 256
-_REQUESTS_A_PROCESSOR = 64
-_CALM_SECONDS = 1.0  # between two refusals that count
-
-
-class RequestLimit:
-    """How many requests may be in flight: one more after so many that came back well, half as many
-    after a refusal. Not safe from threads: whoever calls holds a lock.
-
-    Args:
-        most: The most requests.
-    """
-
-    def __init__(self, most: int = _MOST_REQUESTS) -> None:
-        self._exact, self._most = float(_FIRST_REQUESTS), most
-        self._refused_at = -_CALM_SECONDS
-
-    @property
-    def number(self) -> int:
-        """Requests that may be in flight now."""
-        return int(self._exact)
-
-    def finished(self) -> None:
-        """A request came back while others waited for their turn."""
-        self._exact = min(self._most, self._exact + 1 / self._exact)
-
-    def refused(self) -> None:
-        """The storage asks for fewer requests."""
-        now = monotonic()
-        # What was in flight together is refused together, and says the same once.
-        if now - self._refused_at >= _CALM_SECONDS:
-            self._refused_at = now
-            self._exact = max(_LEAST_REQUESTS, self._exact / 2)
-
+# fsspec's number, too; more are in each other's way on two processors (measured).
+_MOST_REQUESTS = 128
+_CALM_SECONDS = 60.0  # after a refusal: half as many
 
 MOST_ATTEMPTS = 6
 _FIRST_WAIT = 0.1  # seconds, then twice as long each time, each a random part of it at least a half
@@ -96,7 +62,7 @@ def _ask(state: _State, job: Job, on_refusal: Callable[[], None]) -> object:
             if error.status in _REFUSALS:
                 on_refusal()
             seconds = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
-            # Whoever was refused together shall not come again together.
+            # Else those refused together would come again together.
             seconds *= _RANDOM.uniform(0.5, 1.0)
             if state.wait(max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER))):
                 return None
@@ -120,7 +86,6 @@ def _final(error: StoreError, path: str, what: str, attempts: int) -> Exception:
 
 
 _MOST_BYTES = 1 << 28  # in flight
-_READY_BYTES = 1 << 25  # that came are handed out before the others are there
 _IDLE_SECONDS = 10.0
 _EXIT_SECONDS = 1.0  # which requests in flight have to end, before Python ends in the midst of them
 
@@ -142,70 +107,41 @@ class Job(NamedTuple):
 
 
 class Transfer:
-    """Several requests, and what has come of them. Dropped or cancelled, it begins none of them any
-    more.
-    """
+    """Several requests, and what has come of them. Dropped, it begins none of them any more."""
 
     def __init__(self, jobs: Sequence[Job], access: Access) -> None:
         self._jobs, self._access = jobs, access
         self._begin()
 
     def _begin(self) -> None:
-        self._state, self._pid = _State(self._jobs, self._access), os.getpid()
-        _ENGINE.get().add(self._state)
+        self._state, self._pid = _State(len(self._jobs), self._access), os.getpid()
+        _ENGINE.get().add(self._state, self._jobs)
 
-    def arrived(self) -> Iterator[tuple[int, Any]]:
-        """The number of each job and its answer, as they come, in any order; once.
+    def answers(self) -> list[Any]:
+        """All answers, in the order of the jobs.
 
         Raises:
             The error of the job that failed first.
         """
         if self._pid != os.getpid():  # what was under way is so in the process that forked
             self._begin()
-        state = self._state
-        try:
-            while state.num_left:
-                with state.changed:
-                    state.changed.wait_for(state.is_worth_a_look)
-                    ready, state.ready, state.ready_bytes = state.ready, [], 0
-                    if state.error is not None:
-                        raise state.error
-                    state.num_left -= len(ready)
-                yield from ready
-        finally:
-            self.cancel()
-
-    def answers(self) -> list[Any]:
-        """All answers, in the order of the jobs."""
-        found: list[Any] = [None] * len(self._jobs)
-        for number, answer in self.arrived():
-            found[number] = answer
-        return found
+        self._state.wait()
+        if self._state.error is not None:
+            raise self._state.error
+        return self._state.answers
 
     def wait(self, seconds: float) -> bool:
         """Whether all answers, or an error, are there, within so many seconds."""
-        state = self._state
-        with state.changed:
-            return state.changed.wait_for(
-                lambda: not state.num_open or state.error is not None, seconds
-            )
+        return self._state.wait(seconds)
 
     @property
     def is_good(self) -> bool:
         """Whether all answers are there."""
-        return not self._state.num_open and self._state.error is None
-
-    def cancel(self) -> None:
-        """Nobody wants the rest."""
-        state = self._state
-        if state.num_left:
-            with state.changed:
-                state.is_cancelled = True
-                state.changed.notify_all()
+        return not self._state.num_open
 
     def __del__(self) -> None:
         try:  # noqa: SIM105
-            self._state.is_cancelled = True  # without the lock, which this thread may hold
+            self._state.is_ended = True  # without the lock, which this thread may hold
         except AttributeError:  # of an __init__ that failed
             pass
 
@@ -213,14 +149,13 @@ class Transfer:
 class _State:
     """What a transfer and the threads share."""
 
-    def __init__(self, jobs: Sequence[Job], access: Access) -> None:
-        self.jobs, self.access = jobs, access
-        self.changed = threading.Condition(threading.Lock())
-        self.ready: list[tuple[int, Any]] = []
-        self.ready_bytes = 0
-        self.num_left = self.num_open = len(jobs)
+    def __init__(self, num_jobs: int, access: Access) -> None:
+        self.access = access
+        self.answers: list[Any] = [None] * num_jobs
+        self.num_open = num_jobs
         self.error: BaseException | None = None
-        self.is_cancelled = False
+        self.is_ended = not num_jobs  # all answers are there, or nobody wants them any more
+        self._changed = threading.Condition(threading.Lock())
         self._stores: dict[str, tuple[Store, str]] = {}  # by path
 
     def store_of(self, path: str) -> tuple[Store, str]:
@@ -230,27 +165,26 @@ class _State:
             found = self._stores[path] = store_of(path, self.access)
         return found
 
-    def is_worth_a_look(self) -> bool:
-        return not self.num_open or self.error is not None or self.ready_bytes >= _READY_BYTES
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it was cancelled meanwhile."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.is_cancelled, seconds)
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_ended, seconds)
 
     def put(self, number: int, answer: Any) -> None:
-        with self.changed:
-            self.ready.append((number, answer))
-            self.ready_bytes += self.jobs[number].num_bytes
+        with self._changed:
+            self.answers[number] = answer
             self.num_open -= 1
-            if self.is_worth_a_look():
-                self.changed.notify_all()
+            if not self.num_open:
+                self._end()
 
     def fail(self, error: BaseException) -> None:
-        with self.changed:
+        with self._changed:
             self.error = self.error or error
-            self.is_cancelled = True
-            self.changed.notify_all()
+            self._end()
+
+    def _end(self) -> None:
+        self.is_ended = True
+        self._changed.notify_all()
 
 
 class _Engine:
@@ -259,28 +193,26 @@ class _Engine:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._tasks: deque[tuple[_State, Job, int]] = deque()
-        # So many threads wait for storages without being in each other's way (measured on two
-        # processors).
-        most = max(_REQUESTS_A_PROCESSOR * num_processors(), _FIRST_REQUESTS)
-        self._limit = RequestLimit(min(_MOST_REQUESTS, most))
+        self._calm_until = 0.0
         self._num_running = self._num_waiting = self._num_bytes = 0
         self._is_ended = False
         atexit.unregister(_end)  # a forked process has it from its parent
         atexit.register(_end)
 
-    def add(self, state: _State) -> None:
+    def add(self, state: _State, jobs: Sequence[Job]) -> None:
+        """As many threads as may run begin to."""
         with self._changed:
-            self._tasks.extend((state, job, number) for number, job in enumerate(state.jobs))
-            self._wake()
+            self._tasks.extend((state, job, number) for number, job in enumerate(jobs))
+            wanted = min(len(self._tasks), self._limit - self._num_running)
+            if wanted > 0 and self._num_waiting:
+                self._changed.notify(wanted)
+            for _ in range(wanted - self._num_waiting):
+                self._num_waiting += 1  # it takes a task first
+                threading.Thread(target=self._run, name="tfrecord-remote", daemon=True).start()
 
-    def _wake(self) -> None:
-        """As many threads as may run begin to; the lock is held."""
-        wanted = min(len(self._tasks), self._limit.number - self._num_running)
-        if wanted > 0 and self._num_waiting:
-            self._changed.notify(wanted)
-        for _ in range(wanted - self._num_waiting):
-            self._num_waiting += 1  # it takes a task first
-            threading.Thread(target=self._run, name="tfrecord-remote", daemon=True).start()
+    @property
+    def _limit(self) -> int:
+        return _MOST_REQUESTS // 2 if monotonic() < self._calm_until else _MOST_REQUESTS
 
     def _run(self) -> None:
         done: Job | None = None
@@ -301,11 +233,6 @@ class _Engine:
                 self._num_running -= 1
                 self._num_bytes -= done.num_bytes
                 self._num_waiting += 1
-                if self._tasks:  # else the number is not what limits
-                    before = self._limit.number
-                    self._limit.finished()
-                    if self._limit.number > before:
-                        self._wake()
                 if self._is_ended:
                     self._changed.notify_all()
             is_late = False
@@ -322,17 +249,16 @@ class _Engine:
 
     def _may_run(self) -> bool:
         """Whether the next task that somebody wants may begin; the lock is held."""
-        while self._tasks and self._tasks[0][0].is_cancelled:
+        while self._tasks and self._tasks[0][0].is_ended:
             self._tasks.popleft()
-        if not self._tasks or self._num_running >= self._limit.number:
+        if not self._tasks or self._num_running >= self._limit:
             return False
         # alone, what is larger than all
         num_bytes = self._num_bytes + self._tasks[0][1].num_bytes
         return not self._num_running or num_bytes <= _MOST_BYTES
 
     def _refused(self) -> None:
-        with self._changed:
-            self._limit.refused()
+        self._calm_until = monotonic() + _CALM_SECONDS
 
     def end(self) -> None:
         """Begin nothing more, and give what is in flight a moment."""
