@@ -241,7 +241,7 @@ def test_records_that_give_no_features_say_why(capsys):
     for name in ("a", "b", "c", "empty"):
         assert main(["show", f"{name}.tfrecord"]) == 0
         last_lines.append(capsys.readouterr().out.splitlines()[-1])
-    assert last_lines[0].startswith("# no features: feature 'a': ")
+    assert last_lines[0].startswith("# no features: a.tfrecord: record 1 at byte 30: feature 'a': ")
     assert last_lines[1].startswith(
         "# no features: b.tfrecord: record 0 at byte 0: expected an Example or Sequence"
     )

@@ -1,7 +1,9 @@
 """Proposed specs: the narrowest that reads everything, and code that runs."""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
+import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ import torch
 from helpers import inferred
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from range_server import range_server
 
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.inference import (
     InferredFeatures,
+    features_of,
     infer_features,
 )
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
@@ -21,10 +25,13 @@ from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.record_parsers import parse_example, parse_sequence_example
 from torch_tfrecord.columns.tensors import serialize_tensor
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.loading.iterable_dataset import TFRecordIterableDataset
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
 from torch_tfrecord.records import spread
+from torch_tfrecord.records.framing import frame
+from torch_tfrecord.records.spread import SpreadRecord
 from torch_tfrecord.records.writer import TFRecordWriter
 
 
@@ -95,7 +102,7 @@ def test_raw_arrays(rows, spec):
 
 
 def test_nothing_to_go_by():
-    assert infer() == {}
+    assert infer() is None
     assert infer({}) == {}
     # a kind that is never set
     assert inferred([bytes.fromhex("0a070a050a01611200")]) == {}
@@ -112,7 +119,7 @@ def test_errors():
         infer({"a": 1}, {"a": 1.5})
     assert (
         str(caught.value)
-        == "feature 'a': Data types don't match: float32 and int64 in different records"
+        == "record 1: feature 'a': Data types don't match: float32 and int64 in different records"
     )
     with pytest.raises(
         ParseError, match=r"^record 1: expected an Example or SequenceExample, got 1 "
@@ -335,6 +342,44 @@ def test_a_record_of_a_file_that_is_no_example(tmp_path):
         f"{tmp_path}/a.tfrecord: record 3 at byte {3 * size}: expected an Example or SequenceExample, got 11 bytes that "
         "look like a TensorFlow event, as in tfevents files: features=Proto(...) reads them"
     )
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", pytest.param("http", marks=pytest.mark.slow)])
+def test_each_error_names_file_record_and_byte(kind, tmp_path, monkeypatch):
+    """Of a file that counts as large, of which only some records are looked at."""
+    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
+    monkeypatch.setattr(spread, "_SMALL_FILE", 1)
+    records = [frame(encode_example({"a": number, "b": bytes(1000)})) for number in range(100)]
+    at = 30
+    first, good, rest = b"".join(records[:at]), records[at], b"".join(records[at + 1 :])
+    flipped = good[:40] + bytes([good[40] ^ 1]) + good[41:]
+    text = frame(b"a line of text" * 70)
+    floats = frame(encode_example({"a": 1.0, "b": bytes(1000)}))
+    contents = {
+        "expected an Example or SequenceExample, got 980 bytes that look like text": text + rest,
+        "feature 'a': Data types don't match: float32 and int64": floats + rest,
+        "corrupted record: expected payload checksum": flipped + rest,
+        f"truncated record: expected {len(good)} bytes": good[:40],
+    }
+    with range_server(tmp_path) as server:
+        for number, (message, content) in enumerate(contents.items()):
+            path = f"{tmp_path}/{number}"
+            data = first + content
+            Path(path).write_bytes(gzip.compress(data) if kind == "gzip" else data)
+            path = f"{server}/{number}" if kind == "http" else path
+            with pytest.raises(TFRecordError) as caught:
+                infer_features(path, num_records=110)
+                # Damage of the others is found where they are read.
+                assert kind != "gzip" and number > 1
+                list(TFRecordIterableDataset(path, "auto"))
+            start = f"{path}: record {at} at byte {len(first)}: {message}"
+            assert str(caught.value).startswith(start)
+    # Where one before it is damaged, its number is unknown.
+    data = frame(b"x" * 40) + flipped + text
+    samples = [SpreadRecord(path, None, len(data) - len(text), b"a line of text")]
+    Path(tmp_path / "0").write_bytes(data)
+    with pytest.raises(ParseError, match=f"0: at byte {samples[0].offset}: expected an Example"):
+        features_of([samples[0]._replace(path=str(tmp_path / "0"))])
 
 
 @pytest.mark.daily

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from torch_tfrecord import native
-from torch_tfrecord.columns.inference import decode_record, propose_features
+from torch_tfrecord.columns.inference import features_of
+from torch_tfrecord.records.spread import SpreadRecord
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
 
@@ -139,7 +140,7 @@ def compressed(data, kind):
 
 def inferred(records):
     """The features that are proposed for serialized records."""
-    return propose_features([decode_record(each, None, at) for at, each in enumerate(records)])
+    return features_of([SpreadRecord("", at, None, each) for at, each in enumerate(records)])
 
 
 def random_payloads(count, seed, max_bytes=200):

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -31,7 +32,7 @@ from torch_tfrecord.columns.reading import shown_keys
 from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
-from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.images.headers import guess_content
@@ -46,7 +47,7 @@ from torch_tfrecord.protobuf.messages import (
 )
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths, found_files
-from torch_tfrecord.records.spread import SpreadRecord, spread_records
+from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 
 __all__ = [
     "Decoded",
@@ -121,8 +122,8 @@ def infer_features(
         Image, a SerializedTensor, a RawTensor or a Text, by what it holds.
 
     Raises:
-        ParseError: A record is not an Example; names the record, and says what it looks like and
-            which spec reads it. A key has several kinds.
+        ParseError: A record is not an Example: says what it looks like and which spec reads it. Or
+            a key has several kinds. Names the file, the record and its first byte.
         TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
         ValueError: ``num_records`` is below 1, or the files hold no record.
 
@@ -139,7 +140,8 @@ def infer_through(
     """`infer_features` of files that are read as an access says."""
     at_least(1, "num_records", num_records)
     files, _ = found_files(paths, access.without_cache())
-    features = features_of([*spread_records(files, num_records, access.for_files(files))])
+    access = access.for_files(files)
+    features = features_of([*spread_records(files, num_records, access)], access)
     if features is None:
         raise ValueError(
             f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."
@@ -148,9 +150,35 @@ def infer_through(
 
 
 def features_of(
-    samples: Sequence[SpreadRecord],
+    samples: Sequence[SpreadRecord], access: Access = DEFAULT_ACCESS
 ) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
     """`infer_features` of records that were read; None if there are none."""
+    try:
+        return _propose_any(samples)
+    except ParseError as error:
+        # The first that does not fit those before it.
+        number = bisect_left(
+            range(len(samples)), True, key=lambda last: not _agree(samples[: last + 1])
+        )
+        path, position, offset, _ = samples[number]
+        with suppress(TFRecordError):  # of a record before it
+            if position is None:
+                records = records_of(path, access)
+                position = next(record.position for record in records if record.offset == offset)
+        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
+
+
+def _agree(samples: Sequence[SpreadRecord]) -> bool:
+    try:
+        _propose_any(samples)
+    except ParseError:
+        return False
+    return True
+
+
+def _propose_any(
+    samples: Sequence[SpreadRecord],
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
     if not samples:
         return None
     if "ELWC" in str(guess_message(samples[0].payload)):
@@ -160,7 +188,7 @@ def features_of(
             _propose_mapping([decode_example(each.context) for each in lists]),
             _propose_mapping([decode_example(one) for each in lists for one in each.examples]),
         )
-    return propose_features([decode_record(sample.payload, *sample[:3]) for sample in samples])
+    return propose_features([decode_record(sample.payload) for sample in samples])
 
 
 def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
@@ -228,9 +256,7 @@ def _steps_as_examples(
         }
 
 
-def decode_record(
-    record: bytes, path: str | None = None, position: int | None = None, offset: int | None = None
-) -> Decoded:
+def decode_record(record: bytes) -> Decoded:
     """Decode an Example, or a SequenceExample, which alone has feature lists.
 
     protobuf takes most short texts, and other messages, for an Example without features.
@@ -248,10 +274,7 @@ def decode_record(
     looks, spec = looks_like(record)
     raise ParseError(
         f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
-        f"features={spec} reads them",
-        path=path,
-        position=position,
-        offset=offset,
+        f"features={spec} reads them"
     )
 
 
