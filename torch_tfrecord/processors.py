@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["num_processors"]
+__all__ = ["num_allowed", "num_processors"]
 
 
 _LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each so many, or "max"
@@ -16,8 +16,15 @@ def num_processors() -> int:
     """Those that the system lets this process use, where it says so (Linux), else all of the
     machine; in a container no more than its limit of processor time.
     """
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = num_allowed()
     with suppress(OSError, ValueError):
         time, period = map(int, _LIMIT.read_text().split())
-        found = min(found or 1, -(-time // period))
-    return found or 1
+        found = min(found, -(-time // period))
+    return found
+
+
+def num_allowed(process: int = 0) -> int:
+    """Those that a process, or this one, is bound to, where the system says so (Linux), else all."""
+    with suppress(AttributeError, OSError):
+        return len(os.sched_getaffinity(process))
+    return os.cpu_count() or 1

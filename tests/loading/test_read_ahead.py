@@ -527,28 +527,72 @@ def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
     assert make_dataloader(dataset, 2, num_threads=2).num_threads == 2
 
 
-def test_usual_number_of_threads(monkeypatch):
+@pytest.fixture
+def cores(monkeypatch):
+    """Says which cores each process may use: this one, the one that started it, and others."""
+    own, starter = set(range(64)), set(range(64))
     monkeypatch.setattr(nested_dataset, "has_native", lambda: True)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)), raising=False)
-    assert usual_num_threads() == 3
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    of = {0: own, os.getpid(): own, os.getppid(): starter}
+    monkeypatch.setattr(os, "sched_getaffinity", of.__getitem__, raising=False)
+    return own, starter
+
+
+def test_usual_number_of_threads(monkeypatch, cores):
+    own, _ = cores
     assert usual_num_threads() == 64
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")  # torchrun's
+    own -= {*range(3, 64)}
+    assert usual_num_threads() == 3
+    monkeypatch.setattr(nested_dataset, "has_native", lambda: False)
+    assert usual_num_threads() == 1
+
+
+def test_torchruns_ranks_divide_what_they_share(monkeypatch, cores):
+    own, starter = cores
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert usual_num_threads() == 12
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
     assert usual_num_threads() == 1
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    own -= {*range(32, 64)}  # two ranks each are bound to one half of the cores
+    assert usual_num_threads() == 16
+    own -= {*range(16, 32)}  # each to its own
+    assert usual_num_threads() == 16
+    own -= {*range(5, 16)}  # others are left free
+    assert usual_num_threads() == 5
+    own |= {*range(16)}
+    starter -= {*range(16, 64)}  # all of the job or container are
+    assert usual_num_threads() == 4
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS
+    assert usual_num_threads() == 16
+
+
+def test_a_groups_ranks_divide_what_they_share(monkeypatch, cores):
+    own, _ = cores
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(ranks, "in_process_group", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16, raising=False)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     assert usual_num_threads() == 4
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)  # on two machines
     assert usual_num_threads() == 8
-    monkeypatch.setattr(os, "cpu_count", lambda: 512)  # bound by the launcher
-    assert usual_num_threads() == 64
-    monkeypatch.setattr(nested_dataset, "has_native", lambda: False)
-    assert usual_num_threads() == 1
+    own -= {*range(16, 64)}  # bound, as by srun
+    assert usual_num_threads() == 16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux's")
+def test_a_rank_that_is_bound_to_its_own_core():
+    """By real processes: two ranks, one of them bound."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    code = (
+        "import os; from torch_tfrecord.order.ranks import ranks_on_host; print(ranks_on_host());"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); print(ranks_on_host())"
+    )
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
+    found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert found.split() == ["2", "1"]
 
 
 def test_torch_pins_what_arrives_from_a_worker(path, monkeypatch):

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord.arguments import integer
 from torch_tfrecord.order.trainers import prepared_loader
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.processors import num_allowed
 
 __all__ = [
     "Rank",
@@ -90,14 +90,17 @@ def in_process_group() -> bool:
 
 
 def ranks_on_host() -> int:
-    """How many training processes share the processors of this one: torchrun's LOCAL_WORLD_SIZE;
-    else the process group's ranks, but at most one for each accelerator here; 1 if there is no
-    group, or the launcher has bound this process to some of the machine's processors.
+    """How many training processes share the processors of this one: torchrun's LOCAL_WORLD_SIZE,
+    fewer where the ranks are bound to a part each; else the process group's ranks, but at most one
+    for each accelerator here; 1 if there is no group, or this process is bound.
     """
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal():
-        return max(int(told), 1)
-    if not in_process_group() or num_processors() < (os.cpu_count() or 1):
+        # Bound to a part of what the process that started it may use, as all of a job or container
+        # are bound to a part of the machine. Ranks may share a part, too.
+        part = min(num_allowed() / num_allowed(os.getppid()), 1)
+        return max(int(int(told) * part), 1)
+    if not in_process_group() or num_allowed() < (os.cpu_count() or 1):
         return 1
     world_size = torch.distributed.get_world_size()
     return min(world_size, torch.accelerator.device_count() or world_size)
