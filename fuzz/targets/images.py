@@ -15,7 +15,7 @@ from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.images.codec import image_size, open_image
-from torch_tfrecord.images.crops import resizes_in_core
+from torch_tfrecord.images.crop_jobs import resizes_in_core
 from torch_tfrecord.images.regions import Region, decode_region, decode_stack
 from torch_tfrecord.native import optional_module
 

@@ -18,7 +18,7 @@ from PIL import Image as PillowImage
 from torchvision import tv_tensors
 from wire_examples import UNKNOWN, WIRE_EXAMPLE
 
-from torch_tfrecord.columns import column_plan, parsers
+from torch_tfrecord.columns import parsers, plan_parts
 from torch_tfrecord.columns.column_plan import ColumnPlan
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList
 from torch_tfrecord.columns.image import Image
@@ -248,7 +248,7 @@ def counted_protobuf(monkeypatch):
         seen.append(bytes(record))
         return parse_message(record, *message)
 
-    for module in (column_plan, parsers):
+    for module in (parsers, plan_parts):
         monkeypatch.setattr(module, "parse_message", parse)
     return seen
 

@@ -35,7 +35,7 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.columns import column_plan, parsers, sequence_plan
+from torch_tfrecord.columns import parsers, plan_parts, sequence_plan
 from torch_tfrecord.columns.parsers import SequenceExampleParser
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.sample import take_apart
@@ -156,7 +156,7 @@ def test_plain_records_never_become_messages(monkeypatch):
     records = [record(number) for number in range(5)]
     parser = SequenceExampleParser(CONTEXT, STEPS)
     wanted = bits(parser.batch(records)), bits(parser.single(records[3]))
-    for module in (parsers, sequence_plan, column_plan):
+    for module in (parsers, sequence_plan, plan_parts):
         monkeypatch.setattr(module, "parse_message", fail)
     assert (bits(parser.batch(records)), bits(parser.single(records[3]))) == wanted
     with pytest.raises(AssertionError):
@@ -166,9 +166,9 @@ def test_plain_records_never_become_messages(monkeypatch):
 @needs_core
 def test_only_odd_records_become_messages(monkeypatch):
     asked = []
-    whole = column_plan.parse_message
+    whole = plan_parts.parse_message
     monkeypatch.setattr(
-        column_plan,
+        plan_parts,
         "parse_message",
         lambda row, *more: asked.append(bytes(row)) or whole(row, *more),
     )

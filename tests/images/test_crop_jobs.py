@@ -28,8 +28,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns import image as image_columns
 from torch_tfrecord.columns.image import ImageReader
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.images import crops as image_crops
-from torch_tfrecord.images import leading_crops
+from torch_tfrecord.images import crop_jobs, leading_crops
 from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.leading_crops import find_leading_crop
 from torch_tfrecord.images.regions import StoredImage
@@ -39,7 +38,7 @@ from torch_tfrecord.order.random_stream import to_64_bits
 jpeg = optional_module("jpeg")
 pytestmark = pytest.mark.skipif(jpeg is None, reason="built without libjpeg-turbo's headers")
 NEEDS_AVX2 = pytest.mark.skipif(
-    not image_crops.resizes_in_core("bilinear"), reason="torch resizes uint8 otherwise here"
+    not crop_jobs.resizes_in_core("bilinear"), reason="torch resizes uint8 otherwise here"
 )
 NORMAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # What the core does, of the kinds of pictures.
@@ -256,7 +255,7 @@ def test_the_cores_pixels_are_pythons(monkeypatch, mode, interpolation, normaliz
         reader = ImageReader("x", Image(mode=mode, crop=crop, normalize=normalize))
         found = reader.from_values(values, [()] * len(values), keys)
         with monkeypatch.context() as patch:
-            patch.setattr(image_crops, "optional_module", lambda _: None)
+            patch.setattr(crop_jobs, "optional_module", lambda _: None)
             assert torch.equal(found, reader.from_values(values, [()] * len(values), keys))
 
 
@@ -372,7 +371,7 @@ def test_torchvisions_crops_are_the_cores(monkeypatch, steps):
     done = []
 
     def counted(job):
-        image_crops.run_job(job)
+        crop_jobs.run_job(job)
         done.append(job.done)
 
     monkeypatch.setattr(leading_crops, "run_job", counted)

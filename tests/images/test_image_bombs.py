@@ -24,7 +24,7 @@ from torch_tfrecord import (
     parse_single_example,
 )
 from torch_tfrecord.columns.image import ImageReader
-from torch_tfrecord.images import backends, crops, headers, regions
+from torch_tfrecord.images import backends, crop_jobs, headers, regions
 from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.images.regions import decode_stack
 
@@ -81,7 +81,7 @@ def chunk(name, content):
 def by(request, monkeypatch):
     """With and without the compiled decoder of JPEGs."""
     if request.param == "without":
-        for module in (regions, crops):
+        for module in (regions, crop_jobs):
             monkeypatch.setattr(module, "optional_module", lambda _: None)
     return request.param
 

@@ -44,9 +44,9 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns.image import ImageReader
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.images import crops as image_crops
+from torch_tfrecord.images import crop_jobs
 from torch_tfrecord.images import regions as image_regions
-from torch_tfrecord.images.crops import Normalization
+from torch_tfrecord.images.crop_jobs import Normalization
 from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import Region, StoredImage, decode_region, decode_stack
 from torch_tfrecord.native import optional_module
@@ -62,7 +62,7 @@ CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 def regions_by(request, monkeypatch):
     """The decoder of regions, and none."""
     if request.param == "none":
-        for module in (image_regions, image_crops):
+        for module in (image_regions, crop_jobs):
             monkeypatch.setattr(module, "optional_module", lambda _: None)
     return request.param
 
@@ -472,7 +472,7 @@ def test_placing_pixels_with_and_without_the_compiled_core(
     monkeypatch, compiled, across, down, channels
 ):
     monkeypatch.setattr(
-        image_crops, "optional_module", optional_module if compiled else lambda _: None
+        crop_jobs, "optional_module", optional_module if compiled else lambda _: None
     )
     image = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (channels, 7, 11), np.uint8))
     flips = [
@@ -484,10 +484,10 @@ def test_placing_pixels_with_and_without_the_compiled_core(
         mirrored = flip(mirrored)
     pixels = image.permute(1, 2, 0).numpy()
     row = np.zeros((7, 11, channels), np.uint8)
-    image_crops.place_pixels(pixels, row, across=across, down=down)
+    crop_jobs.place_pixels(pixels, row, across=across, down=down)
     assert np.array_equal(row, mirrored.permute(1, 2, 0).numpy())
     mean, std = (MEAN * 2)[:channels], (STD * 2)[:channels]
     result = np.zeros((channels, 7, 11), np.float32)
-    image_crops.place_pixels(pixels, result, Normalization(mean, std), across=across, down=down)
+    crop_jobs.place_pixels(pixels, result, Normalization(mean, std), across=across, down=down)
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
     assert np.array_equal(result, transform(mirrored).numpy())

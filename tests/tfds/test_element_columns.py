@@ -25,7 +25,7 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.columns import column_plan, parsers
+from torch_tfrecord.columns import parsers, plan_parts
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.native import has_native
 from torch_tfrecord.protobuf.messages import Example
@@ -99,7 +99,7 @@ def test_the_core_alone_reads_plain_records(monkeypatch):
 
     ds = load("drawings", features=FEATURES["drawings"])
     with monkeypatch.context() as patch:
-        for module in (column_plan, parsers):
+        for module in (parsers, plan_parts):
             patch.setattr(module, "parse_message", no_protobuf)
         batch, sample = ds.__getitems__([0, 1, 2]).columns, ds[2]
     # of the image boxes and images want the same

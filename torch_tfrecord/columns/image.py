@@ -20,8 +20,7 @@ from torch_tfrecord.columns.reading import Column, Keys, labelled, raise_first
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
-from torch_tfrecord.images.crops import (
-    Crop,
+from torch_tfrecord.images.crop_jobs import (
     CropWork,
     Normalization,
     batch_tensor,
@@ -30,6 +29,7 @@ from torch_tfrecord.images.crops import (
     place_pixels,
     run_job,
 )
+from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase, spent

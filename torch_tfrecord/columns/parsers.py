@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
-from torch_tfrecord.columns.column_plan import ColumnPlan, PartWork, RowPlan
+from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
 from torch_tfrecord.columns.containers import Nested, wrap_nested
 from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
@@ -28,6 +28,7 @@ from torch_tfrecord.columns.feature import (
 )
 from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.message_columns import read_one, read_steps
+from torch_tfrecord.columns.plan_parts import PartWork
 from torch_tfrecord.columns.reading import (
     Column,
     Keys,

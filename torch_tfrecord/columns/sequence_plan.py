@@ -13,15 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_tfrecord.columns.column_plan import (
-    ColumnPlan,
-    Pick,
-    Slot,
-    make_picks,
-    plain_form_of,
-    ways,
-)
+from torch_tfrecord.columns.column_plan import ColumnPlan, Pick, make_picks
 from torch_tfrecord.columns.message_columns import steps_of
+from torch_tfrecord.columns.plan_parts import Slot, plain_form_of, ways
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module

@@ -26,16 +26,16 @@ import torchvision
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_tfrecord.images.crops import (
+from torch_tfrecord.images.crop_jobs import (
     ValueTable,
     batch_tensor,
     crop_job,
     empty_batch,
-    interpolation_name,
     place_pixels,
     resizes_in_core,
     run_job,
 )
+from torch_tfrecord.images.crops import interpolation_name
 from torch_tfrecord.images.regions import Region, StoredImage
 from torch_tfrecord.torch_internals import has_hooks
 

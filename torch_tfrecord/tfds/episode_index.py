@@ -26,8 +26,9 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.arguments import IndexPolicy
-from torch_tfrecord.columns.column_plan import ColumnPlan, plain_form_of
+from torch_tfrecord.columns.column_plan import ColumnPlan
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
+from torch_tfrecord.columns.plan_parts import plain_form_of
 from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
