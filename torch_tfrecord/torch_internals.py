@@ -5,6 +5,7 @@ one of them, a documented way takes its place, slower but with the same result.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 __all__ = [
     "CollateFunctions",
     "as_plain_tensors",
+    "choose_sparse_checks",
     "collate_by_kinds",
     "collate_functions",
     "has_hooks",
@@ -78,6 +80,16 @@ def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
         return tensor._indices(), tensor._values()
     return tensor.coalesce().indices(), tensor.coalesce().values()
+
+
+@functools.cache
+def choose_sparse_checks() -> None:
+    """Say that sparse tensors are not checked, unless you have said that they are: torch 2.11 warns
+    where nobody did, even in a call with ``check_invariants=False``.
+    """
+    checks = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():
+        checks.disable()
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.torch_internals import jagged
+from torch_tfrecord.torch_internals import choose_sparse_checks, jagged
 
 __all__ = [
     "Nested",
@@ -275,6 +275,7 @@ def make_sparse(
     if isinstance(values, list):
         return SparseList(indices, values, shape)
     # Whoever calls has checked the indices, and torch would read them all again.
+    choose_sparse_checks()
     return torch.sparse_coo_tensor(
         indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
     )
