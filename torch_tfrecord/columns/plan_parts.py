@@ -166,7 +166,9 @@ class PartWork:
         # A block for each batch, so that it can be copied to a device in one piece.
         block = empty_bytes(part.begins[-1] * num_records)
         self._offsets = np.empty((len(part.any_places), num_records + 1), np.int64)
-        self._missing = np.zeros((len(part.slots), num_records), np.uint8)
+        # np.zeros lets go of the GIL for so many
+        zeros = bytearray(len(part.slots) * num_records)
+        self._missing = np.frombuffer(zeros, np.uint8).reshape(len(part.slots), num_records)
         # The core fills dense columns in place; lists of any length grow in memory of its own. It
         # walks records without strides, and they may be columns of a wider array, as those of a
         # SequenceExample's contexts are.
