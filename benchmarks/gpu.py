@@ -1,12 +1,13 @@
 """How well a GPU is fed: rates of batches on the host, pinned and on the device; a ResNet-50, and a step of many small
 kernels, with one batch again and again and then fed by a loader; beside DALI and nvJPEG where they are installed.
 
-    python benchmarks/gpu.py                          # at most six minutes; draws its own JPEGs
+    python benchmarks/gpu.py                          # some three minutes; draws its own JPEGs
     python benchmarks/gpu.py --photos ~/photos
     python benchmarks/gpu.py --device cpu --seconds 0.2 --batch 4 --fraction 0.01    # whether it runs
 
-Without a GPU it measures what needs none, and says what it left out. "waits" is the share of its time in which the
-device has nothing to do: what is missing from the rate with one constant batch.
+Medians of rounds, in which all sides of a table take turns: a CPU launches kernels at one rate now and at another a
+minute later. Without a GPU it measures what needs none, and says what it left out. "waits" is the share of its time in
+which the device has nothing to do: what is missing from the rate with one constant batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +42,8 @@ _LABEL = {"label": FixedLenFeature((), torch.int64)}
 # Batches before the clock starts: cudnn's choice of kernels, and what a loader has made ahead.
 _LEAD_IN = 8
 _NUM_KERNELS = 2_000
+# As many as a CPU of 16 cores decodes in half of such a step.
+_FEW_IMAGES = 64
 
 
 class _Bench:
@@ -47,6 +51,7 @@ class _Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.seconds, self.batch = arguments.seconds, arguments.batch
+        self.rounds = arguments.rounds
         self.device = None if arguments.device is None else torch.device(arguments.device)
         self.corpora = Corpora(_CACHE, arguments.photos, arguments.fraction)
 
@@ -60,32 +65,37 @@ class _Bench:
             path, size, features, num_epochs=None, drop_last=True, **options
         ), size
 
-    def images(self, **options: Any) -> Any:
+    def images(self, size: int | None = None, **options: Any) -> Any:
         """Random crops with a flip, uint8, and labels."""
         crop = Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5))
         path, features = self.corpora.path("few-images"), {"image": crop, **_LABEL}
-        size = min(self.batch, self.corpora.count("few-images"))
+        size = min(size or self.batch, self.corpora.count("few-images"))
         return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options)
 
-    def per_second(self, step: Callable[[Any], object], batches: Iterator[Any]) -> float:
-        """Steps a second, until the device has done them all."""
-        for batch in itertools.islice(batches, _LEAD_IN):
-            step(batch)
-        self.synchronize()
-        done, begin = 0, time.perf_counter()
-        while done < 2 or time.perf_counter() < begin + self.seconds:
-            step(next(batches))
-            done += 1
-        self.synchronize()
-        return done / (time.perf_counter() - begin)
+    def per_second(self, step: Callable[[Any], object], **sides: Iterator[Any]) -> list[float]:
+        """Steps a second with the batches of each side, until the device has done them all."""
+        found: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(self.rounds):
+            for name, batches in sides.items():
+                for batch in itertools.islice(batches, _LEAD_IN):
+                    step(batch)
+                self.synchronize()
+                done, begin = 0, time.perf_counter()
+                while done < 2 or time.perf_counter() < begin + self.seconds:
+                    step(next(batches))
+                    done += 1
+                self.synchronize()
+                found[name].append(done / (time.perf_counter() - begin))
+        return [statistics.median(rates) for rates in found.values()]
 
     def synchronize(self) -> None:
         if self.device is not None and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
-    def rate(self, loader: Any) -> float:
+    def rates(self, *loaders: Any) -> list[float]:
         """Batches a second that nobody looks at."""
-        return self.per_second(lambda batch: None, iter(loader))
+        sides = {str(number): iter(loader) for number, loader in enumerate(loaders)}
+        return self.per_second(lambda batch: None, **sides)
 
 
 def _row(*cells: object) -> None:
@@ -102,15 +112,13 @@ def _table(*names: str) -> None:
 
 def _rates(bench: _Bench) -> None:
     _table("samples a second", "host", "pinned", "on the device", "device/host")
+    options: list[dict[str, Any]] = [{}]
+    if bench.device is not None:
+        is_cpu = bench.device.type == "cpu"
+        options += [{} if is_cpu else {"pin_memory": True}, {"device": bench.device}]
     for work in ("tokens", "embeddings", "40 scalars", "crops"):
-        cells = []
-        for options in ({}, {"pin_memory": True}, {"device": bench.device}):
-            if options and bench.device is None:
-                continue
-            if bench.device is not None and bench.device.type == "cpu":
-                options = {name: value for name, value in options.items() if name != "pin_memory"}
-            loader, size = bench.loader(work, **options)
-            cells.append(size * bench.rate(loader))
+        loaders = [bench.loader(work, **each) for each in options]
+        cells = [loaders[0][1] * rate for rate in bench.rates(*(each for each, _ in loaders))]
         shares = [f"| {cells[2] / cells[0]:.2f}"] if len(cells) == 3 else ["| left out"] * 3
         _row(work, *(f"| {cell:,.0f}" for cell in cells), *shares)
 
@@ -119,8 +127,8 @@ def _threads(bench: _Bench) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     counts = sorted({1, 2, 4, 8, cores - 1, cores} & {*range(1, cores + 1)})
     _table("images a second, on the host", *(f"{count} threads" for count in counts))
-    rates = [bench.batch * bench.rate(bench.images(num_threads=count)) for count in counts]
-    _row("RandomResizedCrop 224, uint8", *(f"| {rate:,.0f}" for rate in rates))
+    rates = [bench.rates(bench.images(num_threads=count))[0] for count in counts]
+    _row("RandomResizedCrop 224, uint8", *(f"| {bench.batch * rate:,.0f}" for rate in rates))
 
 
 class _ResNet:
@@ -163,23 +171,20 @@ def _constant(loader: Any) -> Iterator[Any]:
 
 
 def _resnet(bench: _Bench, device: torch.device) -> None:
-    step = _ResNet(device)
-    best = bench.batch * bench.per_second(step, _constant(bench.images(device=device)))
-    _table(f"ResNet-50, batch {bench.batch}", "images/s", "of the constant batch", "waits")
-    _row("one batch again and again", f"| {best:,.0f}", "| 1", "| 0 %")
-
-    def fed(name: str, batches: Iterator[Any]) -> None:
-        rate = bench.batch * bench.per_second(step, batches)
-        share = rate / best
-        _row(name, f"| {rate:,.0f}", f"| {share:.2f}", f"| {max(1 - share, 0):.0%}")
-
-    fed('make_dataloader(device="cuda")', iter(bench.images(device=device)))
-    moved = (
-        {name: column.to(device) for name, column in batch.items()} for batch in bench.images()
-    )
-    fed("make_dataloader, batch.to(device)", moved)
+    sides = {
+        "one batch again and again": _constant(bench.images(device=device)),
+        'make_dataloader(device="cuda")': iter(bench.images(device=device)),
+        "make_dataloader, batch.to(device)": (
+            {name: column.to(device) for name, column in batch.items()} for batch in bench.images()
+        ),
+    }
     if (batches := _dali(bench, device)) is not None:
-        fed("DALI, pictures decoded on the device", batches)
+        sides["DALI, pictures decoded on the device"] = batches
+    rates = bench.per_second(_ResNet(device), **sides)
+    _table(f"ResNet-50, batch {bench.batch}", "images/s", "of the constant batch", "waits")
+    for name, rate in zip(sides, rates, strict=True):
+        share = rate / rates[0]
+        _row(name, f"| {bench.batch * rate:,.0f}", f"| {share:.2f}", f"| {max(1 - share, 0):.0%}")
 
 
 def _dali(bench: _Bench, device: torch.device) -> Iterator[Any] | None:
@@ -231,17 +236,16 @@ def _dali(bench: _Bench, device: torch.device) -> Iterator[Any] | None:
 
 
 def _kernels(bench: _Bench, device: torch.device) -> None:
-    step = _SmallKernels(device)
-    works = {
-        "tokens": lambda: iter(bench.loader("tokens", device=device)[0]),
-        "images": lambda: iter(bench.images(device=device)),
+    images = bench.images(size=_FEW_IMAGES, device=device)
+    sides = {
+        "one batch again and again": _constant(bench.loader("tokens", device=device)[0]),
+        "beside tokens": iter(bench.loader("tokens", device=device)[0]),
+        f"beside images, batch {_FEW_IMAGES}": iter(images),
     }
-    best = bench.per_second(step, _constant(bench.loader("tokens", device=device)[0]))
+    rates = bench.per_second(_SmallKernels(device), **sides)
     _table(f"a step of {_NUM_KERNELS:,} small kernels", "ms", "times the constant batch")
-    _row("one batch again and again", f"| {1000 / best:.1f}", "| 1")
-    for name, batches in works.items():
-        rate = bench.per_second(step, batches())
-        _row(f"beside {name}", f"| {1000 / rate:.1f}", f"| {best / rate:.2f}")
+    for name, rate in zip(sides, rates, strict=True):
+        _row(name, f"| {1000 / rate:.1f}", f"| {rates[0] / rate:.2f}")
 
 
 def _nvjpeg(bench: _Bench, device: torch.device) -> None:
@@ -255,9 +259,9 @@ def _nvjpeg(bench: _Bench, device: torch.device) -> None:
         for n in range(min(256, len(ds)))
     ]
     try:
-        rate = bench.per_second(
+        (rate,) = bench.per_second(
             lambda batch: torchvision.io.decode_jpeg(batch, device=device),
-            itertools.repeat(encoded),
+            one=itertools.repeat(encoded),
         )
     except (RuntimeError, AttributeError) as error:
         print(f"left out: nvJPEG by torchvision ({error})")
@@ -273,7 +277,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else None)
     parser.add_argument("--photos", type=Path, help="a folder of .jpg files; drawn ones otherwise")
     parser.add_argument("--batch", type=int, default=256, help="pictures in a batch")
-    parser.add_argument("--seconds", type=float, default=6.0, help="at least, for a measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="at least, for a measurement")
     parser.add_argument("--fraction", type=float, default=1.0, help="how much data to write")
     bench = _Bench(parser.parse_args())
     where = "no GPU" if bench.device is None else str(bench.device)
