@@ -118,10 +118,10 @@ def reserve(num_bytes: int) -> None:
     budget.num_bytes = needed
 
 
-BORN_IN: ContextVar[tuple[Callable[[int], torch.Tensor], list[torch.Tensor]] | None] = ContextVar(
+BORN_IN: ContextVar[Callable[[int], _Bytes] | None] = ContextVar(
     "torch_tfrecord_born_in", default=None
 )
-"""What allocates memory for batches in this thread, but for small sizes, and what it has allocated: uint8 [size]."""
+"""What allocates memory for batches in this thread, but for small sizes: uint8 [size], not cleared."""
 
 
 def empty_bytes(size: int) -> _Bytes:
@@ -135,9 +135,7 @@ def empty_bytes(size: int) -> _Bytes:
     """
     born_in = BORN_IN.get() if size >= _SMALL_BYTES else None
     if born_in is not None:
-        allocate, blocks = born_in
-        blocks.append(allocate(size))
-        return blocks[-1].numpy()[:size]
+        return born_in(size)
     worker = worker_memory() if size >= _SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
     return scratch_bytes(size) if piece is None else np.frombuffer(piece, np.uint8)

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -165,7 +166,9 @@ def test_batches_are_those_of_the_host(path, name):
     found = train(loader)
     assert_all_same(found, expected)
     device = device_of(loader)
-    assert device.waits == len(expected) == len(device.copies)
+    assert device.waits == len(expected) >= len(device.copies)
+    if name == "small batches":  # those of a task are copied together
+        assert len(device.copies) < len(expected) / 2
     # all that a loader of ours makes is pinned by its threads, all else by one of the prefetcher
     assert threading.get_ident() not in device.pinned_by
 
@@ -510,8 +513,7 @@ def test_memory_is_constant_over_many_batches(path, kind, most):
             break
     prefetcher = loader if kind == "any" else loader._prefetcher
     assert len(prefetcher._held) <= 4
-    # a task of a thread may have 128 batches, each with a block
-    assert device.num_blocks <= 400
+    assert device.num_blocks <= 40
 
 
 # torch's devices.
@@ -564,9 +566,23 @@ class FakeModule:
         return Context()
 
     def current_stream(self, device):
-        return SimpleNamespace(
-            wait_event=lambda event: self.calls.append(f"current waits for {event}")
-        )
+        return self.current
+
+    def use(self, name):
+        self.current = Stream(name, self.calls)
+
+
+class Stream(NamedTuple):
+    """A stream that compares as torch 2.11's do: it is not unlike None."""
+
+    name: str
+    calls: list
+
+    def __ne__(self, other):
+        return other is not None and self.name != other.name
+
+    def wait_event(self, event):
+        self.calls.append(f"{self.name} waits for {event}")
 
 
 def test_the_order_of_calls_on_torchs_streams():
@@ -577,13 +593,16 @@ def test_the_order_of_calls_on_torchs_streams():
     def to(device, non_blocking=False):
         module.calls.append(f"copy to {device}, non_blocking={non_blocking}")
         return SimpleNamespace(
-            record_stream=lambda stream: module.calls.append("record_stream of current")
+            record_stream=lambda stream: module.calls.append(f"record_stream of {stream.name}")
         )
 
     streams.open()
     streams.open()
     blocks, event = streams.copy([SimpleNamespace(to=to)])
-    streams.wait(event, blocks)
+    waiting = None
+    for name in ("current", "current", "another"):
+        module.use(name)
+        waiting = streams.wait(event, blocks, waiting)
     assert module.calls == [
         "new stream of cpu",
         "enter side",
@@ -592,10 +611,12 @@ def test_the_order_of_calls_on_torchs_streams():
         "leave side",
         "current waits for event",
         "record_stream of current",
+        "another waits for event",
+        "record_stream of another",
     ]
     # a device without streams: all is done when it returns
     streams._stream = None
     host = streams.pinned(16)
     blocks, event = streams.copy([host])
-    streams.wait(event, blocks)
+    assert streams.wait(event, blocks, None) is None
     assert event is None and blocks[0].data_ptr() == host.data_ptr()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
     NO_WINDOW,
@@ -52,5 +50,10 @@ def find_start(
 
 
 def _headers(data: bytes, compression_type: str) -> list[int]:
-    is_gzip = compression_type == "GZIP"
-    return [found.start() for found in re.finditer(GZIP_MAGIC, data)] if is_gzip else []
+    found: list[int] = []
+    while (
+        compression_type == "GZIP"
+        and (at := data.find(GZIP_MAGIC, found[-1] + 1 if found else 0)) >= 0
+    ):
+        found.append(at)
+    return found

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
-from functools import partial
-from itertools import accumulate
-from math import inf
-from operator import methodcaller, mul
+from functools import lru_cache, partial
+from math import inf, prod
+from operator import methodcaller
 from threading import Lock
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
@@ -29,12 +30,13 @@ from torch_tfrecord.batch_memory import BORN_IN
 from torch_tfrecord.columns.containers import RaggedTensor
 from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.loading.sample import is_plain
-from torch_tfrecord.loading.transport import Node, Packer, View, build, view_of
+from torch_tfrecord.loading.transport import Node, Packer, View, build, span
 from torch_tfrecord.samples import Batch, Samples, Value, Values
 from torch_tfrecord.torch_internals import is_in_bad_fork, next_batch, workers_of
 
 __all__ = [
     "Accelerator",
+    "Cut",
     "DevicePrefetcher",
     "Event",
     "Pins",
@@ -49,7 +51,6 @@ _ALIGNMENT = 16
 _SCALARS = {bytes, str, int, float, bool, type(None)}
 
 _Blocks: TypeAlias = list[torch.Tensor]
-_T = TypeVar("_T")
 
 
 class Event(Protocol):
@@ -71,8 +72,10 @@ class Accelerator(Protocol):
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[_Blocks, Event | None]:
         """Begin to copy to the device, and the event that follows; None if all is done."""
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
-        """Let the current stream wait for the event, before it uses the blocks."""
+    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor], waiting: object) -> object:
+        """Let the current stream wait for the event before it uses the blocks, unless it is the one
+        that does so already; the stream that waits.
+        """
 
 
 class Streams:
@@ -131,14 +134,16 @@ class Streams:
             blocks = [host.to(self._device, non_blocking=True) for host in hosts]
             return blocks, self._stream.record_event()
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
+    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor], waiting: object) -> object:
         """See `Accelerator`."""
         if event is None:
-            return
+            return None
         current = self._module.current_stream(self._device)
-        current.wait_event(event)
-        for block in blocks:  # whose memory is not used again before this stream is done with it
-            block.record_stream(current)
+        if waiting is None or current != waiting:  # to torch 2.11 a stream is never unlike None
+            current.wait_event(event)
+            for block in blocks:  # whose memory is not used again before this stream is done
+                block.record_stream(current)
+        return current
 
 
 accelerator_of: Callable[[torch.device], Accelerator] = Streams
@@ -154,43 +159,110 @@ def pinned_bytes(size: int) -> torch.Tensor:
 # Where the tensors of a batch are.
 
 
-class _Layout(NamedTuple):
-    """A batch as views of a few blocks, which are uint8; for a device with offsets in items."""
+class _Piece(NamedTuple):
+    """Items of one dtype, from the start of a block to its end, that are cut into tensors."""
+
+    block: int
+    dtype: torch.dtype
+    sizes: list[int]
+
+
+# A tensor's number among all that are cut, its shape and strides.
+_Place: TypeAlias = tuple[int, tuple[int, ...], "tuple[int, ...] | None"]
+
+
+class Cut(NamedTuple):
+    """Batches as pieces of pinned blocks: few calls of torch cut them into tensors, since each lets
+    go of the GIL.
+    """
 
     node: Node
-    blocks: tuple[torch.Tensor, ...]
-    views: Sequence[View]
+    blocks: _Blocks
+    pieces: list[_Piece]
+    places: list[_Place]
+    # As they were made: a tensor that is dropped asks for the GIL twice, and who trains has it.
+    batches: list[Batch]
 
-    def on_host(self) -> Batch:
-        """The batch, without a copy."""
-        memories = [block.numpy().data for block in self.blocks]
-        return build([view_of(memories[view[0]], view) for view in self.views], self.node)
+    def on(self, blocks: _Blocks) -> list[Batch]:
+        """The batches as views of these blocks, or of their copies: torch then knows to which
+        pinned memory they belong.
+        """
+        cut: list[torch.Tensor] = []
+        for number, dtype, sizes in self.pieces:
+            # Each has a version counter of its own, as in `view_of`; those of `split` share one.
+            cut += torch.unsafe_split_with_sizes(blocks[number].view(dtype), sizes)
+        tensors = [
+            cut[number]
+            if len(shape) == 1 and strides is None
+            else cut[number].as_strided(shape, strides)
+            if strides
+            else cut[number].view(shape)
+            for number, shape, strides in self.places
+        ]
+        return cast("list[Batch]", build(tensors, self.node))
 
-    def on(self, blocks: _Blocks) -> Batch:
-        """The batch as views of copies of the blocks, with one call of torch for each."""
-        typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        tensors = []
-        for number, offset, dtype, shape, strides in self.views:
-            whole = typed.get((number, dtype))
-            if whole is None:
-                whole = typed[number, dtype] = blocks[number].view(dtype)
-            tensor = whole.as_strided(shape, strides or (), offset)
-            tensors.append(tensor.data)  # with its own version counter: see `view_of`
-        return build(tensors, self.node)
+
+@lru_cache(maxsize=64)
+def _pieces_of(
+    sizes: tuple[int, ...], views: tuple[View, ...]
+) -> tuple[list[_Piece], list[_Place]]:
+    """How blocks of so many bytes are cut into tensors."""
+    pieces: list[_Piece] = []
+    places: list[_Place] = [(0, (), None)] * len(views)
+    end = num_cut = 0
+
+    def add(size: int) -> None:
+        nonlocal end, num_cut
+        if size:
+            pieces[-1].sizes.append(size)
+            end, num_cut = end + size, num_cut + 1
+
+    def end_piece() -> None:
+        if pieces:
+            add(sizes[pieces[-1].block] // pieces[-1].dtype.itemsize - end)
+
+    by_place = sorted(enumerate(views), key=lambda item: (item[1][0], str(item[1][2]), item[1][1]))
+    for number, (block, offset, dtype, shape, strides) in by_place:
+        begin = offset // dtype.itemsize
+        if not pieces or pieces[-1][:2] != (block, dtype) or begin < end:
+            end_piece()
+            pieces.append(_Piece(block, dtype, []))
+            end = 0
+        add(begin - end)
+        places[number] = num_cut, shape, strides
+        add(prod(shape) if strides is None else span(shape, strides))
+    end_piece()
+    return pieces, places
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
-    return (*accumulate(shape[:0:-1], mul, initial=1),)[::-1][: len(shape)]
+class _Born:
+    """Pinned memory for a few batches of about the same size, in few blocks."""
+
+    def __init__(self, pins: Pins, num_batches: int) -> None:
+        self._pins, self._num_batches = pins, num_batches
+        self.blocks: _Blocks = []
+        self._free: list[npt.NDArray[np.uint8]] = []
+
+    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+        taken = -(-size // _ALIGNMENT) * _ALIGNMENT
+        fits = [number for number, free in enumerate(self._free) if len(free) >= taken]
+        if not fits:
+            fits = [len(self.blocks)]
+            self.blocks.append(self._pins.block(taken * self._num_batches))
+            self._free.append(self.blocks[-1].numpy())
+        free = self._free[fits[0]]
+        self._free[fits[0]] = free[taken:]
+        return free[:size]
 
 
 class _PinnedPacker(Packer):
-    """Finds the tensors of a batch in blocks, and copies all others into a new one."""
+    """Finds the tensors of batches in blocks, and copies all others into a new one."""
 
-    def __init__(self, pins: Pins) -> None:
+    def __init__(self, pins: Pins, born: Sequence[torch.Tensor]) -> None:
         super().__init__(None)
         self._pins, self._most_bytes = pins, inf
-        self._born: _Blocks = []
+        self._born = sorted((block.data_ptr(), block) for block in born)
+        self._starts_at = [start for start, _ in self._born]
 
     def node(self, part: Batch) -> Node:
         """See `Packer`; here parts may be of any kind."""
@@ -206,20 +278,6 @@ class _PinnedPacker(Packer):
         is_named = isinstance(part, tuple) and hasattr(part, "_fields")
         return (kind, *map(self.node, part)) if is_named else (False, part)
 
-    def message(self) -> Any:
-        """See `Packer`; with the blocks of this batch alone, or nearly."""
-        _, born = BORN_IN.get() or (None, [])
-        born.sort(key=torch.Tensor.data_ptr)
-        addresses = [*map(torch.Tensor.data_ptr, born)]
-        used: Counter[int] = Counter()
-        for tensor in self._tensors:
-            used[bisect(addresses, tensor.data_ptr()) - 1] += tensor.nbytes
-        # Less than half of a block, which several batches share, is copied on the host.
-        self._born = [
-            block for number, block in enumerate(born) if 2 * used[number] >= block.nbytes
-        ]
-        return super().message()
-
     def _list(self, values: Values, kinds: set[type]) -> Node:
         if kinds <= _SCALARS:
             return False, values
@@ -228,23 +286,35 @@ class _PinnedPacker(Packer):
         return (False, values) if stays else (list, items)
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
+        if (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and self._born_in(tensor)
+        ):
+            return self._place(tensor)  # ours: there is nothing to ask, which lets go of the GIL
         if isinstance(tensor, tv_tensors.TVTensor) and is_plain(tensor) and tensor.numel():
             plain = tensor.as_subclass(torch.Tensor)
             return partial(tv_tensors.wrap, like=tensor), self._place(plain)
         node = super()._tensor(tensor)
         return (self._pins.whole, node) if node[0] is False else node
 
+    def _born_in(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        number = bisect(self._starts_at, tensor.data_ptr()) - 1
+        if number < 0:
+            return None
+        start, block = self._born[number]
+        return self._born[number] if tensor.data_ptr() < start + block.nbytes else None
+
     def _made_here(self, tensor: torch.Tensor) -> View | None:
-        address = tensor.data_ptr()
-        for block in self._born:
-            offset = address - block.data_ptr()
-            if 0 <= offset < block.nbytes and not offset % tensor.itemsize:
-                number = self._starts.setdefault(block.data_ptr(), len(self._memories))
-                if number == len(self._memories):
-                    self._memories.append(block)
-                strides = None if tensor.is_contiguous() else tensor.stride()
-                return number, offset, tensor.dtype, tuple(tensor.shape), strides
-        return None
+        start, block = self._born_in(tensor) or (0, None)
+        offset = tensor.data_ptr() - start
+        if block is None or offset % tensor.itemsize:
+            return None
+        memory = self._starts.setdefault(start, len(self._memories))
+        if memory == len(self._memories):
+            self._memories.append(block)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return memory, offset, tensor.dtype, tuple(tensor.shape), strides
 
     def _new(self, num_bytes: int) -> memoryview:
         block = self._pins.block(num_bytes)
@@ -270,7 +340,7 @@ class Pins:
     def __init__(
         self, allocate: Callable[[int], torch.Tensor], device: torch.device | None = None
     ) -> None:
-        self._allocate, self._device = allocate, device
+        self._allocate, self.device = allocate, device
         self.method = "pin_memory" if device is None else "to"
         self.whole = methodcaller(self.method, *[] if device is None else [device])
 
@@ -278,35 +348,37 @@ class Pins:
         """Memory of at least that many bytes."""
         return self._allocate(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
 
-    def run(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call a function of which large columns are made in pinned memory."""
-        context = copy_context()
-        context.run(BORN_IN.set, (self.block, []))
-        return context.run(function, *args)
+    def make(self, function: Callable[[], list[Batch]], num_batches: int) -> Cut:
+        """What a function makes, large columns of it at once in pinned memory.
+
+        Args:
+            function: Makes at most `num_batches` batches.
+            num_batches: How many are expected.
+        """
+        context, born = copy_context(), _Born(self, num_batches)
+        context.run(BORN_IN.set, born)
+        return self.cut(context.run(function), born.blocks)
+
+    def cut(self, batches: list[Batch], born: Sequence[torch.Tensor] = ()) -> Cut:
+        """Batches in pinned memory; what is in `born` already is not copied."""
+        packer = _PinnedPacker(self, born)
+        node = packer.node(batches)
+        _, found, views = packer.message()
+        blocks = cast("_Blocks", found)
+        sizes = tuple(block.nbytes for block in blocks)
+        return Cut(node, blocks, *_pieces_of(sizes, (*views,)), batches)
 
     def collate(self, collate_fn: Callable[[Samples], Batch], samples: Samples) -> Batch:
         """A batch as a `collate_fn` makes it, in pinned memory."""
-        return self(collate_fn(samples))
-
-    def __call__(self, batch: Batch) -> Batch:
-        """The batch in pinned memory, or what `DevicePrefetcher` copies."""
-        packer = _PinnedPacker(self)
-        node = packer.node(batch)
-        _, blocks, views = packer.message()
-        if self._device is None:
-            return _Layout(node, (*blocks,), views).on_host()
-        in_items = [
-            (number, offset // dtype.itemsize, dtype, shape, strides or _strides(shape))
-            for number, offset, dtype, shape, strides in views
-        ]
-        return _Layout(node, (*blocks,), in_items)
+        cut = self.cut([collate_fn(samples)])
+        return cut.on(cut.blocks)[0]
 
 
 # Ahead of the training.
 
 
-# A batch, copies of its blocks that may be under way, and the event after them.
-_Coming: TypeAlias = tuple[_Layout, _Blocks, Event | None]
+# Batches, copies of their blocks that may be under way, and the event after them.
+_Coming: TypeAlias = tuple[Cut, _Blocks, "Event | None"]
 
 
 class DevicePrefetcher(Iterable[Batch]):
@@ -365,29 +437,33 @@ class DevicePrefetcher(Iterable[Batch]):
         """The batches on the device; they may be in pinned memory, as `pins` returns them."""
         return batches if self.accelerator is None else _Ahead(batches, self)
 
-    def begin(self, batch: Batch) -> _Coming:
+    def begin(self, batch: Batch | Cut) -> _Coming:
         """Begin to copy a batch, which waits for nothing if it is in pinned memory."""
-        layout = batch if isinstance(batch, _Layout) else self.pins(batch)  # type: ignore[misc]
+        cut = batch if isinstance(batch, Cut) else self.pins.cut([batch])  # type: ignore[union-attr]
         with self._lock:
-            blocks, event = self.accelerator.copy(layout.blocks)
+            blocks, event = self.accelerator.copy(cut.blocks)
             # Not by the iterator: it may be dropped before the copies are done.
             while self._held and self._held[0][0].query():
                 self._held.popleft()
             if event is not None:
-                self._held.append((event, layout.blocks))
-        return layout, blocks, event
+                self._held.append((event, cut.blocks))
+        return cut, blocks, event
 
 
 class _Ahead(Iterator[Batch]):
     """One iteration. Your thread takes the batches from the loader, so that a transform runs in it
-    and errors come in their order.
+    and errors come in their order. Batches that a thread made together are copied together.
     """
 
     def __init__(self, batches: Iterator[Batch], prefetcher: DevicePrefetcher) -> None:
         self._batches, self._prefetcher = batches, prefetcher
         self._workers = workers_of(batches)  # who are looked at where a batch is lost
         self._coming: deque[Future[_Coming]] = deque()
-        self._num_given = 0
+        self._here: deque[Batch] = deque()  # on the device once the event has passed
+        self._blocks: _Blocks = []
+        self._event: Event | None = None
+        self._waiting: object = None  # the stream that waits for it
+        self._num_ahead = self._num_given = 0
         self._is_ended = False
         self._pool = ThreadPoolExecutor(1, "tfrecord-pin")
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
@@ -396,28 +472,38 @@ class _Ahead(Iterator[Batch]):
         accelerator = self._prefetcher.accelerator
         accelerator.open()
         # One more each time: the first batch does not wait for those after it.
-        while not self._is_ended and len(self._coming) <= min(
-            self._num_given, self._prefetcher.depth
-        ):
+        most = min(self._num_given, self._prefetcher.depth)
+        while not self._is_ended and self._num_ahead <= most:
             self._take()
-        if not self._coming:
-            raise StopIteration
-        self._coming[0].exception()  # waits, and if that is interrupted, the batch is not lost
+        if not self._here:
+            if not self._coming:
+                raise StopIteration
+            error = self._coming[0].exception()  # waits; if that is interrupted, nothing is lost
+            coming = self._coming.popleft()
+            self._num_ahead -= error is not None
+            (cut, self._blocks, self._event), self._waiting = coming.result(), None
+            self._here.extend(cut.on(self._blocks))
+        self._num_ahead -= 1
         self._num_given += 1
-        layout, blocks, event = self._coming.popleft().result()
-        accelerator.wait(event, blocks)
-        return layout.on(blocks)
+        self._waiting = accelerator.wait(self._event, self._blocks, self._waiting)
+        batch = self._here.popleft()
+        if not self._here:
+            self._blocks = []
+        return batch
 
     def _take(self) -> None:
         coming: Future[_Coming] = Future()
+        self._num_ahead += 1
         try:
             batch = next_batch(self._batches)
-            if isinstance(batch, _Layout):
+            if isinstance(batch, Cut):
+                self._num_ahead += len(batch.batches) - 1
                 coming.set_result(self._prefetcher.begin(batch))
             else:
                 coming = self._pool.submit(self._prefetcher.begin, batch)
         except StopIteration:
             self._is_ended = True
+            self._num_ahead -= 1
             return
         except Exception as error:  # which comes after the batches before it
             coming.set_exception(error)

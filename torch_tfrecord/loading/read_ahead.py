@@ -22,7 +22,7 @@ from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.collate import collate
-from torch_tfrecord.loading.device import DevicePrefetcher, Pins, pinned_bytes
+from torch_tfrecord.loading.device import Cut, DevicePrefetcher, Pins, pinned_bytes
 from torch_tfrecord.loading.nested_dataset import (
     NestedDataset,
     StagedDataset,
@@ -44,7 +44,7 @@ __all__ = ["ReadAheadLoader", "collate_left"]
 
 # Fast batches are loaded a few at a time, which the processor's caches and the memory of freed batches have room for.
 _FEW_BATCHES, _FEW_BYTES = 4, 4 << 20
-# Where a thread waits much, as many as take it about so long: each time that it asks for the GIL beside a training loop
+# Where a thread waits longer than it works, as many as take it about so long: each time that it asks for the GIL beside a training loop
 # that computes in Python, it waits for 5 ms.
 _TASK_SECONDS = 0.02
 _MOST_BATCHES = 128
@@ -54,8 +54,16 @@ _ALL_BYTES = 256 << 20
 
 
 _Collate: TypeAlias = Callable[[Any], Batch]
-# What was loaded, or else the error.
-_Outcome: TypeAlias = "tuple[Batch | Samples, Exception | None]"
+# What was loaded, for a device several batches, or else the error.
+_Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
+
+
+class _Loaded(NamedTuple):
+    """Of a task the first batches, their number, and how many the next task shall have."""
+
+    outcomes: list[_Outcome]
+    num_batches: int
+    at_once: int
 
 
 class ReadAheadLoader(DataLoader[Value]):
@@ -154,7 +162,7 @@ class _Task(NamedTuple):
     """
 
     positions: Sequence[Sequence[int]]
-    loading: Future[tuple[list[_Outcome], int]]
+    loading: Future[_Loaded]
 
 
 class _ReadAheadIterator(Iterator[Batch]):
@@ -174,20 +182,19 @@ class _ReadAheadIterator(Iterator[Batch]):
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         pins = None if prefetcher is None else prefetcher.pins
-        is_for_device = pins is not None
-        if loader.pin_memory and not is_for_device and _can_pin():
+        self._is_for_device = pins is not None
+        if loader.pin_memory and not self._is_for_device and _can_pin():
             pins = Pins(pinned_bytes)
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         collate_fn: _Collate = loader.collate_fn
         is_ours = collate_fn is collate or isinstance(collate_fn, (PaddedCollate, PackedCollate))
         is_ahead = is_ours and not self._dataset._has_user_transform
         # What your transform made, a thread of the prefetcher pins.
-        if pins is not None and (is_ahead or not is_for_device):
-            collate_fn = partial(pins.collate, collate_fn)
-        self._collate_fn, self._ahead = collate_fn, collate_fn if is_ahead else None
-        self._load: Callable[..., tuple[list[_Outcome], int]] = (
-            _load if pins is None or not is_ahead else partial(pins.run, _load)
+        self._ahead = collate_fn if is_ahead else None
+        self._collate_fn = (
+            collate_fn if pins is None or self._is_for_device else partial(pins.collate, collate_fn)
         )
+        self._pins = pins if is_ahead else None
         # In memory the samples for a transform may be larger than in the files.
         most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
         self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
@@ -238,10 +245,12 @@ class _ReadAheadIterator(Iterator[Batch]):
         while not self._is_ended and len(self._tasks) <= self._loader.num_threads:
             self._begin_task()
         ready = [len(task.positions) for task in self._tasks if task.loading.done()]
-        count("queue", sum(ready, len(self._loaded)))
+        num_ready = sum(ready, sum(map(_num_batches, self._loaded)))
         if not self._loaded:
             self._wait()
-        loaded, error = self._loaded.popleft()
+        outcome = self._loaded.popleft()
+        count("queue", num_ready * _num_batches(outcome))
+        loaded, error = outcome
         if error is not None:
             raise error
         if self._ahead is None:
@@ -300,7 +309,7 @@ class _ReadAheadIterator(Iterator[Batch]):
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, so that it can be dropped.
         loading = self._pool.submit(
-            self._load, self._dataset, positions, self._ahead, self._task_bytes
+            _load, self._dataset, positions, self._ahead, self._task_bytes, self._pins
         )
         return _Task(positions, loading)
 
@@ -310,9 +319,13 @@ class _ReadAheadIterator(Iterator[Batch]):
             self._pool.shutdown(wait=False)
             raise StopIteration
         task = self._tasks.popleft()
-        loaded, self._loader._at_once = task.loading.result()
-        self._loaded.extend(loaded)
-        if left := task.positions[len(loaded) :]:
+        outcomes, number, self._loader._at_once = task.loading.result()
+        for loaded, error in outcomes:
+            if isinstance(loaded, Cut) and not self._is_for_device:
+                self._loaded.extend((batch, None) for batch in loaded.on(loaded.blocks))
+            else:
+                self._loaded.append((loaded, error))
+        if left := task.positions[number:]:
             self._tasks.appendleft(self._submit(left))
 
 
@@ -346,36 +359,54 @@ def _load(
     batches: Sequence[Sequence[int]],
     collate_fn: _Collate | None,
     most_bytes: int,
-) -> tuple[list[_Outcome], int]:
-    """The batches of a task, or the first of them, and how many the next task shall have. Where one
-    fails, each is loaded alone, to find out which.
+    pins: Pins | None = None,
+) -> _Loaded:
+    """The batches of a task, or the first of them. Where one fails, each is loaded alone, to find
+    out which.
     """
     begin, worked = perf_counter(), thread_time()
 
-    def finish(samples: Samples) -> _Outcome:
-        return samples if collate_fn is None else _finish(dataset, samples, collate_fn), None
+    def load(several: Sequence[Sequence[int]]) -> list[Batch | Samples]:
+        is_one = len(several) == 1
+        found = [dataset._load_samples(several[0])] if is_one else dataset._load_batches(several)
+        return [
+            samples if collate_fn is None else _finish(dataset, samples, collate_fn)
+            for samples in found
+        ]
+
+    def made(several: Sequence[Sequence[int]]) -> list[Any]:
+        if pins is None:
+            return load(several)
+        return [pins.make(partial(load, several), len(several))]
 
     found: list[_Outcome] = []
     if len(batches) > 1:
         with suppress(Exception):
-            found = [*map(finish, dataset._load_batches(batches))]
+            found = [(batch, None) for batch in made(batches)]
     for positions in [] if found else batches:
         try:
-            found.append(finish(dataset._load_samples(positions)))
+            found += [(batch, None) for batch in made([positions])]
         except Exception as error:
             found.append((None, error))
     # With the GIL or without it, but not waiting for it.
     worked = thread_time() - worked
     most = _MOST_BATCHES
-    if perf_counter() - begin < worked * 9 / 8:
+    if perf_counter() - begin < 2 * worked:
         most, most_bytes = min(_FEW_BATCHES, most), min(_FEW_BYTES, most_bytes)
-    fit = _TASK_SECONDS * len(found) // (worked or 1e-6)
+    number = sum(map(_num_batches, found))
+    fit = _TASK_SECONDS * number // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)
-    return found, max(int(min(fit, fit_bytes, 2 * len(found), most)), 1)
+    return _Loaded(found, number, max(int(min(fit, fit_bytes, 2 * number, most)), 1))
+
+
+def _num_batches(outcome: _Outcome) -> int:
+    return len(outcome[0].batches) if isinstance(outcome[0], Cut) else 1
 
 
 def _num_bytes(batch: object) -> int:
     """Of the tensors of a batch."""
+    if isinstance(batch, Cut):
+        return sum(block.nbytes for block in batch.blocks) // len(batch.batches)
     if isinstance(batch, torch.Tensor):
         return 0 if batch.is_sparse else batch.nbytes
     if isinstance(batch, Mapping):

@@ -29,7 +29,16 @@ from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.torch_internals import jagged, jagged_parts, sparse_parts
 
-__all__ = ["Node", "Packer", "View", "build", "for_transport", "register_in_worker", "view_of"]
+__all__ = [
+    "Node",
+    "Packer",
+    "View",
+    "build",
+    "for_transport",
+    "register_in_worker",
+    "span",
+    "view_of",
+]
 
 # If torch sends the tensors, a larger one gets its own file, whose cost is small compared to its
 # bytes.
@@ -211,7 +220,7 @@ class Packer:
         if self._memory is None:
             return None
         shape, strides = tuple(tensor.shape), None if tensor.is_contiguous() else tensor.stride()
-        num_bytes = tensor.nbytes if strides is None else _span(shape, strides) * tensor.itemsize
+        num_bytes = tensor.nbytes if strides is None else span(shape, strides) * tensor.itemsize
         found = self._memory.send(tensor.data_ptr(), num_bytes)
         if found is None:
             return None
@@ -231,7 +240,7 @@ class Packer:
             tensor = self._tensors[number]
             shape, strides = tuple(tensor.shape), None
             # channels last stays so
-            if not tensor.is_contiguous() and _span(shape, tensor.stride()) == tensor.numel():
+            if not tensor.is_contiguous() and span(shape, tensor.stride()) == tensor.numel():
                 strides = tensor.stride()
             source = len(self._memories) - 1, end - size, tensor.dtype, shape, strides
             as_array(view_of(memory, source))[...] = as_array(tensor)
@@ -284,11 +293,11 @@ def view_of(memory: memoryview, source: View) -> torch.Tensor:
     if strides is None:
         flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
         return flat if len(shape) == 1 else flat.view(shape)
-    flat = torch.frombuffer(memory, dtype=dtype, count=_span(shape, strides), offset=offset)
+    flat = torch.frombuffer(memory, dtype=dtype, count=span(shape, strides), offset=offset)
     return flat.as_strided(shape, strides)
 
 
-def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """The number of items from the first to the last, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
