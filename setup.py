@@ -32,6 +32,9 @@ EXTENSIONS = cythonize(
         extension("columns", "varints.h", "jobs.pxd"),
         extension("memory", "blocks.h"),
         extension("shared", "pieces.h"),
+        # Seek points within gzip members and zlib streams, where the headers of zlib are installed:
+        # apt install zlib1g-dev.
+        extension("inflate", libraries=("z",)),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install
         # libjpeg-turbo*-dev.
         extension("jpeg", "jpeg_region.h", "crops.h", "jobs.pxd", libraries=("jpeg",)),

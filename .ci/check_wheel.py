@@ -20,7 +20,7 @@ from torch_tfrecord import decode_image, encode_image, read_records
 from torch_tfrecord.images.regions import Region, decode_region
 from torch_tfrecord.native import fallback_reason, has_native
 
-PARTS = ("columns", "frames", "jpeg", "memory", "shared")
+PARTS = ("columns", "frames", "inflate", "jpeg", "memory", "shared")
 
 
 def check_parts() -> None:

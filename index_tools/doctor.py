@@ -62,6 +62,7 @@ _PARTS = {
     "columns": "Examples to tensors",
     "memory": "memory of batches",
     "shared": "memory of workers",
+    "inflate": "seek points in gzip and zlib files",
     "jpeg": "crops of JPEG images",
 }
 _PACKAGES = (
@@ -77,7 +78,10 @@ _PACKAGES = (
 # A worker that cannot start must not stop the report.
 _WORKER_SECONDS = 60
 
-_HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo"
+_HEADERS = {
+    "inflate": "Seek points: apt install zlib1g-dev or dnf install zlib-devel",
+    "jpeg": "JPEG regions: apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo",
+}
 
 
 def _run(as_json: bool) -> int:
@@ -157,8 +161,8 @@ def _remedy(name: str) -> str:
     # somebody wants the fallback: no compiler is missing
     if reason.startswith(PURE_PYTHON):
         return f"Compiled core: unset {PURE_PYTHON}."
-    if name == "jpeg":
-        return f"JPEG regions: {_HEADERS}, then {how_to_install()}."
+    if name in _HEADERS:
+        return f"{_HEADERS[name]}, then {how_to_install()}."
     is_available = name != "shared" or platform.system() == "Linux"
     return f"Compiled core: install a C compiler, then {how_to_install()}." if is_available else ""
 

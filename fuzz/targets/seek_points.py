@@ -161,22 +161,21 @@ def _made(number, rng, large=0.1):
 @contextlib.contextmanager
 def _close_points(rng):
     """Many points in little data."""
-    following = rng.choice([34 << 10, 40 << 10, 20 << 10])
     chosen = {
-        "_CHUNK_BYTES": (rng.choice([4, 14, 14, 30, 70]) << 10) + following,
-        "_FOLLOWING_BYTES": following,
-        "_BLOCK_SPACING": rng.choice([1 << 13, 1 << 15, 1 << 16]),
-        "_MEMBER_SPACING": rng.choice([1, 1 << 12, 1 << 14]),
-        "_LEAST_BYTES": rng.choice([1 << 20, 1 << 20, 1 << 20, 300, 9000]),
+        (inflated_module, "_INPUT_BYTES"): rng.choice([4, 14, 14, 30, 70]) << 10,
+        (inflated_module, "_OUTPUT_BYTES"): rng.choice([4, 14, 14, 256]) << 10,
+        (seek_points, "_BLOCK_SPACING"): rng.choice([1 << 13, 1 << 15, 1 << 16]),
+        (seek_points, "_MEMBER_SPACING"): rng.choice([1, 1 << 12, 1 << 14]),
+        (seek_points, "_LEAST_BYTES"): rng.choice([1 << 20, 1 << 20, 1 << 20, 300, 9000]),
     }
-    before = {name: getattr(seek_points, name) for name in chosen}
+    before = {place: getattr(*place) for place in chosen}
     try:
-        for name, value in chosen.items():
-            setattr(seek_points, name, value)
+        for place, value in chosen.items():
+            setattr(*place, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(seek_points, name, value)
+        for place, value in before.items():
+            setattr(*place, value)
 
 
 @contextlib.contextmanager

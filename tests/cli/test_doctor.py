@@ -28,6 +28,7 @@ PARTS = {
     "columns": "Examples to tensors",
     "memory": "memory of batches",
     "shared": "memory of workers",
+    "inflate": "seek points in gzip and zlib files",
     "jpeg": "crops of JPEG images",
 }
 NEEDS_ALL = pytest.mark.skipif(

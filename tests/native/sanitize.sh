@@ -13,7 +13,7 @@ cd "$work"
 find torch_tfrecord -name '*.so' -delete
 export TORCH_TFRECORD_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -g -O1"
 "$python" setup.py --quiet build_ext --inplace --force
-ls torch_tfrecord/native/{frames,columns,memory}.*.so > /dev/null # what does not compile is left out without an error
+ls torch_tfrecord/native/{frames,columns,inflate,memory}.*.so > /dev/null # what does not compile is left out without an error
 
 # Leaks are Python's own affair, and torch catches signals; the sanitizers must come first into the process.
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1
@@ -21,6 +21,6 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH="$work" PYTHONMALLOC=malloc
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" "$python" -m pytest -q -x \
     -p no:cacheprovider -k "not twin and not kept" tests/records/test_packed_records.py tests/native/test_native_reads.py tests/records/test_read_batch.py \
-    tests/test_batch_memory.py tests/loading/test_padded_rows.py tests/records/test_scan.py tests/native/test_native_columns.py tests/native/test_native_sequences.py \
+    tests/test_batch_memory.py tests/loading/test_padded_rows.py tests/records/test_scan.py tests/native/test_native_columns.py tests/native/test_native_sequences.py tests/native/test_inflate.py \
     tests/images/test_image_stacks.py tests/images/test_crop_jobs.py \
     tests/images/test_image_bombs.py "$@"

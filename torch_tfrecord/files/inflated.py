@@ -27,6 +27,7 @@ from torch_tfrecord.files.gzip_members import MembersAhead
 from torch_tfrecord.files.rescue import find_start
 from torch_tfrecord.files.seek_points import PointFinder, SeekPoint
 from torch_tfrecord.files.storage import ByteSource
+from torch_tfrecord.native import optional_module
 
 __all__ = [
     "MAX_INFLATED_RECORD_BYTES",
@@ -217,7 +218,8 @@ class InflatedSource(SequentialSource):
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None
-        self._engine = fastest() if can_read_again else zlib
+        of_blocks = finder and optional_module("inflate")
+        self._engine = (of_blocks or fastest()) if can_read_again else zlib
         are_ahead = can_read_again and start is None and compression_type == "GZIP"
         self._members = MembersAhead(source) if are_ahead else None
         self._restart()
@@ -301,10 +303,7 @@ class InflatedSource(SequentialSource):
             self._finder.add_member(begin, self._produced)
 
     def _next_input(self) -> bytes:
-        if self._finder is None:
-            data = self._source.read(_INPUT_BYTES, self._consumed)
-        else:
-            data = self._finder.read(self._source, self._consumed, self._produced)
+        data = self._source.read(_INPUT_BYTES, self._consumed)
         self._consumed += len(data)
         lead, self._lead = self._lead, 0
         return lead_in(data, lead)
@@ -345,10 +344,11 @@ class InflatedSource(SequentialSource):
                 return self._salvage(before, data, error)
             self._read_again()
             return b""
+        if self._finder is not None:
+            border, begin = getattr(inflater, "border", None), self._consumed - len(data)
+            self._finder.see(border, data, begin, self._produced)
         self._produced += len(piece)
         self._is_full = len(piece) == wanted and not inflater.eof
-        if self._finder is not None:
-            self._finder.see(piece)
         if inflater.eof:
             self._end_member(inflater)
         else:

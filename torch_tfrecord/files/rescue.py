@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch_tfrecord.files.deflate import (
     GZIP_MAGIC,
     NO_WINDOW,
@@ -50,10 +52,5 @@ def find_start(
 
 
 def _headers(data: bytes, compression_type: str) -> list[int]:
-    found: list[int] = []
-    while (
-        compression_type == "GZIP"
-        and (at := data.find(GZIP_MAGIC, found[-1] + 1 if found else 0)) >= 0
-    ):
-        found.append(at)
-    return found
+    is_gzip = compression_type == "GZIP"
+    return [found.start() for found in re.finditer(GZIP_MAGIC, data)] if is_gzip else []

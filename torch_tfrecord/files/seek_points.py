@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.deflate import (
-    WINDOW_BYTES,
-    block_bits,
-    decompresses,
-    lead_in,
-    needed_window,
-)
-from torch_tfrecord.files.per_process import in_threads
-from torch_tfrecord.files.storage import ByteSource
+from torch_tfrecord.errors import IndexMismatchError, warn_once
+from torch_tfrecord.files.deflate import WINDOW_BYTES, lead_in, needed_window
+from torch_tfrecord.native import fallback_reason, how_to_install
 
 __all__ = [
     "INDEX_BYTES_RATIO",
@@ -43,10 +35,11 @@ MOST_POINT_BYTES = 1 << 26
 
 _BLOCK_SPACING, _MEMBER_SPACING = 1 << 20, 1 << 16  # decompressed bytes between two points
 _POINT_BYTES = 32
-_OWN_CODES = 2  # kind of a block that has codes of its own
-# Compressed bytes that have a block, also where blocks are stored; that are searched at a time; and
-# those behind a block that show which bytes before it are needed.
-_CHUNK_BYTES, _SEARCH_BYTES, _FOLLOWING_BYTES = 1 << 18, 1 << 12, 40 << 10
+_NOT_BUILT = (
+    "a gzip or zlib file is entered at its beginning, or that of a member, which is slow where they are long: "
+    "torch_tfrecord.native.inflate was not built. Install the headers of zlib (apt install zlib1g-dev or dnf "
+    f"install zlib-devel), then {how_to_install()}"
+)
 
 
 class SeekPoint(NamedTuple):
@@ -136,9 +129,6 @@ class PointFinder:
     """Chooses seek points while a file is decompressed from front to back, within a budget that
     grows with what was read.
 
-    Blocks are looked for in the compressed bytes, by threads: what is found is a point if all that
-    it leads to is what the stream then holds.
-
     Args:
         file_size: Bytes of the compressed file.
         ratio: Share of it that they may take; 16 KiB are always allowed, and at most 64 MiB.
@@ -149,61 +139,32 @@ class PointFinder:
         self._ratio = min(ratio, MOST_POINT_BYTES / max(file_size, 1))
         self._rows: list[tuple[int, int, bool, bytes]] = []
         self._num_bytes = 0
-        self._wanted = _BLOCK_SPACING  # offset of the next point between two blocks
-        # Bit, offset and window of the border before.
-        self._tried: tuple[int, int, Future[bytes | None]] | None = None
-        self._reset(-1, b"")
 
-    def _reset(self, begin: int, data: bytes) -> None:
-        """Set what is decompressed next."""
-        self._begin, self._data = begin, data
-        self._search: Future[int | None] | None = None  # for a block in it
-        self._last = b""  # bytes of the stream before it
-        self._border: _Border | None = None
-
-    def read(self, source: ByteSource, begin: int, offset: int) -> bytes:
-        """Compressed bytes to decompress next, up to where a block may begin.
+    def see(
+        self, border: tuple[int, int, bytes] | None, data: bytes, begin: int, offset: int
+    ) -> None:
+        """A piece of a member, decompressed; a block that begins there is taken where one is due.
 
         Args:
-            source: The compressed file.
-            begin: The first of them.
-            offset: What they begin in the decompressed stream.
+            border: Where that is, as `native.inflate` says it.
+            data: Compressed bytes.
+            begin: The first of them in the file.
+            offset: Of the piece in the decompressed stream.
         """
-        if begin != self._begin:  # damage was passed
-            self._reset(begin, source.read(_CHUNK_BYTES, begin))
-        data, search, self._search = self._data, self._search, None
-        if self._border is not None and self._border.window is None:
-            self._border = self._border._replace(offset=offset, window=self._last)
-        if search is not None and (bit := search.result()) is not None:
-            self._border = _Border(8 * begin + bit, data[bit >> 3 :][:_FOLLOWING_BYTES])
-            self._wanted = offset + _BLOCK_SPACING
-            data = data[: (bit >> 3) + 1]
-            self._data = self._data[len(data) :]
-        else:
-            self._data = source.read(_CHUNK_BYTES, begin + len(data))
-            if offset >= self._wanted and self._border is None and self._may_take(begin):
-                self._search = in_threads(_first_block, self._data)
-        self._begin = begin + len(data)
-        return data
-
-    def see(self, piece: bytes) -> None:
-        """Take the next piece of the decompressed stream."""
-        border = self._border
-        if border is not None and border.window is not None:
-            out = border.out + piece
-            self._border = border._replace(out=out)
-            if len(out) >= WINDOW_BYTES:
-                self._border = None
-                self._tried = border.bit, border.offset, in_threads(border.packed, out)
-        self._last = (self._last + piece)[-WINDOW_BYTES:]
+        if offset < self._last_offset + _BLOCK_SPACING:
+            return
+        if border is None:
+            if fallback_reason("inflate") == "not built":
+                warn_once(_NOT_BUILT)
+            return
+        place, bit, window = border
+        if self._may_take(begin):
+            needed = needed_window(window, lead_in(memoryview(data)[bit >> 3 :], bit & 7))
+            if needed is not None:
+                self._add(8 * begin + bit, offset + place, True, _packed(needed))
 
     def _may_take(self, begin: int) -> bool:
         """Whether the budget has room for one more point."""
-        if self._tried is not None:
-            bit, offset, task = self._tried
-            self._tried, window = None, task.result()
-            if window is not None and offset > self._last_offset:
-                self._add(bit, offset, True, window)
         num_bytes = _POINT_BYTES + self._num_bytes // max(len(self._rows), 1)
         return self._num_bytes + num_bytes <= max(self._ratio * begin, _LEAST_BYTES)
 
@@ -214,11 +175,9 @@ class PointFinder:
         is_due = offset >= self._last_offset + _MEMBER_SPACING and self._may_take(begin)
         if not self._rows or is_due:
             self._add(8 * begin, offset, is_block, b"")
-            self._wanted = offset + _BLOCK_SPACING
 
     def add_start(self, point: SeekPoint) -> None:
         """A place behind damage, which cannot be reached from before it."""
-        self._may_take(0)
         while self._rows and self._rows[-1][1] >= point.offset:
             self._rows.pop()
         if point.bit < 8 * self._file_size:
@@ -234,7 +193,6 @@ class PointFinder:
 
     def points(self) -> SeekPoints | None:
         """Those found; None for an empty file."""
-        self._may_take(0)
         if not self._rows:
             return None
         bits, offsets, are_blocks, windows = zip(*self._rows, strict=True)
@@ -243,46 +201,6 @@ class PointFinder:
         return SeekPoints(table, b"".join(windows), self._file_size)
 
 
-class _Border(NamedTuple):
-    """A place where a block may begin.
-
-    Attributes:
-        bit: In the compressed file.
-        following: Compressed bytes, the first of which has the bit.
-        offset: Of what it holds in the decompressed stream.
-        window: The bytes before that; None as long as they are not decompressed.
-        out: The bytes from there on, as far as they are.
-    """
-
-    bit: int
-    following: bytes
-    offset: int = 0
-    window: bytes | None = None
-    out: bytes = b""
-
-    def packed(self, out: bytes) -> bytes | None:
-        """The window that a point needs, compressed; None where this is none."""
-        following = lead_in(self.following, self.bit & 7)
-        needed = needed_window(self.window or b"", following, out)
-        return None if needed is None else _packed(needed)
-
-
-def _first_block(data: bytes) -> int | None:
-    """The first bit behind which there are `_FOLLOWING_BYTES`, and a block may begin."""
-    end = len(data) - _FOLLOWING_BYTES
-    for begin in range(0, end, _SEARCH_BYTES):
-        piece = memoryview(data)[begin:]
-        for bit in block_bits(piece, _SEARCH_BYTES):
-            at = bit >> 3
-            # A place in the midst of a block with fixed codes gives the rest of it. That is of use,
-            # too, unless its first bit says that nothing follows.
-            kind = int.from_bytes(piece[at : at + 2], "little") >> (bit & 7) & 7
-            is_end = kind & 1 and kind >> 1 != _OWN_CODES
-            if begin + at < end and not is_end and decompresses(piece, bit, True, "GZIP"):
-                return 8 * begin + bit
-    return None
-
-
 def _packed(window: bytes) -> bytes:
-    packed = zlib.compressobj(6, zlib.DEFLATED, -15)
+    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
     return packed.compress(window) + packed.flush() if window else b""
