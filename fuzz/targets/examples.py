@@ -10,6 +10,7 @@ from tools import damage, outcome, same
 
 from torch_tfrecord import FixedLenFeature, Text, VarLenFeature, decode_example, encode_example
 from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.columns.stacking import as_plain
 from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.protobuf.messages import Example
 
@@ -110,7 +111,7 @@ def check(data):
             assert batch_error.position == 1
             continue
         samples = take_apart(batch, len(rows))  # as datasets hand them out
-        for name, column in batch.items():
+        for name, column in as_plain(batch).items():
             rows_of = column.unbind() if isinstance(column, torch.Tensor) else column
             assert all(same(_plain(rows_of[row]), wanted[name]) for row in (1, 4)), name
             assert same(_plain(rows_of[3]), _plain(_FIRST[number][name])), name

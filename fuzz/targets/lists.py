@@ -14,6 +14,7 @@ from tools import damage, outcome, same
 from torch_tfrecord import FixedLenFeature, ListFeatures, VarLenFeature, encode_example
 from torch_tfrecord.columns.example_lists import ExampleListParser
 from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.columns.stacking import as_plain
 from torch_tfrecord.protobuf.messages import Example, ExampleListWithContext
 
 COMPILED = True
@@ -87,6 +88,7 @@ def check(data):
     assert (wanted is None) == (error is not None)
     assert error is None or error.position == 1
     if batch is not None:
+        batch = as_plain(batch)
         for row, sample in ((0, _expected(good, **_OPTIONS[number])), (1, wanted)):
             assert _same(
                 tuple({name: _row(part[name], row) for name in part} for part in batch), sample

@@ -16,6 +16,7 @@ from torch_tfrecord import (
     encode_sequence_example,
 )
 from torch_tfrecord.columns.parsers import SequenceExampleParser
+from torch_tfrecord.columns.stacking import as_plain
 from torch_tfrecord.protobuf.messages import SequenceExample
 
 COMPILED = False
@@ -75,7 +76,7 @@ def check(data):
     single[1]["w"] = list(single[1]["w"].unbind())
     assert same([_plain(each) for each in single], [_plain(each) for each in wanted])
     for parser in (_PARSER, _TWIN):
-        _check_batch(parser.batch([_RECORD, data, _RECORD]), wanted)
+        _check_batch(as_plain(parser.batch([_RECORD, data, _RECORD])), wanted)
 
 
 def _check_batch(batch, wanted):

@@ -20,7 +20,7 @@ from wire_examples import UNKNOWN, WIRE_EXAMPLE
 
 from torch_tfrecord.columns import parsers, plan_parts
 from torch_tfrecord.columns.column_plan import ColumnPlan
-from torch_tfrecord.columns.containers import RaggedTensor, SparseList
+from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList, wrap_nested
 from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueReader, SerializedTensor, Text
@@ -88,6 +88,8 @@ def bits(value):
     """A value as something that compares by type, shape, dtype and bits."""
     if isinstance(value, dict):
         return {name: bits(item) for name, item in value.items()}
+    if isinstance(value, Nested):
+        value = wrap_nested(value)
     if isinstance(value, (list, tuple)):
         return type(value), [bits(item) for item in value]
     if isinstance(value, RaggedTensor):
@@ -399,11 +401,11 @@ def test_results_own_their_memory():
     for got in (batch["a"][3], samples[3]["a"]):
         assert got.tolist() == [1, 2]
     assert batch["raw"].tolist() == [[49, 50, 51, 52]] * 4
-    assert batch["v"].values().tolist() == [1, 2, 3] * 4
+    assert batch["v"].values.tolist() == [1, 2, 3] * 4
     for name in ("a", "b", "n", "raw"):
         batch[name].zero_()
         assert not batch[name].any()
-    assert batch["v"].values().tolist() == [1, 2, 3] * 4
+    assert batch["v"].values.tolist() == [1, 2, 3] * 4
 
 
 def test_columns_are_independent_for_autograd():

@@ -22,10 +22,17 @@ from torch_tfrecord import (
     make_dataloader,
     serialize_tensor,
 )
-from torch_tfrecord.columns.containers import jagged_tensor, offsets_of
+from torch_tfrecord.columns.containers import Nested
+from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.loading.column_batch import ColumnBatch
 
 NAMES = ["ids", "mask"]
+
+
+def ragged(values, offsets):
+    return Nested(values.numpy(), values.dtype, (offsets,))
+
+
 FEATURES = {
     "ids": VarLenFeature(torch.int64),
     "mask": VarLenFeature(torch.float32),
@@ -55,10 +62,10 @@ def as_columns(samples):
     """The samples as a dataset gives them: columns, which are made anew if they are looked at."""
 
     def columns():
-        offsets = offsets_of([len(sample["ids"]) for sample in samples])
+        offsets = splits_of([len(sample["ids"]) for sample in samples])
         return {
-            "ids": jagged_tensor(torch.cat([sample["ids"] for sample in samples]), offsets),
-            "mask": jagged_tensor(torch.cat([sample["mask"] for sample in samples]), offsets),
+            "ids": ragged(torch.cat([sample["ids"] for sample in samples]), offsets),
+            "mask": ragged(torch.cat([sample["mask"] for sample in samples]), offsets),
             "pair": torch.stack([sample["pair"] for sample in samples]),
             "number": torch.stack([sample["number"] for sample in samples]),
             "name": [sample["name"] for sample in samples],
@@ -226,8 +233,8 @@ def test_empty_documents_alone(layout):
 
 def test_values_of_several_dimensions():
     values = torch.arange(12).reshape(6, 2)
-    offsets = offsets_of([2, 0, 4])
-    columns = {"x": jagged_tensor(values, offsets), "y": jagged_tensor(values[:, 0] > 4, offsets)}
+    offsets = splits_of([2, 0, 4])
+    columns = {"x": ragged(values, offsets), "y": ragged(values[:, 0] > 4, offsets)}
     batch = PackedCollate(4)(ColumnBatch(columns, 3))
     assert batch["x"].tolist() == values.tolist()
     batch = PackedCollate(4, layout="blocks", padding_values={"x": -1, "y": True})(
@@ -243,7 +250,7 @@ def test_values_of_several_dimensions():
 
 def test_columns_are_not_copied():
     values = torch.arange(5)
-    columns = {"ids": jagged_tensor(values, offsets_of([2, 3]))}
+    columns = {"ids": ragged(values, splits_of([2, 3]))}
     batch = PackedCollate(4)(ColumnBatch(columns, 2).located(None, lambda: columns))
     assert batch["ids"].data_ptr() == values.data_ptr()
 

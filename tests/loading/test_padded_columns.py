@@ -6,6 +6,7 @@ Covers loading/padded_values.
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +28,9 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor, offsets_of
+from torch_tfrecord.batch_memory import as_array
+from torch_tfrecord.columns.containers import Nested, SparseList
+from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.loading import padded_values
 from torch_tfrecord.loading.column_batch import ColumnBatch
 
@@ -101,16 +104,16 @@ def columns(draw, count, depth=1):
         return tuple(draw(columns(count, depth - 1)) for _ in range(draw(st.integers(1, 3))))
     return {
         "dense": lambda: numbers(dtype, (count, *inner)),
-        "jagged": lambda: jagged_tensor(
-            numbers(dtype, (sum(lengths), *inner)), offsets_of(lengths)
+        "jagged": lambda: Nested(
+            as_array(numbers(dtype, (sum(lengths), *inner))), dtype, (splits_of(lengths),)
         ),
         "strings": lambda: [word * length for length in lengths],
         "words": lambda: [[word] * length for length in lengths],
         "lists": lambda: [[[word] * (length % 3)] * length for length in lengths],
         "image": lambda: tv_tensors.Image(numbers(torch.uint8, (count, 3, *(*inner, 2, 2)[:2]))),
         "none": lambda: [None] * count,
-        "ragged": lambda: RaggedTensor(
-            numbers(dtype, (sum(lengths),)), (offsets_of([1] * count), offsets_of(lengths))
+        "ragged": lambda: Nested(
+            numbers(dtype, (sum(lengths),)), dtype, (np.arange(count + 1), splits_of(lengths))
         ),
         "sparse": lambda: torch.eye(count).to_sparse(),
         "sparse list": lambda: SparseList(torch.tensor([[0], [0]]), [word], (count, 2)),
@@ -271,7 +274,9 @@ def test_loaders(path, workers):
     "column",
     [
         torch.ones(2, 3, requires_grad=True),
-        jagged_tensor(torch.ones(3, requires_grad=True), torch.tensor([0, 1, 3])),
+        torch.nested.nested_tensor_from_jagged(
+            torch.ones(3, requires_grad=True), torch.tensor([0, 1, 3])
+        ),
     ],
 )
 def test_gradients_pass(column):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.batch_memory import as_array, as_tensor
-from torch_tfrecord.columns.containers import offsets_of
+from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.columns.stacking import pad_rows
 from torch_tfrecord.native import optional_module
 
@@ -28,7 +28,9 @@ DTYPES += [torch.bfloat16, torch.float8_e5m2]
 
 def loop(values, lengths, longest, fill):
     """The same, row by row."""
-    padded = fill.expand(len(lengths), longest, *values.shape[1:]).clone()
+    padded = fill.expand(len(lengths), longest, *values.shape[1:]).clone(
+        memory_format=torch.contiguous_format
+    )
     for row, part in enumerate(values.split(lengths)):
         padded[row, : len(part)] = part
     return padded
@@ -55,7 +57,7 @@ def test_equals_a_loop(is_pure, lengths, more, inner, dtype, seed):
     values = bits.to(torch.uint8).view(dtype).reshape(sum(lengths) + 1, *inner)[:-1]
     fill = torch.tensor(seed % 2, dtype=dtype)
     with pure_python(is_pure):
-        ends = offsets_of(lengths).numpy()
+        ends = splits_of(lengths)
         found = pad_rows(as_array(values), ends, max(lengths) + more, as_array(fill))
         padded = as_tensor(found, dtype)
     expected = loop(values, lengths, max(lengths) + more, fill)

@@ -27,7 +27,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_tfrecord import RaggedTensor, SparseList, collate
-from torch_tfrecord.columns.containers import jagged_tensor, make_sparse
+from torch_tfrecord.columns.containers import Nested, make_sparse
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.sample import UNSEEN, Sample
 
@@ -62,7 +62,7 @@ def columns_of(numbers):
         "row": number[:, None].repeat(1, 3).float(),
         "empty": torch.zeros(n, 0),
         "image": tv_tensors.Image(number[:, None, None, None].repeat(1, 3, 2, 2).to(torch.uint8)),
-        "var": jagged_tensor(torch.arange(many), offsets),
+        "var": Nested(np.arange(many), torch.int64, (offsets.numpy(),)),
         "name": [b"%d" % each for each in numbers],
         "words": [[f"w{each}"] * (each % 2) for each in numbers],
         "unlike": [torch.full((each % 2 + 1,), each) for each in numbers],

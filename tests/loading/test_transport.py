@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
 from torch_tfrecord import RaggedTensor, SparseList, collate, shared_memory
-from torch_tfrecord.columns.containers import jagged_tensor, make_sparse
+from torch_tfrecord.columns.containers import Nested, make_sparse, wrap_nested
 from torch_tfrecord.loading import transport
 from torch_tfrecord.native import optional_module
 
@@ -90,7 +90,7 @@ def columns(draw):
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     values = torch.arange(int(offsets[-1]))
     if kind == "jagged":
-        return jagged_tensor(values, offsets)
+        return wrap_nested(Nested(values, values.dtype, (offsets,)))
     if kind == "sparse":
         indices = torch.stack([torch.arange(len(values)), values * 2])
         return make_sparse(

@@ -11,27 +11,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import as_array, as_tensor
+from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.torch_internals import choose_sparse_checks, jagged
 
 __all__ = [
     "Nested",
+    "Numbers",
     "RaggedTensor",
     "SparseList",
-    "jagged_tensor",
     "join_nested",
     "longest_of",
     "make_sparse",
     "nest_rows",
-    "offsets_of",
     "split_lists",
     "wrap_nested",
 ]
+
+Numbers: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +105,7 @@ class RaggedTensor:
             part = splits[low : high + 1]
             low, high = int(part[0]), int(part[-1])
             inner.append(part - low)
-        return wrap_nested(Nested(self.flat_values[low:high], tuple(inner)))
+        return wrap_nested(Nested(self.flat_values[low:high], self.flat_values.dtype, tuple(inner)))
 
     def to_list(self) -> list[Any]:
         """All values as nested lists of Python numbers."""
@@ -174,22 +177,35 @@ class SparseList:
 class Nested(NamedTuple):
     """Values [N, *inner] and any number of row splits, outermost first; without row splits, a dense
     tensor.
+
+    What readers make is of arrays for as long as it can: a thread that drops a tensor asks for the
+    GIL.
     """
 
-    values: torch.Tensor
-    row_splits: tuple[torch.Tensor, ...] = ()
+    values: Numbers
+    dtype: torch.dtype
+    row_splits: tuple[Numbers, ...] = ()
 
     @property
     def num_rows(self) -> int:
         """Number of outermost rows."""
         return len(self.row_splits[0]) - 1 if self.row_splits else len(self.values)
 
+    def tensors(self) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """The values and row splits as tensors of the same memory."""
+        return _tensor(self.values, self.dtype), tuple(map(_tensor, self.row_splits))
 
-def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
-    """The row splits of rows with these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return torch.from_numpy(offsets)
+    def arrays(self) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[np.int64], ...]]:
+        """The values and row splits as arrays of the same memory: see `as_array`."""
+        return _array(self.values), tuple(map(_array, self.row_splits))
+
+
+def _tensor(numbers: Numbers, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return numbers if isinstance(numbers, torch.Tensor) else as_tensor(numbers, dtype)
+
+
+def _array(numbers: Numbers) -> npt.NDArray[Any]:
+    return as_array(numbers) if isinstance(numbers, torch.Tensor) else numbers
 
 
 def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
@@ -197,40 +213,30 @@ def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
     no rows.
     """
     # The parts become the outermost dimension.
-    outer = offsets_of([part.num_rows for part in parts])
+    outer = splits_of([part.num_rows for part in parts])
     if not parts:
-        return Nested(template.values, (outer, *template.row_splits))
-    levels = [
-        _join_splits(level) for level in zip(*[part.row_splits for part in parts], strict=True)
-    ]
-    return Nested(torch.cat([part.values for part in parts]), (outer, *levels))
+        return template._replace(row_splits=(outer, *template.row_splits))
+    values, row_splits = zip(*[part.tensors() for part in parts], strict=True)
+    levels = [_join_splits(level) for level in zip(*row_splits, strict=True)]
+    return Nested(torch.cat(values), template.dtype, (outer, *levels))
 
 
-def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _join_splits(parts: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
     # Written in place: there may be many empty rows, and diff, cat and cumsum would hold them four
     # times.
-    joined = torch.zeros(1 + sum(len(splits) - 1 for splits in parts), dtype=torch.int64)
+    joined = np.zeros(1 + sum(len(splits) - 1 for splits in parts), np.int64)
     row = 1
     for splits in parts:
         end = row + len(splits) - 1
-        torch.add(splits[1:], joined[row - 1], out=joined[row:end])
+        np.add(splits[1:].numpy(force=True), joined[row - 1], out=joined[row:end])
         row = end
     return joined
 
 
-def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """``torch.nested.nested_tensor_from_jagged(values, offsets)``, a jagged nested tensor that
-    views the values.
-
-    It stores the length of its longest row; without it, ``to_padded_tensor`` would pad to the sum
-    of all lengths.
-    """
-    return jagged(values, offsets, longest_of(offsets))
-
-
-def longest_of(offsets: torch.Tensor) -> int:
+def longest_of(offsets: Numbers) -> int:
     """The length of the longest row, by the row splits."""
-    ends = offsets.numpy(force=True)  # faster than torch for few rows
+    # faster than torch for few rows
+    ends = offsets.numpy(force=True) if isinstance(offsets, torch.Tensor) else offsets
     return int((ends[1:] - ends[:-1]).max(initial=0))
 
 
@@ -238,11 +244,13 @@ def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
     """Wrap in the simplest type that holds it: a tensor, a jagged nested tensor, or a
     RaggedTensor.
     """
-    if not nested.row_splits:
-        return nested.values
-    if len(nested.row_splits) == 1:
-        return jagged_tensor(nested.values, nested.row_splits[0])
-    return RaggedTensor(nested.values, nested.row_splits)
+    values, row_splits = nested.tensors()
+    if not row_splits:
+        return values
+    if len(row_splits) > 1:
+        return RaggedTensor(values, row_splits)
+    # by the array, where there is one: even `Tensor.numpy` lets go of the GIL
+    return jagged(values, row_splits[0], longest_of(nested.row_splits[0]))
 
 
 def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[Any]:
@@ -254,12 +262,12 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
 
 
 def nest_rows(
-    values: torch.Tensor | list[Any], row_splits: Sequence[npt.NDArray[np.int64]]
+    values: npt.NDArray[Any] | list[Any], dtype: Any, row_splits: Sequence[npt.NDArray[np.int64]]
 ) -> Nested | list[Any]:
     """Numbers as a `Nested`, strings as nested lists; row splits outermost first."""
     if isinstance(values, list):
         return split_lists(values, [splits.tolist() for splits in row_splits])
-    return Nested(values, tuple(map(torch.from_numpy, row_splits)))
+    return Nested(values, dtype, tuple(row_splits))
 
 
 def make_sparse(

@@ -23,7 +23,7 @@ from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
 from torch_tfrecord.columns.feature import Feature, copy_mappings, features_code
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
-from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
+from torch_tfrecord.columns.parsers import ExampleParser, PartParser, packed
 from torch_tfrecord.columns.reading import (
     Column,
     Ints,
@@ -81,7 +81,7 @@ class NestedExample(Feature):
         """Check the fields, and copy the mapping."""
         super().__post_init__()
         one_of("format", self.format, "proto", "json")
-        object.__setattr__(self, "features", InnerParser(self.features).features)
+        object.__setattr__(self, "features", ExampleParser(self.features).features)
 
     def __hash__(self) -> int:
         return hash((frozenset(self.features.items()), self.format, self.key))
@@ -115,7 +115,7 @@ class _NestedReader:
         self._want = Want(
             name, spec._key_of(name), BYTES_LIST, "NestedExample", num_values=1, is_required=True
         )
-        self._parser, self._is_json = InnerParser(spec.features, pads=pads), spec.format == "json"
+        self._parser, self._is_json = ExampleParser(spec.features, pads=pads), spec.format == "json"
         self.wants, self.keyed = (self._want,), self._parser.needs_keys
 
     def read(self, columns: Sequence[Column], keys: Keys | None = None) -> Values:
@@ -268,8 +268,7 @@ class ExampleListParser(PartParser):
         return rows_of(context)[0] if context else {}, rows_of(examples)[0]
 
     def _read(self, found: PackedRecords, num_records: int, keys: Keys) -> tuple[Values, Values]:
-        context, examples = self._columns(found, keys, pads=self._pads)
-        return wrapped(context), wrapped(examples)
+        return self._columns(found, keys, pads=self._pads)
 
     def _columns(self, records: PackedRecords, keys: Keys, *, pads: bool) -> tuple[Values, Values]:
         contexts, lists = _READ[self.features.format](records)
@@ -308,7 +307,7 @@ class ExampleListParser(PartParser):
         offsets = torch.from_numpy(borders)
         return _Lists(examples, borders, offsets, sizes, is_own.reshape(-1), width)
 
-    def _read_lists(self, lists: _Lists, parser: InnerParser) -> Values:
+    def _read_lists(self, lists: _Lists, parser: ExampleParser) -> Values:
         try:
             columns = parser.batch(lists.examples)
         except TFRecordError as error:
@@ -322,8 +321,8 @@ class ExampleListParser(PartParser):
         return found
 
 
-def _inner(features: Mapping[str, Feature], *, pads: bool) -> InnerParser:
-    parser = InnerParser(features, pads=pads)
+def _inner(features: Mapping[str, Feature], *, pads: bool) -> ExampleParser:
+    parser = ExampleParser(features, pads=pads)
     if parser.needs_keys:
         raise ValueError(
             "crop: images of a list of Examples have no random crop; crop them in the transform"
@@ -351,7 +350,7 @@ def _read_elwc(records: PackedRecords) -> tuple[list[bytes], list[list[bytes]]]:
 
 
 def _read_eie(records: PackedRecords) -> tuple[list[bytes], list[list[bytes]]]:
-    found = InnerParser(_EIE).batch(records)
+    found = ExampleParser(_EIE).batch(records)
     return found["serialized_context"], found["serialized_examples"]
 
 
@@ -384,7 +383,7 @@ def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
     if isinstance(spec, NestedExample):
         return _in_lists(spec.features, column, lists)
     if isinstance(column, Nested):
-        return Nested(column.values, (lists.offsets, *column.row_splits))
+        return column._replace(row_splits=(lists.offsets, *column.row_splits))
     if isinstance(column, torch.Tensor):
         is_whole = isinstance(spec, OneValueSpec) and lists.width is None
         # A tensor of images or arrays has no ragged form: one value a list.
@@ -397,7 +396,7 @@ def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
 def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
     """One tensor if the lists have one length, else ragged rows."""
     if lists.width is None:
-        return Nested(column, (lists.offsets,))
+        return Nested(column, column.dtype, (lists.offsets,))
     return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch_tfrecord.columns.containers import Nested
 from torch_tfrecord.columns.dtypes import DType
 from torch_tfrecord.columns.lists import VarLenFeature
-from torch_tfrecord.columns.parsers import InnerParser
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.requests import each_at_once
@@ -60,9 +60,9 @@ class ExampleColumns:
         self._missing: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in names}
         self._strings: dict[str, dict[bytes, int]] = {name: {} for name in names}
 
-    def _make_parser(self) -> InnerParser:
+    def _make_parser(self) -> ExampleParser:
         # Records that lack a key fit any kind: without a value so far, one is as good as another.
-        return InnerParser(
+        return ExampleParser(
             {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
         )
 
@@ -108,10 +108,10 @@ class ExampleColumns:
 
     def _add(self, name: str, key: str, column: Nested | list[list[bytes]]) -> None:
         if isinstance(column, Nested):
-            counts = np.diff(column.row_splits[0].numpy())
-            values: npt.NDArray[Any] = column.values.numpy()
+            values, (ends,) = column.arrays()
+            counts = np.diff(ends)
             if len(values):
-                self._kinds[key] = column.values.dtype
+                self._kinds[key] = column.dtype
         else:
             counts = np.array([*map(len, column)], np.int64)
             values = np.empty(0, np.int64)

@@ -21,7 +21,6 @@ from torch_tfrecord.columns.dtypes import (
     Array,
     DType,
     Value,
-    cast,
     cast_array,
     check_list_dtype,
     default_values,
@@ -270,9 +269,9 @@ class VarLenReader:
         if not isinstance(self._dtype, torch.dtype):
             # The core builds the list of each row as it goes.
             return labelled(want, column.strings, self._dtype, True)
-        values = labelled(want, cast, column.values, self._dtype)
+        values = labelled(want, cast_array, column.values, self._dtype)
         reserve_for_values(want, values.nbytes, column.offsets)
-        return Nested(values, (torch.from_numpy(column.offsets),))
+        return Nested(values, self._dtype, (column.offsets,))
 
 
 class VarLenSteps(StepReader):
@@ -288,9 +287,9 @@ class VarLenSteps(StepReader):
         """The batch's column."""
         want, (steps, borders, _) = self.wants[0], lists[0]
         values = read_list(want, steps, self._dtype)
-        if isinstance(values, torch.Tensor):
+        if not isinstance(values, list):
             reserve_for_values(want, values.nbytes + 8 * len(steps.offsets), borders)
-        return nest_rows(values, (borders, steps.offsets))
+        return nest_rows(values, self._dtype, (borders, steps.offsets))
 
 
 @dataclass(frozen=True, repr=False)
@@ -416,7 +415,10 @@ def _rows(
         padded = _pad_numbers(want, values, ends, _padding(spec.default_value or 0, dtype))
         return as_tensor(padded, dtype, (*padded.shape[:2], *spec.shape))
     reserve_for_values(want, values.nbytes, ends)
-    return Nested(as_tensor(values, dtype, shape), (torch.from_numpy(ends),))
+    try:
+        return Nested(values.reshape(shape), dtype, (ends,))
+    except ValueError:  # NumPy has no more than 32 dimensions, and no sizes beyond 2**63 bytes
+        return Nested(as_tensor(values, dtype, shape), dtype, (ends,))
 
 
 @functools.lru_cache

@@ -17,7 +17,6 @@ import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
 from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
-from torch_tfrecord.columns.containers import Nested, wrap_nested
 from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
     Feature,
@@ -46,12 +45,10 @@ from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = [
     "ExampleParser",
-    "InnerParser",
     "Parser",
     "PartParser",
     "SequenceExampleParser",
     "packed",
-    "wrapped",
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -190,8 +187,6 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         {'a': tensor(5)}
     """
 
-    _wraps = True
-
     def __init__(
         self,
         features: Mapping[str, Feature] | None,
@@ -299,23 +294,14 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         values: Values = {}
         for name, reader, own in zip(self.features, self._readers, columns, strict=True):
             # Most features draw nothing, and then no call stands in between.
-            column = (
+            values[name] = (
                 works[name].finish(own)
                 if name in works
                 else read_columns(reader, own, keys)
                 if self.needs_keys
                 else reader.read(own)
             )
-            values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
         return values
-
-
-class InnerParser(ExampleParser):
-    """Parses Examples that are parts of records: ragged columns stay a `Nested`, for the parser
-    around it.
-    """
-
-    _wraps = False
 
 
 class PartParser(Parser[Value, Value, PackedRecords]):
@@ -450,16 +436,14 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
     def _read(self, found: SequenceColumns, num_records: int, keys: Keys) -> tuple[Values, ...]:
         _reserve([*self._context.values()], self._row_bytes, num_records)
         readers = zip(self._context.items(), found.context, strict=True)
-        context = {name: wrapped(reader.read(columns)) for (name, reader), columns in readers}
+        context = {name: reader.read(columns) for (name, reader), columns in readers}
         steps = zip(
             (self._padded if self._pads else self._steps).items(),
             found.lists,
             found.sizes,
             strict=True,
         )
-        sequences = {
-            name: wrapped(reader.read(columns, sizes)) for (name, reader), columns, sizes in steps
-        }
+        sequences = {name: reader.read(columns, sizes) for (name, reader), columns, sizes in steps}
         if not self._pads:
             return context, sequences
         # Where each record's steps end is known before anything is padded.
@@ -507,18 +491,6 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
         for reader in readers:
             reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
         raise
-
-
-_WRAPPED = (Nested, dict)
-
-
-def wrapped(column: Value) -> Value:
-    """The column, or the columns by name, with ragged ones in the type that users see."""
-    if type(column) is Nested:
-        return wrap_nested(column)
-    return (
-        {name: wrapped(part) for name, part in column.items()} if type(column) is dict else column
-    )
 
 
 def packed(records: Iterable[Value]) -> PackedRecords:

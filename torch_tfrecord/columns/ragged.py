@@ -23,7 +23,7 @@ from torch_tfrecord.columns.dtypes import (
     Array,
     DType,
     Value,
-    cast,
+    cast_array,
     check_dimension,
     check_key,
     check_list_dtype,
@@ -436,7 +436,7 @@ class _RaggedReader:
         # The splits between the records are left out, as below: they are one number a record.
         num_bytes = values.size * dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
         reserve_for(self._want, num_bytes, ends)
-        return nest_rows(labelled(self._want, cast, values, dtype), splits)
+        return nest_rows(labelled(self._want, cast_array, values, dtype), dtype, splits)
 
     def _one_by_one(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested:
         bounds = columns[0].bounds()
@@ -448,19 +448,17 @@ class _RaggedReader:
             for part in parts
         ]
         reserve_for(self._want, sum(sizes), splits_of(sizes))
-        # Only a batch without records takes its depth and its dtype from here.
+        # Only a batch without records takes its depth from here.
         nothing = torch.empty(0, *self._inner, dtype=dtype)
-        return join_nested(
-            parts, Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
-        )
+        return join_nested(parts, Nested(nothing, dtype, (np.zeros(1, np.int64),) * self._depth))
 
     def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
         # Without validation, values behind the last row belong to none.
-        tensor = labelled(self._want, cast, values[: levels[-1][-1]], dtype)
+        array = labelled(self._want, cast_array, values[: levels[-1][-1]], dtype)
         if self._inner:
-            # Rows of one length need no splits: they are a dimension of the tensor.
-            tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
-        return Nested(tensor, tuple(map(torch.from_numpy, levels[: self._depth])))
+            # Rows of one length need no splits: they are a dimension of the values.
+            array = array.reshape(len(array) // math.prod(self._inner), *self._inner)
+        return Nested(array, dtype, tuple(levels[: self._depth]))
 
     def _strings(self, columns: Sequence[Column]) -> list[Value]:
         rows = labelled(self._want, columns[0].strings, self._dtype, True)
@@ -496,7 +494,7 @@ class _RaggedSteps(StepReader):
         )
         if isinstance(found, list):
             return split_lists(found, [borders.tolist()])
-        return Nested(found.values, (torch.from_numpy(borders), *found.row_splits))
+        return Nested(found.values, found.dtype, (borders, *found.row_splits))
 
     def _check_lengths(self, lengths: Ints, missing: npt.NDArray[np.uint8]) -> None:
         """Check that all feature lists in a record have the same length; missing ones are empty in

@@ -24,7 +24,7 @@ from torch_tfrecord.columns.dtypes import (
     DType,
     ListKind,
     Value,
-    cast,
+    cast_array,
     decode_text,
     dtype_name,
     list_kind,
@@ -331,10 +331,10 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
         raise want.labelled(error) from error.__cause__
 
 
-def read_list(want: Want, column: Column, dtype: DType) -> torch.Tensor | list[Value]:
-    """All values of a column: a tensor of numbers, or a list of bytes or str."""
+def read_list(want: Want, column: Column, dtype: DType) -> Array | list[Value]:
+    """All values of a column: an array of numbers (see `cast_array`), or a list of bytes or str."""
     if isinstance(dtype, torch.dtype):
-        return labelled(want, cast, column.values, dtype)
+        return labelled(want, cast_array, column.values, dtype)
     return labelled(want, column.strings, dtype)
 
 

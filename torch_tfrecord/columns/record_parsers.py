@@ -23,7 +23,6 @@ from torch_tfrecord.columns.parsers import (
     Parser,
     PartParser,
     SequenceExampleParser,
-    wrapped,
 )
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Keys, Reader, read_columns
 from torch_tfrecord.columns.stacking import as_plain, rows_of
@@ -103,7 +102,7 @@ class ValueParser(PartParser):
         return rows_of(self._column(record, keys))[0]
 
     def _read(self, found: PackedRecords, num_records: int, keys: Keys) -> Value:
-        return wrapped(self._column(found, keys))
+        return self._column(found, keys)
 
     def _column(self, records: PackedRecords, keys: Keys) -> Value:
         spans = np.stack([records.starts, records.lengths], axis=1)

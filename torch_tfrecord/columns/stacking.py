@@ -79,9 +79,11 @@ def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def as_plain(batch: Value) -> Value:
-    """A batch whose columns are plain tensors, as torch's own collate gives: torch.compile does not
-    take tv_tensors.
+    """A batch as users see it: its columns are plain tensors, as torch's own collate gives, since
+    torch.compile does not take tv_tensors; ragged ones are in the simplest type that holds them.
     """
+    if isinstance(batch, Nested):
+        return wrap_nested(batch)
     if isinstance(batch, dict):
         return {name: as_plain(column) for name, column in batch.items()}
     if type(batch) is tuple:
@@ -116,19 +118,15 @@ def rows_of(column: Value) -> Sequence[Value]:
 
 
 def _nested_rows(column: Nested) -> list[Value]:
+    values, (ends, *inner) = column.tensors()
     # Each sample comes this way, so without the work of splitting.
-    if len(column.row_splits[0]) == 2:  # a batch of one
-        return [
-            wrap_nested(Nested(column.values, column.row_splits[1:]))
-            if column.row_splits[1:]
-            else mark_ragged(column.values)
-        ]
-    if len(column.row_splits) > 1:
-        ragged = RaggedTensor(*column)
+    if len(ends) == 2:  # a batch of one
+        row = wrap_nested(column._replace(row_splits=column.row_splits[1:]))
+        return [row if inner else mark_ragged(values)]
+    if inner:
+        ragged = RaggedTensor(values, (ends, *inner))
         return [ragged[number] for number in range(len(ragged))]
-    return [
-        mark_ragged(row) for row in torch.split(column.values, column.row_splits[0].diff().tolist())
-    ]
+    return [*map(mark_ragged, torch.split(values, ends.diff().tolist()))]
 
 
 def _sparse_rows(
@@ -220,10 +218,10 @@ def as_nested(sample: Value) -> Nested:
     if isinstance(sample, Nested):
         return sample
     if isinstance(sample, RaggedTensor):
-        return Nested(sample.flat_values, sample.row_splits)
+        return Nested(sample.flat_values, sample.flat_values.dtype, sample.row_splits)
     if sample.is_nested:
-        return Nested(sample.values(), (sample.offsets(),))
-    return Nested(sample)
+        return Nested(sample.values(), sample.dtype, (sample.offsets(),))
+    return Nested(sample, sample.dtype)
 
 
 def _is_sparse(value: object) -> bool:

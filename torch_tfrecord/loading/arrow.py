@@ -353,12 +353,13 @@ def _of_shapes(values: torch.Tensor, shapes: _Ints, kind: pa.DataType) -> pa.Arr
 
 
 def _nested_array(nested: Nested, kind: pa.DataType) -> pa.Array:
+    values, row_splits = nested.tensors()[0], nested.arrays()[1]
     kinds = [kind]
-    for _ in nested.row_splits:
+    for _ in row_splits:
         kinds.append(kinds[-1].value_type)
-    found = to_array(nested.values, kinds[-1], len(nested.values))
-    for splits, outer in zip(reversed(nested.row_splits), reversed(kinds[:-1]), strict=True):
-        found = _list_array(found, splits.numpy(), outer)
+    found = to_array(values, kinds[-1], len(values))
+    for splits, outer in zip(reversed(row_splits), reversed(kinds[:-1]), strict=True):
+        found = _list_array(found, splits, outer)
     return found
 
 

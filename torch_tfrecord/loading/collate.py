@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import as_array, as_tensor, empty_bytes, empty_tensor
-from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
+from torch_tfrecord.batch_memory import as_tensor, empty_bytes, empty_tensor
+from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList
+from torch_tfrecord.columns.dtypes import Array
 from torch_tfrecord.columns.stacking import (
     WHOLE_KINDS,
     as_plain,
@@ -28,8 +29,7 @@ from torch_tfrecord.loading.sample import (
     UNSEEN,
     Sample,
     SampleBlock,
-    is_jagged,
-    is_plain,
+    find_rows,
 )
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import (
@@ -41,7 +41,6 @@ from torch_tfrecord.samples import (
     place_of,
 )
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.torch_internals import jagged_parts
 
 __all__ = ["collate", "make_batch", "numbers", "take_columns"]
 
@@ -88,7 +87,7 @@ def collate(samples: Samples) -> Batch:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return for_transport(make_batch(samples, take_columns(samples)))
+    return for_transport(as_plain(make_batch(samples, take_columns(samples))))
 
 
 def take_columns(samples: Samples) -> Columns | None:
@@ -100,7 +99,7 @@ def take_columns(samples: Samples) -> Columns | None:
 
 
 def make_batch(samples: Samples, columns: Columns | None) -> Batch:
-    """The batch of samples, or of their columns where they are known."""
+    """The batch of samples, or of their columns where they are known; for `as_plain`."""
     try:
         return _collate(list(samples), "") if columns is None else _finish(columns, "")
     except _UnlikeError as error:
@@ -120,12 +119,12 @@ class _UnlikeError(ValueError):
 def _finish(columns: Columns, name: str) -> Batch:
     """The columns as they are, except that lists of values are collated."""
     # The usual case first: a batch has a column for each of perhaps hundreds of features.
-    if isinstance(columns, torch.Tensor):
-        return as_plain(columns)
+    if isinstance(columns, (torch.Tensor, Nested)):
+        return columns
     if isinstance(columns, dict):
         return {
-            key: as_plain(column)
-            if isinstance(column, torch.Tensor)
+            key: column
+            if isinstance(column, (torch.Tensor, Nested))
             else _finish(column, f"{name}[{key!r}]")
             for key, column in columns.items()
         }
@@ -385,66 +384,58 @@ def _neighbours(numbers: _Integers) -> slice | _Integers:
 
 
 def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
-    """The picked rows of one feature; None if only its values can be collated."""
+    """The picked rows of one feature, in new memory; None if only its values can be collated."""
     columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
     rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
-    if not all(map(is_jagged, columns)):
-        return _join_rows(columns, rows, places, num_rows)
-    parts = [part for part in map(jagged_parts, columns) if part is not None]
-    if len(parts) < len(columns):
+    if all(isinstance(column, list) for column in columns):
+        objects = [np.fromiter(column, object, len(column)) for column in columns]
+        return _join_arrays(objects, rows, places, num_rows).tolist()
+    found = [part for part in map(find_rows, columns) if part is not None]
+    kinds = {(part.dtype, part.values.shape[1:], len(part.row_splits)) for part in found}
+    if len(found) < len(columns) or len(kinds) > 1:
         return None
-    offsets = [part[1].numpy() for part in parts]
+    dtype = found[0].dtype
+    # By NumPy: torch's threads take longer to sync than one to copy.
+    values, splits = zip(*[part.arrays() for part in found], strict=True)
+    if not splits[0]:
+        return as_tensor(_join_arrays(values, rows, places, num_rows), dtype)
+    offsets = [ends for (ends,) in splits]
     # First each row's length in its place, then their sums: the offsets of the joined rows.
     ends = np.zeros(num_rows + 1, np.int64)
     for each, row, place in zip(offsets, rows, places, strict=True):
         ends[1:][place] = np.diff(each)[row]
     np.cumsum(ends, out=ends)
-    values = _join_rows(
-        [part[0] for part in parts],
+    joined = _join_arrays(
+        values,
         [*map(_value_rows, offsets, rows)],
         [_value_rows(ends, place) for place in places],
         int(ends[-1]),
     )
-    return None if values is None else jagged_tensor(values, torch.from_numpy(ends))
+    return Nested(joined, dtype, (ends,))
 
 
 def _first(rows: slice | _Integers) -> int:
     return rows.start if isinstance(rows, slice) else int(rows.min())
 
 
-def _join_rows(
-    columns: Sequence[Columns],
+def _join_arrays(
+    arrays: Sequence[Array],
     rows: Sequence[slice | _Integers],
     places: Sequence[slice | _Integers],
     num_rows: int,
-) -> Columns | None:
-    """The rows of dense columns or lists, in new memory; None if they are neither, or not alike."""
-    first = columns[0]
-    if all(isinstance(column, list) for column in columns):
-        arrays = [np.fromiter(column, object, len(column)) for column in columns]
-        joined = np.empty(num_rows, object)
-    elif all(map(is_plain, columns)) and len({*map(_kind_of, columns)}) == 1:
-        # By NumPy: torch's threads take longer to sync than one to copy.
-        arrays = [*map(as_array, columns)]
-        shape = (num_rows, *arrays[0].shape[1:])
-        memory = empty_bytes(math.prod(shape) * first.itemsize)
-        joined = memory.view(arrays[0].dtype).reshape(shape)
+) -> Array:
+    shape, kind = (num_rows, *arrays[0].shape[1:]), arrays[0].dtype
+    if kind.hasobject:
+        joined = np.empty(shape, object)
     else:
-        return None
+        joined = empty_bytes(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
     alike = [joined, *arrays]
     if joined.size and joined.dtype != object and all(each.flags.c_contiguous for each in alike):
         # Each row as one item: NumPy lets go of the GIL for more than 500, and waits for it then.
-        kind = f"V{joined[0].nbytes}"
-        alike = [each.reshape(-1).view(kind) for each in alike]
+        alike = [each.reshape(-1).view(f"V{joined[0].nbytes}") for each in alike]
     for array, row, place in zip(alike[1:], rows, places, strict=True):
         alike[0][place] = array[row]
-    if isinstance(first, list):
-        return joined.tolist()
-    return as_tensor(joined, first.dtype)
-
-
-def _kind_of(column: torch.Tensor) -> tuple[object, ...]:
-    return column.dtype, column.shape[1:]
+    return joined
 
 
 def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns.feature import SequenceFeatures
 from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
-from torch_tfrecord.columns.stacking import WHOLE_KINDS, rows_of
+from torch_tfrecord.columns.stacking import WHOLE_KINDS, as_plain, rows_of
 from torch_tfrecord.loading.collate import make_batch, numbers, take_columns
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
@@ -236,7 +236,7 @@ def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch
     """
     columns = take_columns(samples)
     if columns is not None:
-        return for_transport(make_batch(samples, columns))
+        return for_transport(as_plain(make_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
     # torch makes a batch of the first sample's class, which must be a plain dict.
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
@@ -340,7 +340,7 @@ def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
 
 
 def _batch(columns: Columns, num_samples: int) -> Samples:
-    if isinstance(columns, (dict, tuple)):
+    if type(columns) in (dict, tuple):
         return ColumnBatch(columns, num_samples)
     register_samples()
     # of samples that are tensors, torch's default_collate takes a list alone

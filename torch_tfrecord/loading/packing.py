@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of
-from torch_tfrecord.columns.containers import offsets_of
+from torch_tfrecord.columns.containers import Nested
+from torch_tfrecord.columns.reading import splits_of
+from torch_tfrecord.columns.stacking import as_plain
 from torch_tfrecord.loading.collate import make_batch, take_columns
-from torch_tfrecord.loading.padded_values import Nest, Rows, Wish, find_rows, pad_rows_of
+from torch_tfrecord.loading.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
 from torch_tfrecord.loading.padding import split_argument
-from torch_tfrecord.loading.sample import is_jagged
+from torch_tfrecord.loading.sample import find_rows, is_jagged
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import Batch, Samples, place_of
 
@@ -102,63 +104,62 @@ class PackedCollate:
         batch = make_batch(samples, columns)
         if not isinstance(batch, dict):
             raise TypeError(f"expected samples that are mappings, got {type(samples[0]).__name__}")
-        # Columns are jagged by their features; in a batch of changed samples it may be by chance.
+        # Columns are ragged by their features; in a batch of changed samples it may be by chance.
         known: Batch = batch if self.features else columns or {}
-        packed: Batch = {}  # by name: [T, ...]
+        packed: dict[str, Nested] = {}  # [T, ...]
         lengths: list[int] = []
         for name in self.features or [name for name in known if is_jagged(batch[name])]:
             rows = find_rows(known.get(name))
-            if rows is None or not rows.sizes().size:
+            if rows is None or not (sizes := sizes_of_rows(rows)).size:
                 raise TypeError(
                     f"[{name!r}] cannot be packed: expected tensors [n, ...] on the CPU (see features=), "
-                    f"got {type(known.get(name)).__name__}"
+                    f"got {type(as_plain(known.get(name))).__name__}"
                 )
-            sizes = rows.sizes()[:, 0]
-            lengths = lengths or sizes.tolist()
-            wrong = (sizes != lengths) | (sizes > self.max_length)
+            counts = sizes[:, 0]
+            lengths = lengths or counts.tolist()
+            wrong = (counts != lengths) | (counts > self.max_length)
             if wrong.any():
                 number = int(wrong.argmax())
                 raise ValueError(
                     f"sample {number} ({place_of(samples, number) or 'record unknown'}): expected one length up to "
-                    f"{self.max_length}, got { {next(iter(packed), name): lengths[number], name: int(sizes[number])} }"
+                    f"{self.max_length}, got { {next(iter(packed), name): lengths[number], name: int(counts[number])} }"
                 )
-            packed[name] = rows.values if rows.offsets is not None else rows.values.flatten(0, 1)
+            values, row_splits = rows.arrays()
+            inner = values.shape[2 - len(row_splits) :]
+            packed[name] = Nested(values.reshape(sum(lengths), *inner), rows.dtype)
         if not packed:
             raise ValueError(
                 f"expected features of variable length, from a dataset without transform, or features=, got {[*batch]}"
             )
-        # By NumPy: torch's threads would fight with those that read ahead.
-        offsets = np.append(0, np.cumsum(lengths))
-        documents = np.repeat(np.arange(len(lengths)), lengths)
         # Joined as bytes, which keeps the GIL: NumPy lets go of it for more than 500 numbers.
         count = np.arange(max(lengths)).data
         places = bytearray().join([count[:length] for length in lengths])
-        positions = np.frombuffer(places, np.int64) if places else documents
-        added: Batch = {"position_ids": torch.from_numpy(positions)}
+        positions = np.frombuffer(places, np.int64) if places else np.empty(0, np.int64)
+        added: Batch = {"position_ids": Nested(positions, torch.int64)}
         if self.layout == "flat":
-            added |= {
-                "cu_seqlens": torch.from_numpy(offsets.astype(np.int32)),
-                "max_seqlen": max(lengths),
-            }
+            added["cu_seqlens"] = torch.from_numpy(splits_of(lengths).astype(np.int32))
+            added["max_seqlen"] = max(lengths)
+            joined = added | packed
         else:
             filled = self._choose_rows(lengths)
             order = [number for row in filled for number in row[1:]]
             if order != sorted(order):
                 return self([samples[number] for number in order])
-            added["document_ids"] = torch.from_numpy(documents)
-            ends = offsets_of([row[0] for row in filled])
+            documents = np.repeat(np.arange(len(lengths)), lengths)
+            added["document_ids"] = Nested(documents, torch.int64)
+            ends = splits_of([row[0] for row in filled])
             wish = Wish("", None, self.padding_values)
             fill = split_argument(wish, "padding_values", packed, dict) | {"document_ids": -1}
-            packed = {
+            joined = {
                 name: pad_rows_of(
-                    Rows(values, ends),
-                    Wish(f"[{name!r}]", (self.max_length, *values.shape[1:]), fill.get(name)),
+                    rows._replace(row_splits=(ends,)),
+                    Wish(f"[{name!r}]", (self.max_length, *rows.values.shape[1:]), fill.get(name)),
                 )[0]
-                for name, values in {**packed, **added}.items()
+                for name, rows in (added | packed).items()
             }
         if added.keys() & batch.keys():
             raise ValueError(f"the batch adds {[*added]}: expected other names, got {[*batch]}")
-        return for_transport({**batch, **added, **packed})
+        return for_transport(as_plain({**batch, **joined}))
 
     def _choose_rows(self, lengths: list[int]) -> list[list[int]]:
         """Of each row the number of its values, then those of its documents."""

@@ -12,28 +12,25 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, reserve
-from torch_tfrecord.columns.containers import offsets_of
+from torch_tfrecord.columns.containers import Nested
 from torch_tfrecord.columns.dtypes import Array, dtype_name
-from torch_tfrecord.columns.stacking import pad_rows
+from torch_tfrecord.columns.stacking import as_plain, pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import numbers
-from torch_tfrecord.loading.sample import is_jagged, is_plain
+from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.samples import Batch, Value, Values
-from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
     "Nest",
     "Padded",
-    "Rows",
     "Wish",
-    "find_rows",
     "flatten",
     "pad_numbers",
     "pad_rows_of",
     "pad_strings",
+    "sizes_of_rows",
 ]
 
 Padded: TypeAlias = tuple[Batch, Batch]
@@ -58,53 +55,31 @@ class Wish(NamedTuple):
     padded_shapes: Nest
     padding_values: Nest
     multiple_of: int = 1
+    return_lengths: bool = False
 
 
-class Rows(NamedTuple):
-    """A column that is padded as a whole: dense values [B, ...], or values and the offsets of the
-    rows.
-    """
-
-    values: torch.Tensor
-    offsets: torch.Tensor | None
-
-    def sizes(self) -> _Sizes:
-        """The shapes of the rows."""
-        inner = np.array(self.values.shape[1:], np.int64)
-        if self.offsets is None:
-            return np.tile(inner, (len(self.values), 1))
-        lengths = np.diff(self.offsets.numpy())[:, None]
-        return np.hstack([lengths, np.tile(inner, (len(lengths), 1))]) if len(inner) else lengths
+def sizes_of_rows(rows: Nested) -> _Sizes:
+    """The shapes of a column's rows."""
+    inner = np.tile(np.array(rows.values.shape[1:], np.int64), (rows.num_rows, 1))
+    return np.hstack([np.diff(ends)[:, None] for ends in rows.arrays()[1]] + [inner])
 
 
-def find_rows(column: torch.Tensor) -> Rows | None:
-    """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a
-    gradient.
-    """
-    with as_plain_tensors():
-        if is_plain(column):
-            return Rows(column, None)
-        parts = jagged_parts(column) if is_jagged(column) and not column.requires_grad else None
-        if parts is None or not is_plain(parts[0]):
-            return None
-        values, offsets = parts[0], parts[1].contiguous()
-        ends = offsets.numpy()
-        return Rows(values, offsets) if ends[0] == 0 and ends[-1] == len(values) else None
-
-
-def pad_rows_of(rows: Rows, wish: Wish) -> Padded:
+def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
     """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
-    sizes, dtype = rows.sizes(), rows.values.dtype
-    size, fill = _prepare(sizes, wish, dtype)
-    values = plain = as_array(rows.values)
-    # First all dimensions but the first of a jagged row: then rows are of one size.
-    inner = size if rows.offsets is None else size[1:]
+    sizes = sizes_of_rows(rows)
+    size, fill = _prepare(sizes, wish, rows.dtype)
+    # First all dimensions but the first of a ragged row: then rows are of one size.
+    inner = size[len(rows.row_splits) :]
+    if not rows.row_splits and rows.values.shape[1:] == inner:
+        return as_plain(rows.values), _lengths_of(sizes, wish)
+    values, row_splits = rows.arrays()
+    plain = values
     if plain.shape[1:] != inner:
         plain = np.full((len(values), *inner), fill)
         plain[tuple(map(slice, values.shape))] = values
-    if rows.offsets is not None:
-        plain = pad_rows(plain, rows.offsets.numpy(), size[0], fill)
-    return as_tensor(plain, dtype), _lengths_of(sizes)
+    for ends in row_splits:
+        plain = pad_rows(plain, ends, size[0], fill)
+    return as_tensor(plain, rows.dtype), _lengths_of(sizes, wish)
 
 
 def pad_numbers(values: Values, wish: Wish) -> Padded:
@@ -120,23 +95,18 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
     tensors = _tensors(values, wish.name)
     _check_alike(tensors, wish.name)
     sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
-    plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
-    is_known = all(map(is_plain, plain))  # else gradients must pass, or they are on a device
-    if is_known and (sizes == sizes[0]).all():
-        batch, lengths = pad_rows_of(Rows(default_collate(plain), None), wish)
-    elif is_known and (sizes[:, 1:] == sizes[0, 1:]).all():
-        rows = Rows(torch.cat(plain), offsets_of(sizes[:, 0].tolist()))
-        batch, lengths = pad_rows_of(rows, wish)
-    else:
-        size, fill = _prepare(sizes, wish, plain[0].dtype)
-        batch, lengths = plain[0].new_empty((len(plain), *size)), _lengths_of(sizes)
-        padded: Any = as_array(batch) if is_known else batch
-        padded[...] = fill if is_known else as_tensor(fill, batch.dtype)
-        for number, tensor in enumerate(plain):  # views by index may be changed in place
-            padded[number][tuple(map(slice, tensor.shape))] = (
-                as_array(tensor) if is_known else tensor
-            )
-    return batch, lengths
+    size, fill = _prepare(sizes, wish, tensors[0].dtype)
+    batch = tensors[0].as_subclass(torch.Tensor).new_empty((len(tensors), *size))
+    padded: Any = batch
+    rows: list[Any] = tensors
+    if all(map(is_plain, tensors)):  # else gradients must pass, or they are on a device
+        padded, rows = as_array(batch), [*map(as_array, tensors)]
+    if (sizes != size).any():
+        padded[...] = fill if padded is not batch else as_tensor(fill, batch.dtype)
+    for number, row in enumerate(rows):
+        place = (number, *map(slice, row.shape))
+        padded[place] = row
+    return batch, _lengths_of(sizes, wish)
 
 
 def _tensors(values: Values, name: str) -> list[torch.Tensor]:
@@ -233,7 +203,8 @@ def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Pa
             f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
         )
     _reserve_padded(sizes, size, _POINTER_BYTES, name)
-    return _pad_lists(values, size, kind() if padding is None else padding), _lengths_of(sizes)
+    fill = kind() if padding is None else padding
+    return _pad_lists(values, size, fill), _lengths_of(sizes, wish)
 
 
 def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> list[_Shape]:
@@ -353,9 +324,9 @@ def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> No
         ) from None
 
 
-def _lengths_of(sizes: _Sizes) -> torch.Tensor | None:
+def _lengths_of(sizes: _Sizes, wish: Wish) -> torch.Tensor | None:
     """The sizes as PaddedCollate returns them: [B] for one dimension, [B, R] for R, None for no
-    dimension.
+    dimension, or where nobody wants them.
     """
-    rank = sizes.shape[1]
+    rank = sizes.shape[1] if wish.return_lengths else 0
     return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None

@@ -11,6 +11,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
+from torch_tfrecord.columns.containers import Nested
 from torch_tfrecord.columns.stacking import WHOLE_KINDS
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import take_columns
@@ -18,13 +19,12 @@ from torch_tfrecord.loading.padded_values import (
     Nest,
     Padded,
     Wish,
-    find_rows,
     flatten,
     pad_numbers,
     pad_rows_of,
     pad_strings,
 )
-from torch_tfrecord.loading.sample import take_apart
+from torch_tfrecord.loading.sample import find_rows, take_apart
 from torch_tfrecord.samples import Batch, Columns, Samples, Values, place_of
 
 __all__ = ["PaddedCollate", "split_argument"]
@@ -105,7 +105,7 @@ class PaddedCollate:
         try:
             with BatchBudget(self.max_batch_bytes):
                 columns = list(samples) if columns is None else columns
-                wish = Wish("", self.padded_shapes, padding, self.multiple_of)
+                wish = Wish("", self.padded_shapes, padding, self.multiple_of, self.return_lengths)
                 batch, lengths = _pad(columns, wish, len(samples))
         except LimitExceededError as error:
             place = None if error.position is None else place_of(samples, error.position)
@@ -188,15 +188,17 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     """Pad a mapping or tuple of columns, one column, or a list of its values."""
     parts: Mapping[Any, Columns]
     kind: Any
+    # Single values are never padded: any tensor will do.
+    is_flat = getattr(column, "layout", None) == torch.strided and column.ndim == 1
+    rows = Nested(column, column.dtype) if is_flat else find_rows(column)
+    if rows is not None:
+        return pad_rows_of(rows, wish)
     if isinstance(column, dict):
         parts, kind = column, dict
-    elif isinstance(column, tuple):
+    elif isinstance(column, tuple) and not isinstance(column, Nested):
         parts, kind = dict(enumerate(column)), tuple
     else:
         if not isinstance(column, list):
-            rows = find_rows(column) if isinstance(column, torch.Tensor) else None
-            if rows is not None:
-                return pad_rows_of(rows, wish)
             column = list(take_apart(column, num_samples))
         # What the values are decides: a nest of features, a list of strings, or numbers.
         first = column[0]
@@ -222,7 +224,11 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     padded = {
         key: _pad(
             part,
-            Wish(f"{wish.name}[{key!r}]", shapes[key], paddings[key], wish.multiple_of),
+            wish._replace(
+                name=f"{wish.name}[{key!r}]",
+                padded_shapes=shapes[key],
+                padding_values=paddings[key],
+            ),
             num_samples,
         )
         for key, part in parts.items()

@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
-from torch_tfrecord.batch_memory import as_array, as_tensor
-from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
+from torch_tfrecord.batch_memory import as_tensor
+from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.samples import Columns, Samples, Value
-from torch_tfrecord.torch_internals import jagged_parts
+from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
     "FILLED",
     "UNSEEN",
     "Sample",
     "SampleBlock",
+    "find_rows",
     "is_jagged",
     "is_plain",
     "take_apart",
@@ -285,11 +286,11 @@ def take_apart(columns: Columns, num_rows: int) -> Samples:
     """The value of each row; for columns by name, or a tuple of columns, the samples."""
     if isinstance(columns, dict):
         return SampleBlock(columns, num_rows).samples()
-    if isinstance(columns, tuple):
-        return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
-    if isinstance(columns, (list, torch.Tensor, RaggedTensor, SparseList)):
+    if isinstance(columns, (list, torch.Tensor, Nested, RaggedTensor, SparseList)):
         rows: Samples = rows_of(columns)
         return rows
+    if isinstance(columns, tuple):
+        return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
     return [columns[number] for number in range(num_rows)]
 
 
@@ -307,18 +308,37 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     """Some rows of a column, not copied; None if that cannot be done."""
     if isinstance(column, list):
         return column[begin:end]
-    if is_plain(column):
+    rows = find_rows(column)
+    if rows is None:
+        return None
+    values, row_splits = rows.arrays()
+    if not row_splits:
         # Not a slice of the tensor, which would share its version counter: a change of one batch in
         # place would break backward for all others.
-        return as_tensor(as_array(column)[begin:end], column.dtype)
-    parts = jagged_parts(column) if is_jagged(column) else None
-    if parts is None or not is_plain(parts[0]):
-        return None
-    offsets = parts[1].numpy()[begin : end + 1]
-    values: Columns = _cut(parts[0], int(offsets[0]), int(offsets[-1]))
-    return jagged_tensor(values, torch.from_numpy(offsets - offsets[0]))
+        return as_tensor(values[begin:end], rows.dtype)
+    offsets = row_splits[0][begin : end + 1]
+    return Nested(values[offsets[0] : offsets[-1]], rows.dtype, (offsets - offsets[0],))
+
+
+def find_rows(column: Columns) -> Nested | None:
+    """A column whose rows can be copied as bytes: dense, or with one ragged dimension and without
+    gaps; None for any other.
+    """
+    if is_plain(column):
+        return Nested(column, column.dtype)
+    if isinstance(column, Nested) or not is_jagged(column):
+        return column if is_jagged(column) else None
+    with as_plain_tensors():
+        parts = None if column.requires_grad else jagged_parts(column)
+        if parts is None or not is_plain(parts[0]):
+            return None
+        ends = parts[1].numpy()
+        is_whole = ends[0] == 0 and ends[-1] == len(parts[0])
+        return Nested(parts[0], column.dtype, (ends,)) if is_whole else None
 
 
 def is_jagged(column: object) -> bool:
-    """Whether a column is a jagged tensor."""
+    """Whether a column has one ragged dimension, as from a reader or as a jagged tensor."""
+    if isinstance(column, Nested):
+        return len(column.row_splits) == 1
     return isinstance(column, torch.Tensor) and column.layout == torch.jagged

@@ -280,9 +280,9 @@ def _nest(rows: Any, lengths: Sequence[_Ints]) -> object:
     """Nest values into rows, from the number of outermost rows in each record and the lengths of
     all rows.
     """
-    splits = [torch.from_numpy(running_sum(level)) for level in lengths]
+    splits = [*map(running_sum, lengths)]
     if isinstance(rows, torch.Tensor):
-        return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
+        return Nested(rows.as_subclass(torch.Tensor), rows.dtype, tuple(splits))
     # A list for each row; a tensor needs none.
     reserve(sum(map(len, lengths)) * OBJECT_BYTES)
     return split_lists(rows, [split.tolist() for split in splits])
