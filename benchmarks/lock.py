@@ -6,8 +6,8 @@ kernels: such a thread gives Python's lock away only when it is asked to, after 
 
 One thread loads, the main thread takes the batches, alone and beside a third that counts and drops them: a training
 loop does, and dropping a tensor lets go of the lock twice. Medians of rounds, in which all work takes turns. "requests"
-are those for the lock: the seconds that a batch takes longer beside the loop, in switch intervals. "loop" is how much
-slower the loop counts beside the loader.
+are those for the lock: the seconds that a batch takes longer beside the loop, in switch intervals. "loop waits" is the
+share of its time in which the loop has no processor: it waits for the lock, or there are more threads than processors.
 """
 
 from __future__ import annotations
@@ -102,42 +102,41 @@ class _Loop(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.count, self.is_stopped = 0, False
+        self.is_stopped, self.waits = False, 0.0
         self.given: deque[Any] = deque()
 
     def run(self) -> None:
+        begin, worked = time.perf_counter(), time.thread_time()
+        count = 0
         while not self.is_stopped:
-            self.count += 1
+            count += 1
             if self.given:
                 self.given.popleft()
+        worked = time.thread_time() - worked
+        self.waits = 1 - worked / (time.perf_counter() - begin)
 
     def __enter__(self) -> _Loop:
         self.start()
-        self.begin = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.rate = self.count / (time.perf_counter() - self.begin)
         self.is_stopped = True
         self.join()
 
 
 def _measure(work: str, seconds: float) -> tuple[float, float, float]:
-    """Samples a second alone and beside the loop, and the share that the loop loses."""
-    rates = []
-    with _Loop() as undisturbed:
-        time.sleep(seconds / 4)
-    for loop in (None, _Loop()):
+    """Samples a second alone and beside the loop, and the share of its time that the loop waits."""
+    rates, loop = [], _Loop()
+    for is_beside in (False, True):
         loader, size = loader_of(work, num_threads=1)
         batches = iter(loader)
         next(batches)  # the thread starts
-        if loop is None:
-            rates.append(per_second(batches, size, seconds))
-        else:
+        if is_beside:
             with loop:
                 rates.append(per_second(batches, size, seconds, loop.given))
-            lost = 1 - loop.rate / undisturbed.rate
-    return rates[0], rates[1], lost
+        else:
+            rates.append(per_second(batches, size, seconds))
+    return rates[0], rates[1], loop.waits
 
 
 _LOOPS = {"crops": "images", "tokens": "tokens", "40 scalars": "tabular"}
@@ -201,15 +200,15 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for work in works:
             found[work].append(_measure(work, arguments.seconds))
-    print("| work | alone/s | beside the loop/s | kept | requests a batch | loop |")
+    print("| work | alone/s | beside the loop/s | kept | requests a batch | loop waits |")
     print("|---|---:|---:|---:|---:|---:|")
     for work, runs in found.items():
-        alone, beside, lost = map(statistics.median, zip(*runs, strict=True))
+        alone, beside, waits = map(statistics.median, zip(*runs, strict=True))
         size = WORKS[work][2]
         requests = (size / beside - size / alone) / sys.getswitchinterval()
         print(
             f"| {work}, batch {size:,} | {alone:,.0f} | {beside:,.0f} | {beside / alone:.2f} | {requests:.1f} "
-            f"| {-lost:+.1%} |"
+            f"| {waits:.1%} |"
         )
 
 
