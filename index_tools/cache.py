@@ -7,7 +7,7 @@ import json
 
 from index_tools._terminal import Verb, add_json, escape, format_size, pluralize
 from torch_tfrecord.files.access import remote_folder
-from torch_tfrecord.files.disk_cache import cache_info, clear_cache
+from torch_tfrecord.files.disk_cache import cache_info
 
 __all__ = ["CACHE"]
 
@@ -34,10 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(folder: str | None, clear: bool, as_json: bool) -> int:
     folder = folder or remote_folder()
-    info, name = cache_info(folder), escape(folder)
-    # what it held is told from before: afterwards there is nothing to count
-    if clear and info:
-        clear_cache(folder)
+    info, name = cache_info(folder, clears=clear), escape(folder)
     if as_json:
         print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))
         return 0

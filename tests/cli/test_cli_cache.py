@@ -9,15 +9,16 @@ import pytest
 from index_tools.main import main
 from torch_tfrecord.files import disk_cache
 from torch_tfrecord.files.access import remote_folder
-from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range
+from torch_tfrecord.files.disk_cache import DiskCache
+from torch_tfrecord.files.store import FileRange, RemotePart
 
 
 def fill(folder, monkeypatch):
     monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
-    cache, file = DiskCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
+    cache, file = DiskCache(folder, 64_000_000), RemotePart("s3://bucket/file", 900_000, "1")
     for _ in range(4):
-        reading = cache.start([Range(file, 0, 900_000)])
-        reading.finish([bytes(one.end - one.begin) for one in reading.missing])
+        missing, finish = cache.start([FileRange(file, 0, 900_000)])
+        finish([bytes(one.end - one.begin) for one in missing])
     return cache
 
 

@@ -11,7 +11,8 @@ import time
 import warnings
 
 from torch_tfrecord.files import disk_cache
-from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range, cache_info
+from torch_tfrecord.files.disk_cache import DiskCache, cache_info
+from torch_tfrecord.files.store import FileRange, RemotePart
 
 warnings.simplefilter("error")
 SIZES = [700_001, 300_000, 1_000_000, 12_345]  # bytes of the files
@@ -24,23 +25,23 @@ def small_sectors():
 
 def read_through(cache, ranges, fetch):
     """The bytes of ranges; what is missing is fetched at once, or nothing."""
-    reading = cache.start(ranges)
-    return reading.finish(fetch(reading.missing) if reading.missing else ())
+    missing, finish = cache.start(ranges)
+    return finish(fetch(missing) if missing else ())
 
 
 class Storage:
     """Remote files of random bytes; counts what is fetched."""
 
     def __init__(self, sizes, version="1", path="s3://bucket/data"):
-        self.files = [CachedFile(f"{path}/{i}", version, size) for i, size in enumerate(sizes)]
+        self.files = [RemotePart(f"{path}/{i}", size, version) for i, size in enumerate(sizes)]
         self.contents = {
-            file.identity: random.Random(f"{version}/{file.path}").randbytes(file.size)
+            file: random.Random(f"{version}/{file.path}").randbytes(file.size)
             for file in self.files
         }
         self.asked = []
 
     def bytes_of(self, wanted):
-        return self.contents[wanted.file.identity][wanted.begin : wanted.end]
+        return self.contents[wanted.file][wanted.begin : wanted.end]
 
     def fetch(self, ranges):
         self.asked += ranges
@@ -61,7 +62,7 @@ class Storage:
         for _ in range(number):
             file = rng.choice(self.files)
             begin = rng.randrange(file.size + 1)
-            ranges.append(Range(file, begin, min(begin + rng.randrange(most), file.size)))
+            ranges.append(FileRange(file, begin, min(begin + rng.randrange(most), file.size)))
         return ranges
 
 

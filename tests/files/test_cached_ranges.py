@@ -13,9 +13,8 @@ from range_server import range_server
 from torch_tfrecord.files import disk_cache
 from torch_tfrecord.files.access import Access, remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
+from torch_tfrecord.files.store import FileRange, RemotePart
 from torch_tfrecord.files.transfers import (
-    FileRange,
-    RemotePart,
     fetch,
     forget,
     infos,
@@ -211,7 +210,7 @@ def test_bytes_alone_take_the_users_cache_and_a_folder_alone_a_tenth(tmp_path):
     assert Access().cache is None and Access().cache_dir is None
     access = Access(cache_dir=str(tmp_path / "cache"))
     free = os.statvfs(tmp_path)
-    assert access.cache.start([]).finish([]) == []
+    assert access.cache.start([])[1]([]) == []
     info = cache_info(tmp_path / "cache")
     assert info.max_bytes == pytest.approx(free.f_bavail * free.f_frsize / 10, rel=0.2)
 
@@ -234,7 +233,7 @@ def test_wrong_arguments(tmp_path):
 def test_a_data_set_is_a_group(tmp_path):
     access = Access({"key": "abcd"}, tmp_path)
     groups = {
-        access.for_files(paths).cache._group
+        access.for_files(paths).cache._own
         for paths in (
             ["s3://b/x/train-1", "s3://b/x/train-0"],
             ["s3://b/x/train-1"],
@@ -242,7 +241,7 @@ def test_a_data_set_is_a_group(tmp_path):
         )
     }
     assert len(groups) == 1
-    assert access.for_files(["s3://b/y/1"]).cache._group not in groups
+    assert access.for_files(["s3://b/y/1"]).cache._own not in groups
     assert access.for_files(["s3://b/y/1"]) == access and hash(
         access.for_files(["s3://b/y/1"])
     ) == hash(access)

@@ -81,7 +81,9 @@ class Access:
             )
         if cache_dir is None and cache_bytes is not None:
             cache_dir = remote_folder()
-        cache = None if cache_dir is None else DiskCache(cache_dir, cache_bytes)
+        cache = (
+            None if cache_dir is None else DiskCache(cache_dir, cache_bytes, group=self.endpoint)
+        )
         self.cache_dir = None if cache is None else cache.folder
         self.cache_bytes = cache_bytes
         self.cache = cache
@@ -97,7 +99,7 @@ class Access:
         if self.cache_dir is None or not paths:
             return self
         # What the first and the last in order have in common, all between them have.
-        group = _common_folder(min(paths), max(paths))
+        group = f"{self.endpoint} {_common_folder(min(paths), max(paths))}"
         return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
 
     def _with_cache(self, cache: DiskCache | None) -> Access:

@@ -18,7 +18,8 @@ from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
 from torch_tfrecord.files.seek_points import SeekPoint, SeekPoints
 from torch_tfrecord.files.snappy import SnappySource
 from torch_tfrecord.files.storage import ByteSource, FileSource, RemoteFile
-from torch_tfrecord.files.transfers import FileRange, fetch
+from torch_tfrecord.files.store import FileRange
+from torch_tfrecord.files.transfers import fetch
 
 __all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "fetch_parts", "offset_note"]
 

@@ -20,10 +20,8 @@ from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES, REMOTE_GAP_BYTES
-from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.store import FileRange, RemoteInfo, RemotePart
 from torch_tfrecord.files.transfers import (
-    FileRange,
-    RemotePart,
     fetch,
     forget,
     infos,

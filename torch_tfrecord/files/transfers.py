@@ -7,24 +7,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import IO, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.disk_cache import CachedFile, Range, Reading
+from torch_tfrecord.files.disk_cache import Finish
 from torch_tfrecord.files.requests import Job, Transfer
-from torch_tfrecord.files.store import RemoteInfo, Store, StoreError
+from torch_tfrecord.files.store import FileRange, RemoteInfo, RemotePart, Store, StoreError
 from torch_tfrecord.files.stores import fsspec_store_of
 from torch_tfrecord.progress import ProgressBar
 
 __all__ = [
-    "FileRange",
-    "RemotePart",
     "Started",
     "Upload",
     "begin_range",
@@ -48,30 +44,6 @@ _SMALLEST_PIECE = 1 << 20
 _UPLOADS_AT_ONCE = 4  # files, each in several parts at once
 _SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
-
-
-class RemotePart(NamedTuple):
-    """A remote file as it was when it was opened.
-
-    Attributes:
-        path: With its scheme.
-        size: Bytes.
-        etag: Its version; None where the storage says none.
-        mtime_ns: When it was last changed; 0 where that is not known.
-    """
-
-    path: str
-    size: int
-    etag: str | None = None
-    mtime_ns: int = 0
-
-
-class FileRange(NamedTuple):
-    """Bytes of a file, from `begin` to before `end`, inside of it."""
-
-    file: RemotePart
-    begin: int
-    end: int
 
 
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
@@ -160,33 +132,6 @@ def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[
     return pieces
 
 
-# Parts of a query that sign a request, and change while the file does not.
-_SIGNED = ("x-amz-", "x-goog-")
-_SIGNATURES = {
-    "awsaccesskeyid",
-    "expires",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "signature",
-    "token",
-    # of Azure
-    "se",
-    "sig",
-    "ske",
-    "skoid",
-    "sks",
-    "skt",
-    "sktid",
-    "skv",
-    "sp",
-    "spr",
-    "sr",
-    "st",
-    "sv",
-}
-
-
 class Started:
     """A read that was begun.
 
@@ -194,7 +139,7 @@ class Started:
         ranges: What is asked for.
         access: How it is reached.
         piece_bytes: Of each request; None for as few as are quick.
-        reading: What the cache knows of it, which lacks these ranges; None where there is none.
+        finish: Of the cache, which lacks these ranges; None where there is none.
     """
 
     def __init__(
@@ -202,12 +147,12 @@ class Started:
         ranges: Sequence[FileRange],
         access: Access,
         piece_bytes: int | None,
-        reading: Reading | None,
+        finish: Finish | None,
     ) -> None:
         pieces = _pieces(ranges, piece_bytes)
         self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
         self._transfer = Transfer([_job(*piece) for _, piece in pieces], access) if pieces else None
-        self._reading = reading
+        self._finish = finish
 
     def answers(self) -> list[bytes | memoryview]:
         """The bytes of each range, when they are there.
@@ -220,7 +165,7 @@ class Started:
             for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
                 parts[number].append(data)
         found = [each[0] if len(each) == 1 else b"".join(each) for each in parts]
-        return found if self._reading is None else self._reading.finish(found)
+        return found if self._finish is None else self._finish(found)
 
 
 def start(
@@ -229,11 +174,8 @@ def start(
     """Begin to read ranges of any files, all at once; what the cache has is not asked for."""
     if access.cache is None or not all(map(_is_known, ranges)):
         return Started(ranges, access, piece_bytes, None)
-    wanted = _wanted(ranges, access)
-    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
-    reading = access.cache.start(wanted)
-    missing = [FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing]
-    return Started(missing, access, piece_bytes, reading)
+    missing, finish = access.cache.start(ranges)
+    return Started(missing, access, piece_bytes, finish)
 
 
 def begin_range(wanted: FileRange, access: Access) -> Started:
@@ -267,39 +209,12 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """
     # What says no version was never kept.
     known = [*filter(_is_known, ranges)]
-    return access.cache is not None and access.cache.forget(_wanted(known, access))
-
-
-def _wanted(ranges: Sequence[FileRange], access: Access) -> list[Range]:
-    return [Range(_cached_file(one.file, access.endpoint), one.begin, one.end) for one in ranges]
+    return access.cache is not None and access.cache.forget(known)
 
 
 def _is_known(wanted: FileRange) -> bool:
     """Whether a changed file would be told from what it was: what cannot be told is not kept."""
     return wanted.file.etag is not None or wanted.file.mtime_ns != 0
-
-
-@lru_cache(1 << 13)
-def _cached_file(part: RemotePart, endpoint: str) -> CachedFile:
-    version = f"etag {part.etag}" if part.etag is not None else f"time {part.mtime_ns}"
-    return CachedFile(f"{endpoint} {without_signature(part.path)}", version, part.size)
-
-
-def without_signature(path: str) -> str:
-    """A path without user, password and what signs it."""
-    parts = urlsplit(path)
-    query = [
-        (name, value)
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not _signs(name)
-    ]
-    # Only there is it a user and a password: abfss has the container before the @.
-    place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
-    return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
-
-
-def _signs(name: str) -> bool:
-    return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES
 
 
 class Upload(NamedTuple):

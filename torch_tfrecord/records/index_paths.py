@@ -19,7 +19,7 @@ from pathlib import Path
 from torch_tfrecord.files.access import cache_dir
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.files.transfers import without_signature
+from torch_tfrecord.files.store import without_signature
 from torch_tfrecord.records.sidecar import is_marked
 from torch_tfrecord.shown import without_secrets
 
