@@ -44,8 +44,8 @@ __all__ = ["ReadAheadLoader", "collate_left"]
 
 # Fast batches are loaded a few at a time, which the processor's caches and the memory of freed batches have room for.
 _FEW_BATCHES, _FEW_BYTES = 4, 4 << 20
-# Where a thread waits longer than it works, as many as take it about so long: each time that it asks for the GIL beside a
-# training loop that computes in Python, it waits for 5 ms.
+# Where a thread waits much, as many as take it about so long: each time that it asks for the GIL beside a training loop
+# that computes in Python, it waits for 5 ms.
 _TASK_SECONDS = 0.02
 _MOST_BATCHES = 128
 # The most bytes of a task of several batches, in the files or in memory, and of all that are loaded at once.
@@ -391,7 +391,7 @@ def _load(
     # With the GIL or without it, but not waiting for it.
     worked = thread_time() - worked
     most = _MOST_BATCHES
-    if perf_counter() - begin < 2 * worked:
+    if perf_counter() - begin < worked * 9 / 8:
         most, most_bytes = min(_FEW_BATCHES, most), min(_FEW_BYTES, most_bytes)
     number = sum(map(_num_batches, found))
     fit = _TASK_SECONDS * number // (worked or 1e-6)
