@@ -52,17 +52,11 @@ _MAX_HONEST_EXPANSION = 100
 
 def is_zlib_header(first_bytes: bytes) -> bool:
     """Whether a zlib stream may begin so."""
-    # RFC 1950: method 8, a window of at most 2^15, the two bytes a multiple of 31, no preset
-    # dictionary.
-    if len(first_bytes) < 2:
+    try:
+        zlib.decompressobj().decompress(first_bytes[:2])
+    except zlib.error:
         return False
-    method, flags = first_bytes[0], first_bytes[1]
-    return (
-        method & 0x0F == 8
-        and method >> 4 <= 7
-        and (method * 256 + flags) % 31 == 0
-        and not flags & 0x20
-    )
+    return len(first_bytes) > 1 and not first_bytes[1] & 0x20  # RFC 1950: no preset dictionary
 
 
 class SequentialSource(ABC):
@@ -309,10 +303,10 @@ class InflatedSource(SequentialSource):
         return lead_in(data, lead)
 
     def _begin_member(self) -> None:
-        magic = GZIP_MAGIC[:2] if self._type == "GZIP" else b""
-        matches = (
-            self._input[:2] == magic[: len(self._input)] if magic else is_zlib_header(self._peek(2))
-        )
+        while len(self._input) < 4 and (more := self._next_input()):
+            self._input += more
+        head, is_gzip = self._input[:4], self._type == "GZIP"
+        matches = GZIP_MAGIC.startswith(head[:2]) if is_gzip else is_zlib_header(head)
         begin = self._consumed - len(self._input)
         if begin > self._start.bit >> 3 and not matches:
             self._fail(
@@ -322,15 +316,8 @@ class InflatedSource(SequentialSource):
             return
         self._add_member(begin)
         # Reserved flags mean a format to come: zlib refuses it, isal reads on.
-        reserved = self._type == "GZIP" and any(flags & 0xE0 for flags in self._peek(4)[3:])
+        reserved = is_gzip and len(head) == 4 and head[3] & 0xE0
         self._inflater = self._new_inflater(zlib if reserved else self._engine)
-
-    def _peek(self, num_bytes: int) -> bytes:
-        if len(self._input) < num_bytes:
-            more = self._source.read(num_bytes - len(self._input), self._consumed)
-            self._consumed += len(more)
-            self._input += more
-        return self._input[:num_bytes]
 
     def _inflate(self, inflater: _Inflater) -> bytes:
         # An error loses what was decompressed before it: `_salvage` does that again from here.

@@ -15,7 +15,7 @@ from torch_tfrecord.files.deflate import MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
-from torch_tfrecord.files.seek_points import SeekPoint, SeekPoints
+from torch_tfrecord.files.seek_points import BEGINNING, SeekPoints
 from torch_tfrecord.files.snappy import SnappySource
 from torch_tfrecord.files.storage import ByteSource, FileSource, RemoteFile
 from torch_tfrecord.files.store import FileRange
@@ -78,8 +78,7 @@ class InflatedFile(FileSource):
             raise IndexMismatchError(text, path=file.path)
         self.path, self.size, self.file_size = file.path, size, size
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
-        self._file, self._type, self._points = file, compression_type, points
-        self._offsets = [0] if points is None else points.offsets
+        self._file, self._type, self._points = file, compression_type, points or BEGINNING
         self._stretches, self._number = stretches, number
 
     def read(self, num_bytes: int, offset: int) -> bytes:
@@ -151,37 +150,33 @@ class InflatedFile(FileSource):
         self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
 
     def _find(self, offset: int) -> int:
-        return 0 if self._points is None else self._points.find(max(offset, 0))
+        return self._points.find(max(offset, 0))
 
     def _end(self, number: int) -> int:
-        return self._offsets[number + 1] if number + 1 < len(self._offsets) else self.file_size
+        offsets = self._points.offsets
+        return offsets[number + 1] if number + 1 < len(offsets) else self.file_size
 
     def _extent(self, number: int) -> tuple[int, int]:
         """The compressed bytes of a stretch."""
-        if self._points is None or number + 1 == len(self._points):
-            end = self._file.file_size
-        else:  # with the bits before the next point
-            end = self._points.byte(number + 1) + 1
-        return 0 if self._points is None else self._points.byte(number), end
+        is_last = number + 1 == len(self._points)
+        # with the bits before the next point
+        end = self._file.file_size if is_last else self._points.byte(number + 1) + 1
+        return self._points.byte(number), end
 
     def _is_short(self, number: int) -> bool:
         begin, end = self._extent(number)
-        num_bytes = self._end(number) - self._offsets[number]
+        num_bytes = self._end(number) - self._points.offsets[number]
         return max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES
 
     def _open(self, key: tuple[int, int]) -> InflatedSource:
         number = key[1]
-        source: ByteSource = self._file
-        if isinstance(self._file, RemoteFile):
-            if self._is_short(number):
-                (data,) = fetch([self.part(number)], self.access)
-                source = _Part(self.path, data, *self._extent(number))
-            else:
-                source = read_ahead(self._file)
-        return self._stretch(number, source)
+        if not isinstance(self._file, RemoteFile) or not self._is_short(number):
+            return self._stretch(number, read_ahead(self._file))
+        (data,) = fetch([self.part(number)], self.access)
+        return self._stretch(number, _Part(self.path, data, *self._extent(number)))
 
     def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
-        point = SeekPoint(0, 0) if self._points is None else self._points.point(number)
+        point = self._points.point(number)
         kind = SnappySource if self._type == "SNAPPY" else InflatedSource
         stretch = kind(source, self._type, point)
         if self._is_short(number):

@@ -19,6 +19,7 @@ from torch_tfrecord.files.deflate import WINDOW_BYTES, lead_in, needed_window
 from torch_tfrecord.native import fallback_reason, how_to_install
 
 __all__ = [
+    "BEGINNING",
     "INDEX_BYTES_RATIO",
     "MOST_POINT_BYTES",
     "PointFinder",
@@ -72,14 +73,13 @@ class SeekPoints:
     """
 
     def __init__(self, table: npt.NDArray[np.int64], windows: bytes, file_size: int) -> None:
-        bits, offsets, are_blocks, window_ends = table.T
-        is_good = len(table) > 0 and bits[0] >= 0 and not offsets[0]
-        is_good = is_good and all(bool((of[1:] > of[:-1]).all()) for of in (bits, offsets))
+        bits, offsets, are_blocks, ends = table.T
+        is_good = len(table) > 0 and table.min() >= 0 and not offsets[0] and are_blocks.max() < 2
         is_good = is_good and bits[-1] < 8 * file_size and offsets[-1] < 1 << 62
-        is_good = is_good and bool(np.isin(are_blocks, (0, 1)).all())
-        is_good = is_good and not (bits[are_blocks == 0] % 8).any()  # headers begin at bytes
-        ends = np.append(0, window_ends)
-        if not is_good or (ends[1:] < ends[:-1]).any() or ends[-1] != len(windows):
+        steps = table[1:] - table[:-1]  # of numbers that are not negative: no overflow
+        is_good = is_good and (steps[:, :2] > 0).all() and (steps[:, 3] >= 0).all()
+        is_good = is_good and not (bits % 8 > 7 * are_blocks).any()  # headers begin at bytes
+        if not is_good or ends[-1] != len(windows):
             raise IndexMismatchError("expected ascending seek points within the file, got others")
         self._table, self._windows = table, windows
         self.offsets: list[int] = offsets.tolist()
@@ -101,7 +101,7 @@ class SeekPoints:
         begin = int(self._table[number - 1, 3]) if number else 0
         packed = self._windows[begin:end]
         try:
-            window = zlib.decompressobj(-15).decompress(packed, WINDOW_BYTES) if packed else b""
+            window = zlib.decompressobj(-15).decompress(packed, WINDOW_BYTES)
         except zlib.error as error:
             text = f"expected the window of seek point {number}, got damaged bytes"
             raise IndexMismatchError(text) from error
@@ -123,6 +123,10 @@ class SeekPoints:
             raise IndexMismatchError(f"expected {num_points} seek points, got {len(data)} bytes")
         table = np.frombuffer(data[:end], "<i8").astype(np.int64).reshape(-1, 4)
         return cls(table, data[end:], file_size)
+
+
+BEGINNING = SeekPoints(np.zeros((1, 4), np.int64), b"", 1)
+"""Of a file of which none are known."""
 
 
 class PointFinder:

@@ -24,6 +24,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.deflate import MOST_EXPANSION
 from torch_tfrecord.files.gzip_members import member_lengths
 from torch_tfrecord.files.seek_points import (
     INDEX_BYTES_RATIO,
@@ -74,7 +75,6 @@ _FORMAT = SidecarFormat(
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
 _ENTRY_BYTES = 16  # of a record: its offset and its length
-_MOST_INFLATED = 1032  # bytes of one byte of a deflate stream
 _MAX_DIGITS = 19  # of 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
 
@@ -494,7 +494,7 @@ def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
             path=data.path,
         )
     # An index has at most as many records as the data could hold empty ones.
-    stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
+    stream = file_size * MOST_EXPANSION if metadata["compression_type"] else file_size
     return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
 
