@@ -12,7 +12,7 @@ from helpers import framed, pure_python
 
 from torch_tfrecord import build_index, errors
 from torch_tfrecord.files import seek_points
-from torch_tfrecord.files.deflate import lead_in, needed_window
+from torch_tfrecord.files.deflate import lead_in
 from torch_tfrecord.native import how_to_install, optional_module
 
 inflate = optional_module("inflate")
@@ -88,7 +88,7 @@ def check(seed):
             assert window == data[max(place - (1 << 15), 0) : place][-len(window) :]
             following = lead_in(stream[bit >> 3 :], bit & 7)
             assert zlib.decompressobj(-15, zdict=window).decompress(following) == data[place:]
-            needed = needed_window(window, following)
+            needed = seek_points._needed_window(window, following)
             if needed is not None:
                 again = zlib.decompressobj(-15, zdict=needed).decompress(following, 1 << 15)
                 assert again == data[place:][: 1 << 15]

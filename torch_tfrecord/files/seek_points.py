@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError, warn_once
-from torch_tfrecord.files.deflate import WINDOW_BYTES, lead_in, needed_window
+from torch_tfrecord.files.deflate import WINDOW_BYTES, lead_in
 from torch_tfrecord.native import fallback_reason, how_to_install
 
 __all__ = [
@@ -163,7 +163,7 @@ class PointFinder:
             return
         place, bit, window = border
         if self._may_take(begin):
-            needed = needed_window(window, lead_in(memoryview(data)[bit >> 3 :], bit & 7))
+            needed = _needed_window(window, lead_in(memoryview(data)[bit >> 3 :], bit & 7))
             if needed is not None:
                 self._add(8 * begin + bit, offset + place, True, _packed(needed))
 
@@ -203,6 +203,33 @@ class PointFinder:
         ends = np.cumsum([*map(len, windows)])
         table = np.array([bits, offsets, are_blocks, ends], np.int64).T
         return SeekPoints(table, b"".join(windows), self._file_size)
+
+
+def _needed_window(window: bytes, following: bytes) -> bytes | None:
+    """What the blocks behind a place need of the bytes before it.
+
+    Args:
+        window: Those bytes, at most 32 KiB.
+        following: Compressed bytes from the place on; see `lead_in`.
+
+    Returns:
+        The window from the first byte on to which they refer, zeros where they do not; None where
+        they are too few to say.
+    """
+    # Decompressed with the low bytes of the positions in place of the window, then with the high
+    # ones, each byte of the output tells the position that it comes from.
+    positions = np.arange(len(window))
+    used = np.zeros(1 << 16, np.uint8)
+    found = np.uint16(0)
+    for part, shift in ((positions & 255, 0), (positions >> 8, 8)):
+        inflater = zlib.decompressobj(-15, zdict=part.astype(np.uint8).tobytes())
+        out = inflater.decompress(following, WINDOW_BYTES)
+        if not inflater.eof and len(out) < WINDOW_BYTES:
+            return None
+        found = found + (np.frombuffer(out, np.uint8).astype(np.uint16) << shift)
+    used[found] = 1  # also where a literal looks like a position: one byte too many
+    kept = np.frombuffer(window, np.uint8) * used[: len(window)]
+    return kept[int(used.argmax()) :].tobytes()
 
 
 def _packed(window: bytes) -> bytes:
