@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import read_ahead
 from torch_tfrecord.files.deflate import MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.files.inflated import InflatedSource
@@ -122,27 +122,15 @@ class InflatedFile(FileSource):
             self._stretches.drop((self._number, number))
         return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
 
-    def missing(self, begin: int, end: int) -> list[int]:
-        """The stretches of a range that must be fetched from a storage."""
+    def missing(self, begin: int, end: int) -> dict[int, FileRange]:
+        """The stretches of a range that must be fetched from a storage, by number."""
         if not isinstance(self._file, RemoteFile):
-            return []
-        numbers = range(self._find(begin), self._find(max(begin, end - 1)) + 1)
-        return [
-            number
-            for number in numbers
+            return {}
+        return {
+            number: FileRange(self._file.part, *self._extent(number))
+            for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
             if self._is_short(number) and (self._number, number) not in self._stretches
-        ]
-
-    def part(self, number: int) -> FileRange:
-        """Where a stretch lies in the storage."""
-        if not isinstance(self._file, RemoteFile):
-            raise TypeError(f"expected a file of a storage, got {self.path}")
-        return FileRange(self._file.part, *self._extent(number))
-
-    @property
-    def access(self) -> Access:
-        """How its storage is reached."""
-        return self._file.access if isinstance(self._file, RemoteFile) else DEFAULT_ACCESS
+        }
 
     def give(self, number: int, data: bytes | memoryview) -> None:
         """Take the compressed bytes of a stretch."""
@@ -172,8 +160,9 @@ class InflatedFile(FileSource):
         number = key[1]
         if not isinstance(self._file, RemoteFile) or not self._is_short(number):
             return self._stretch(number, read_ahead(self._file))
-        (data,) = fetch([self.part(number)], self.access)
-        return self._stretch(number, _Part(self.path, data, *self._extent(number)))
+        extent = self._extent(number)
+        (data,) = fetch([FileRange(self._file.part, *extent)], self._file.access)
+        return self._stretch(number, _Part(self.path, data, *extent))
 
     def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
         point = self._points.point(number)
@@ -186,16 +175,15 @@ class InflatedFile(FileSource):
         return stretch
 
 
-def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]]) -> None:
+def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]], access: Access) -> None:
     """Fetch what is missing of some ranges from their storages, all at once."""
     parts = {
-        (id(file), number): file for file, *range_ in wanted for number in file.missing(*range_)
+        (id(file), number): (file, number, part)
+        for file, *range_ in wanted
+        for number, part in file.missing(*range_).items()
     }
-    if not parts:
-        return
-    found = [(file, number) for (_, number), file in parts.items()]
-    ranges = [file.part(number) for file, number in found]
-    for (file, number), data in zip(found, fetch(ranges, found[0][0].access), strict=True):
+    found = fetch([part for *_, part in parts.values()], access) if parts else []
+    for (file, number, _), data in zip(parts.values(), found, strict=True):
         file.give(number, data)
 
 

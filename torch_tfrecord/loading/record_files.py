@@ -272,7 +272,7 @@ class RecordFiles:
             source = self._source(file)
             if isinstance(source, InflatedFile):
                 wanted.append((source, offset, offset + size))
-        fetch_parts(wanted)
+        fetch_parts(wanted, self.access)
 
     def _open(self, file: int) -> FileSource:
         path, index = self._paths[file], self._facts[file]
