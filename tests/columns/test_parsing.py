@@ -104,6 +104,24 @@ def test_floats_round_when_narrowed():
     assert got[2].isnan()
 
 
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_floats_are_rounded_to_bfloat16_as_by_torch(is_pure):
+    # each bfloat16 but the largest, and what is just below, at and above the middle to the next
+    upper = np.arange(1 << 16, dtype=np.uint32)
+    upper = upper[(upper & 0x7FFF) < 0x7F7F] << 16
+    values = (upper[:, None] + np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)).view(np.float32)
+    special = np.array([np.inf, -np.inf, np.nan, torch.finfo(torch.bfloat16).max], np.float32)
+    values = np.append(values, special)
+    bad = encode_example({"v": np.array([np.inf, 3.4e38], np.float32)})
+    features = {"v": VarLenFeature(torch.bfloat16)}
+    with pure_python(is_pure):
+        got = parse_example([encode_example({"v": values})], features)["v"].values()
+        with pytest.raises(ParseError, match="outside the range of bfloat16"):
+            parse_example([bad], features)
+    wanted = torch.from_numpy(values).to(torch.bfloat16)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_float_bits_pass():
     patterns = np.array([0x7FA00001, 0xFFC12345, 0x80000000, 1, 0x7F800000], dtype=np.uint32)
     records = [

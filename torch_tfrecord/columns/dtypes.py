@@ -87,6 +87,7 @@ BYTES_LIST = ListKind(
     "a text",
 )
 
+_NO_PLACES = np.empty(0, np.uint16)
 # of an empty tensor, counting sizes of 0 as 1: far below where the sizes of a batch overflow
 _MAX_ELEMENTS = 1 << 40
 
@@ -163,24 +164,26 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
     low, high = value_range(dtype)
     if dtype == torch.uint64:
         high = (1 << 63) - 1  # no int64 is larger
-    native = None if dtype.is_floating_point else optional_module("memory")
-    if native is not None:
-        fits = native.narrow(
-            values.reshape(-1), out.reshape(-1).view(f"u{kind.itemsize}"), low, high
-        )
-    else:
+    native, is_bfloat16 = optional_module("memory"), dtype == torch.bfloat16
+    flat, places = values.reshape(-1), out.reshape(-1).view(f"u{kind.itemsize}")
+    if native is None:
         fits = _are_within(values, low, high)
-        # An infinity stays one in these dtypes: only finite values can be out of their range.
-        if not fits and dtype in _WITH_INFINITY:
-            fits = _are_within(values[~np.isinf(values)], low, high)
+    elif dtype.is_floating_point:
+        fits = native.narrow_floats(flat, places if is_bfloat16 else _NO_PLACES, high)
+    else:
+        fits = native.narrow(flat, places, low, high)
+    # An infinity stays one in these dtypes: only finite values can be out of their range.
+    if not fits and dtype in _WITH_INFINITY:
+        fits = _are_within(values[~np.isinf(values)], low, high)
     if not fits:
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
         )
-    if dtype.is_floating_point and kind.kind == "i":  # NumPy does not round to bfloat16
+    if native is not None and (is_bfloat16 or not dtype.is_floating_point):
+        return out
+    if dtype.is_floating_point and kind.kind == "i":  # NumPy does not round to bfloat16 or float8
         return as_array(torch.from_numpy(values).to(dtype))
-    if native is None:
-        out[...] = values
+    out[...] = values
     return out
 
 

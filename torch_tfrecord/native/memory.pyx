@@ -7,6 +7,7 @@ that gives it away for some microseconds may wait for it for 5 ms.
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.math cimport fabsf
 from libc.string cimport memcpy
 
 cdef extern from "blocks.h":
@@ -16,7 +17,7 @@ cdef extern from "blocks.h":
     void block_give_back(block_header *block) nogil
     uint8_t *block_data(block_header *block) nogil
 
-__all__ = ["Block", "narrow", "pad"]
+__all__ = ["Block", "narrow", "narrow_floats", "pad"]
 
 cdef enum:
     LARGE_BYTES = 1 << 20
@@ -133,3 +134,23 @@ def narrow(const int64_t[::1] values not None, bits[::1] out not None, int64_t l
         beyond |= (<uint64_t> values[place] - <uint64_t> low) & higher
         out[place] = <bits> values[place]
     return beyond == 0
+
+
+def narrow_floats(const float[::1] values not None, uint16_t[::1] out not None, double most):
+    """Whether all floats are from -most to most or NaN; where there are places, they are rounded to bfloat16, ties to
+    even, as torch does.
+
+    Raises:
+        ValueError: There are places, but not one for each.
+    """
+    cdef Py_ssize_t place
+    cdef float limit = <float> most
+    cdef uint32_t value, beyond = 0
+    if out.shape[0] not in (0, values.shape[0]):
+        raise ValueError(f"expected {values.shape[0]} places, got {out.shape[0]}")
+    for place in range(values.shape[0]):
+        beyond |= fabsf(values[place]) > limit
+    for place in range(out.shape[0]):
+        memcpy(&value, &values[place], sizeof(float))
+        out[place] = <uint16_t> ((value + 0x7fff + (value >> 16 & 1)) >> 16 if values[place] == values[place] else 0xffff)
+    return not beyond
