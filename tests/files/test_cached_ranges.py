@@ -15,11 +15,11 @@ from torch_tfrecord.files.access import Access, remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
 from torch_tfrecord.files.store import FileRange, RemotePart
 from torch_tfrecord.files.transfers import (
+    Started,
     fetch,
     forget,
     infos,
     read_into,
-    start,
 )
 
 SIZES = [300_000, 200_000, 70_001]
@@ -75,7 +75,7 @@ def test_ranges(server, tmp_path, contents):
         ranges = some(files, rng)
         check(fetch(ranges, access), ranges, files, contents)
         ranges = some(files, rng)
-        begun = start(ranges, access)
+        begun = Started(ranges, access)
         check(begun.answers(), ranges, files, contents)
         ranges = some(files, rng)
         sizes = [one.end - one.begin for one in ranges]
@@ -99,7 +99,7 @@ def test_what_is_there_is_not_asked_for(server, tmp_path, how):
     if how == "fetch":
         fetch(whole(files), access)
     elif how == "start":
-        start(whole(files), access).answers()
+        Started(whole(files), access).answers()
     else:
         read_into(whole(files), [0, 300_000, 500_000], memoryview(bytearray(600_000)), access)
     assert server.stats()["requests"] == 0

@@ -294,24 +294,21 @@ class PendingRange:
 
     Attributes:
         begin, end: Of the range.
-        has_failed: Whether it could not be read.
     """
 
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
         self.begin, self.end = begin, end
-        self.has_failed = False
-        self._lock = threading.Lock()
         self._started = begin_range(FileRange(file.part, begin, end), file.access)
         self._data: memoryview | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be read."""
+        return self._started.has_failed
+
     def data(self) -> memoryview:
         """Its bytes; waits for them."""
-        with self._lock:
-            if self._data is None:
-                try:
-                    (data,) = self._started.answers()
-                except BaseException:
-                    self.has_failed = True
-                    raise
-                self._data = memoryview(data)
-            return self._data
+        data = self._data
+        if data is None:  # of threads that wait at once each gets them
+            data = self._data = memoryview(self._started.answers()[0])
+        return data

@@ -139,6 +139,11 @@ class Transfer:
         """Whether all answers are there."""
         return not self._state.num_open
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of them did."""
+        return self._state.error is not None
+
     def __del__(self) -> None:
         try:  # noqa: SIM105
             self._state.is_ended = True  # without the lock, which this thread may hold

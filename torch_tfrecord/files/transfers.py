@@ -31,7 +31,6 @@ __all__ = [
     "listing",
     "read_into",
     "remove",
-    "start",
     "start_info",
     "upload",
 ]
@@ -133,26 +132,29 @@ def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[
 
 
 class Started:
-    """A read that was begun.
+    """A read of ranges of any files, that was begun, all at once; what the cache has is not asked
+    for.
 
     Args:
-        ranges: What is asked for.
+        ranges: What is read.
         access: How it is reached.
         piece_bytes: Of each request; None for as few as are quick.
-        finish: Of the cache, which lacks these ranges; None where there is none.
     """
 
     def __init__(
-        self,
-        ranges: Sequence[FileRange],
-        access: Access,
-        piece_bytes: int | None,
-        finish: Finish | None,
+        self, ranges: Sequence[FileRange], access: Access, piece_bytes: int | None = None
     ) -> None:
+        self._finish: Finish = list
+        if access.cache is not None and all(map(_is_known, ranges)):
+            ranges, self._finish = access.cache.start(ranges)
         pieces = _pieces(ranges, piece_bytes)
         self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
         self._transfer = Transfer([_job(*piece) for _, piece in pieces], access) if pieces else None
-        self._finish = finish
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be read."""
+        return self._transfer is not None and self._transfer.has_failed
 
     def answers(self) -> list[bytes | memoryview]:
         """The bytes of each range, when they are there.
@@ -164,28 +166,17 @@ class Started:
         if self._transfer is not None:
             for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
                 parts[number].append(data)
-        found = [each[0] if len(each) == 1 else b"".join(each) for each in parts]
-        return found if self._finish is None else self._finish(found)
-
-
-def start(
-    ranges: Sequence[FileRange], access: Access, *, piece_bytes: int | None = None
-) -> Started:
-    """Begin to read ranges of any files, all at once; what the cache has is not asked for."""
-    if access.cache is None or not all(map(_is_known, ranges)):
-        return Started(ranges, access, piece_bytes, None)
-    missing, finish = access.cache.start(ranges)
-    return Started(missing, access, piece_bytes, finish)
+        return self._finish([each[0] if len(each) == 1 else b"".join(each) for each in parts])
 
 
 def begin_range(wanted: FileRange, access: Access) -> Started:
     """Begin to read a range ahead of its use, in few requests: nobody waits for it yet."""
-    return start([wanted], access, piece_bytes=_LARGEST_PIECE)
+    return Started([wanted], access, _LARGEST_PIECE)
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
     """The bytes of ranges of any files, read at once; what the cache has is not asked for."""
-    return start(ranges, access).answers()
+    return Started(ranges, access).answers()
 
 
 def read_into(
