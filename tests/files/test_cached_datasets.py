@@ -20,7 +20,6 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files import disk_cache, transfers
-from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
 
 FILES, RECORDS = 4, 40
@@ -163,25 +162,10 @@ def test_make_dataloader(server, data, cache):
         make_dataloader(loader.dataset, 8, cache_dir=cache["cache_dir"])
 
 
-@pytest.mark.slow
-def test_bytes_alone(server, data):
-    dataset = TFRecordDataset(f"{server}/train@{FILES}", cache_bytes=ENOUGH)
-    assert epoch(dataset, 1) == data[1]
-    assert cache_info(remote_folder()).max_bytes == ENOUGH
-
-
 @pytest.mark.parametrize("kind", [TFRecordDataset, TFRecordIterableDataset])
 def test_local_files_are_read_as_they_are(data, cache, kind):
     assert list(kind(data[0] / "train-*", **cache)) == data[1]
     assert not os.path.exists(cache["cache_dir"])
-
-
-@pytest.mark.parametrize("kind", [TFRecordDataset, TFRecordIterableDataset])
-def test_wrong_arguments(data, kind):
-    with pytest.raises(ValueError, match="cache_bytes must be an integer of at least 16384, got 0"):
-        kind(data[0] / "train-*", cache_bytes=0)
-    with pytest.raises(TypeError, match="cache_dir must be"):
-        kind(data[0] / "train-*", cache_dir=7)
 
 
 def test_indexes_are_kept_elsewhere(server, data, cache, small_sectors):

@@ -4,13 +4,11 @@ by.
 
 import os
 import random
-import threading
 from types import SimpleNamespace
 
 import pytest
 from range_server import range_server
 
-from torch_tfrecord.files import disk_cache
 from torch_tfrecord.files.access import Access, remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
 from torch_tfrecord.files.store import FileRange, RemotePart
@@ -65,29 +63,6 @@ def check(data, ranges, files, contents):
 
 def whole(files):
     return [FileRange(file, 0, file.size) for file in files]
-
-
-@pytest.mark.slow
-def test_ranges(server, tmp_path, contents):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=400_000)
-    files, rng = parts(server, access), random.Random(1)
-    for _ in range(20):
-        ranges = some(files, rng)
-        check(fetch(ranges, access), ranges, files, contents)
-        ranges = some(files, rng)
-        begun = Started(ranges, access)
-        check(begun.answers(), ranges, files, contents)
-        ranges = some(files, rng)
-        sizes = [one.end - one.begin for one in ranges]
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        buffer = bytearray(sum(sizes))
-        read_into(ranges, starts, memoryview(buffer), access)
-        check(
-            [buffer[at : at + size] for at, size in zip(starts, sizes, strict=True)],
-            ranges,
-            files,
-            contents,
-        )
 
 
 @pytest.mark.parametrize("how", ["fetch", "start", "read_into"])
@@ -249,26 +224,3 @@ def test_a_data_set_is_a_group(tmp_path):
     assert access.without_cache().cache is None and access.without_cache().storage_options == {
         "key": "abcd"
     }
-
-
-@pytest.mark.slow
-def test_many_threads_read_through_one_cache(server, tmp_path, contents, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=300_000)
-    files, failed = parts(server, access), []
-
-    def read(seed):
-        rng = random.Random(seed)
-        try:
-            for _ in range(10):
-                ranges = some(files, rng)
-                check(fetch(ranges, access), ranges, files, contents)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []

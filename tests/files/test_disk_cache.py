@@ -198,16 +198,6 @@ def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, mo
 # The cap.
 
 
-@pytest.mark.parametrize("cap", [0, -1, 1000, (1 << 14) - 1])
-def test_a_cap_that_holds_nothing(folder, cap):
-    with pytest.raises(
-        ValueError, match=f"cache_bytes must be an integer of at least 16384, got {cap}"
-    ):
-        DiskCache(folder, cap)
-    with pytest.raises(TypeError, match="cache_bytes must be an integer of at least 16384"):
-        DiskCache(folder, "1 GB")
-
-
 @pytest.mark.slow
 def test_the_cap_that_was_given_last_holds(folder, storage):
     first = DiskCache(folder, 3_000_000)

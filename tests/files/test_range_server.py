@@ -4,10 +4,6 @@ were asked for.
 
 import http.client
 import os
-import socket
-import threading
-import time
-from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
@@ -94,50 +90,6 @@ def test_conditions_hold_the_version(folder):
         assert client.ask(If_Range=etag, Range="bytes=0-3")[:2] == (200, b"changed")
 
 
-def test_a_folder_lists_as_links_that_fsspec_reads(folder):
-    fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("aiohttp")
-    with range_server(folder) as url:
-        found = fsspec.filesystem("http", skip_instance_cache=True).ls(f"{url}/", detail=False)
-        assert sorted(found) == [f"{url}/a.bin", f"{url}/b%20c.bin", f"{url}/inner/"]
-    with range_server(folder, listing=False) as url, Client(url) as client:
-        assert client.ask("/")[0] == 404
-
-
-@pytest.mark.slow
-def test_counts_and_the_log(folder):
-    with range_server(folder, latency=0.2) as url:
-
-        def one():
-            with Client(url) as client:
-                client.ask(Range="bytes=0-99")
-
-        threads = [threading.Thread(target=one) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        expected = {
-            "requests": 4,
-            "most_at_once": 4,
-            "bytes_sent": 400,
-            "connections": 4,
-            "faults": 0,
-        }
-        assert url.stats() == expected
-        assert url.requests() == [("GET", "/a.bin", "bytes=0-99", 206)] * 4
-        url.reset(latency=0)
-        assert url.stats() == dict.fromkeys(expected, 0)
-
-
-@pytest.mark.slow
-def test_latency_and_bandwidth_are_at_least_what_was_asked(folder):
-    with range_server(folder, latency=0.05, bytes_per_second=1e5) as url, Client(url) as client:
-        before = time.perf_counter()
-        client.ask()
-        assert time.perf_counter() - before >= 0.05 + len(BYTES) / 1e5
-
-
 @pytest.mark.parametrize("status", [403, 404, 500, 503])
 def test_a_status_comes_at_its_request_and_only_there(folder, status):
     with range_server(folder, faults={2: str(status)}) as url, Client(url) as client:
@@ -179,18 +131,6 @@ def test_bodies_that_do_not_come_whole(folder, kind, error):
         assert client.ask()[1] == BYTES
 
 
-def test_stalled_bodies_have_come_by_half_and_end_with_the_client(folder):
-    with range_server(folder, faults={0: "stall"}) as url:
-        address = urlsplit(url)
-        with closing(socket.create_connection((address.hostname, address.port))) as client:
-            client.sendall(b"GET /a.bin HTTP/1.1\r\n\r\n")
-            received = b""
-            while not received.endswith(BYTES[:5120]):
-                received += client.recv(65536)
-        with Client(url) as client:
-            assert client.ask()[1] == BYTES
-
-
 def test_a_file_that_changes_between_two_ranges(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other") / "a.bin"
     other.write_bytes(b"other bytes")
@@ -202,35 +142,3 @@ def test_a_file_that_changes_between_two_ranges(folder, tmp_path_factory):
         etags = [headers["ETag"] for _, _, headers in before + after]
         assert etags[0] == etags[1] != etags[2] == etags[3]
         assert client.ask(Range="bytes=0-4", If_Match=etags[0])[0] == 412
-
-
-def test_a_server_without_ranges(folder):
-    with range_server(folder, faults={0: "whole"}) as url, Client(url) as client:
-        assert client.ask(Range="bytes=0-4")[:2] == (200, BYTES)
-
-
-def test_unknown_kinds_are_refused():
-    with pytest.raises(ValueError, match=r"kind: expected one of 403, 404, .*, got 'slow'"):
-        Fault("slow")
-
-
-def test_a_folder_is_a_bucket_to_clients_of_s3(folder):
-    obstore = pytest.importorskip("obstore")
-    store_of = pytest.importorskip("obstore.store")
-    (folder / "inner" / "e&.bin").write_bytes(b"ee")
-    with range_server(folder.parent) as url:
-        options = {"endpoint": url, "allow_http": True, "virtual_hosted_style_request": False}
-        store = store_of.S3Store(folder.name, **options, region="us-east-1", skip_signature=True)
-        found = sorted(
-            (entry["path"], entry["size"]) for batch in obstore.list(store) for entry in batch
-        )
-        assert found == [("a.bin", 10240), ("b c.bin", 1), ("inner/d.bin", 1), ("inner/e&.bin", 2)]
-        top = obstore.list_with_delimiter(store)
-        assert sorted(entry["path"] for entry in top["objects"]) == ["a.bin", "b c.bin"]
-        assert top["common_prefixes"] == ["inner"]
-        assert bytes(obstore.get_range(store, "a.bin", start=10, length=5)) == BYTES[10:15]
-        entry, answer = (
-            obstore.list(store, "inner").collect()[0],
-            obstore.head(store, "inner/d.bin"),
-        )
-        assert (entry["e_tag"], entry["path"]) == (answer["e_tag"], answer["path"])
