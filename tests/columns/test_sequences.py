@@ -29,6 +29,7 @@ from torch_tfrecord import (
     TFRecordIterableDataset,
     TFRecordWriter,
     VarLenFeature,
+    collate,
     encode_image,
     encode_sequence_example,
     parse_sequence_example,
@@ -393,6 +394,28 @@ def test_parsers():
         "SequenceFeatures(context_features={'c': FixedLenFeature((), torch.int64)}, "
         "sequence_features={'x': FixedLenSequenceFeature((), torch.int64)})"
     )
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 499, 500, 501, 1203])
+def test_many_steps(wrong, tmp_path):
+    counts = [700, 1204, 3]
+    steps = [np.arange(2 * count).reshape(-1, 2).tolist() for count in counts]
+    ragged = [[[number] * (number % 3 + 1) for number in range(count)] for count in counts]
+    if wrong is not None:
+        steps[1][wrong] = [5]
+    records = [sequence(x=x, y=y) for x, y in zip(steps, ragged, strict=True)]
+    with TFRecordWriter(tmp_path / "a") as writer:
+        [writer.write(record) for record in records]
+    pair, number = FixedLenSequenceFeature((2,), I64), VarLenFeature(I64)
+    ds = TFRecordDataset(tmp_path / "a", SequenceFeatures({}, {"x": pair, "y": number}))
+    if wrong is not None:
+        with pytest.raises(ParseError, match=rf"record 1 .*: step {wrong}: .* got 1, expected 2"):
+            ds.__getitems__([0, 1, 2])
+        return
+    batches = [collate(samples) for samples in ds._load_batches([[0], [2, 1], [2]])]
+    for (_, found), rows in zip(batches, [[0], [2, 1], [2]], strict=True):
+        assert [row.tolist() for row in found["x"].unbind()] == [steps[row] for row in rows]
+        assert found["y"].to_list() == [ragged[row] for row in rows]
 
 
 def test_datasets_read_sequence_examples(tmp_path):

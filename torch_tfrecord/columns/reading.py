@@ -72,6 +72,7 @@ Keys: TypeAlias = "npt.NDArray[np.uint64]"
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_OFFSETS = np.zeros(0, np.int64)
 """The offsets of a Column with a known number of values."""
+_AT_ONCE = 500  # For more numbers NumPy lets go of the GIL.
 # A record may have thousands of keys, and its error should still be readable.
 _SHOWN_KEYS = 8
 _PARTS = ("size", "shape", "index")  # what is read for another feature, not for its own sake
@@ -266,7 +267,7 @@ class Column(NamedTuple):
             return self._replace(values=self.values[begin:end])
         offsets = self.offsets[begin : end + 1]
         return self._replace(
-            values=self.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0]
+            values=self.values[offsets[0] : offsets[-1]], offsets=_from_zero(offsets)
         )
 
     def copied(self) -> Column:
@@ -341,6 +342,14 @@ def read_list(want: Want, column: Column, dtype: DType) -> Array | list[Value]:
 def splits_of(lengths: npt.ArrayLike) -> Ints:
     """The row splits of rows with these lengths: int64 [N + 1], from 0."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _from_zero(offsets: Ints) -> Ints:
+    found = np.empty_like(offsets)
+    for first in range(0, len(offsets), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        np.subtract(offsets[part], offsets[0], out=found[part])
+    return found
 
 
 def locate_row(splits: Ints, position: int) -> tuple[int, int]:
@@ -459,12 +468,14 @@ def check_steps(want: Want, column: StepColumn, *, is_required: bool) -> None:
     if want.num_values is None:
         return
     offsets = column.steps.offsets
-    counts = offsets[1:] - offsets[:-1]
-    wrong = counts != want.num_values
-    if np.count_nonzero(wrong):  # faster than any(), which matters for a single record
-        first = int(wrong.argmax())
-        _, step = locate_row(column.borders, first)
-        raise at_step(want.wrong_count(int(counts[first])), step)
+    for first in range(0, len(offsets) - 1, _AT_ONCE):
+        ends = offsets[first : first + _AT_ONCE + 1]
+        counts = ends[1:] - ends[:-1]
+        wrong = counts != want.num_values
+        if np.count_nonzero(wrong):  # faster than any(), which matters for a single record
+            number = int(wrong.argmax())
+            _, step = locate_row(column.borders, first + number)
+            raise at_step(want.wrong_count(int(counts[number])), step)
 
 
 def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Value:
