@@ -4,6 +4,7 @@ by.
 
 import os
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from torch_tfrecord.files.disk_cache import cache_info
 from torch_tfrecord.files.store import FileRange, RemotePart
 from torch_tfrecord.files.transfers import (
     Started,
+    begin_range,
     fetch,
     forget,
     infos,
@@ -63,6 +65,31 @@ def check(data, ranges, files, contents):
 
 def whole(files):
     return [FileRange(file, 0, file.size) for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [Started, lambda ranges, access: begin_range(ranges[0], access)])
+def test_no_request_is_too_long_and_no_byte_is_asked_for_twice(tmp_path, begin):
+    """What the cache lacks is joined, and asked for in pieces of at most 12 MiB."""
+    content = random.Random(1).randbytes(20_000_000)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.bin").write_bytes(content)
+    with range_server(tmp_path / "data") as url:
+        access = Access(cache_dir=tmp_path / "cache", cache_bytes=64_000_000)
+        (info,) = infos([f"{url}/0.bin"], access)
+        file = RemotePart(f"{url}/0.bin", info.size, info.etag, info.mtime_ns)
+        url.reset()
+        fetch([FileRange(file, 15_000_000, 15_000_100)], access)
+        ranges = [
+            FileRange(file, 0, 20_000_000),
+            FileRange(file, 1_000_001, 19_999_999),
+            FileRange(file, 50_000, 1_100_000),
+        ]
+        found = begin(ranges, access).answers()
+        check(found, ranges[: len(found)], [file], [content])
+        asked = [re.findall(r"\d+", header) for _, _, header, _ in url.requests()]
+        sizes = [int(last) + 1 - int(first) for first, last in asked]
+        assert sum(sizes) == 20_000_000 and max(sizes) <= 12 << 20
 
 
 @pytest.mark.parametrize("how", ["fetch", "start", "read_into"])

@@ -99,11 +99,11 @@ def test_a_cache_that_fits_makes_no_request_again(folder, storage, seed):
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_cache_of_half_the_size_saves_nearly_half(folder, storage, seed):
     cap = sum(SIZES) // 2
-    assert epoch(storage, DiskCache(folder, cap), seed) < 1.03
+    assert epoch(storage, DiskCache(folder, cap), seed) < 1.01
     for turn in range(1, 4):
         cache = DiskCache(folder, cap)  # the next run, too
         share = epoch(storage, cache, None if seed is None else seed + turn)
-        assert 0.49 < share < 0.56
+        assert 0.5 < share < 0.51  # a full cache fetches exactly what is asked for
 
 
 def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
@@ -177,7 +177,7 @@ def test_the_same_version_of_another_size_is_another_one(folder):
         assert storage.fetched_bytes() == size
 
 
-@pytest.mark.daily
+@pytest.mark.slow
 def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, monkeypatch):
     a, b = Storage(SIZES, path="s3://a"), Storage(SIZES, path="s3://b")
     cap = sum(SIZES) * 11 // 20
@@ -203,7 +203,8 @@ def test_the_cap_that_was_given_last_holds(folder, storage):
     first = DiskCache(folder, 3_000_000)
     epoch(storage, first)
     second = DiskCache(folder, 1_000_000)
-    epoch(storage, second)
+    with pytest.warns(UserWarning, match=r"cache: emptied, as it had 2\d{6} bytes and .* 1000000;"):
+        epoch(storage, second)
     for cache in (first, second, DiskCache(folder)):
         epoch(storage, cache)
         assert cache_info(folder).max_bytes == 1_000_000
