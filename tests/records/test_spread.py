@@ -2,6 +2,7 @@
 the files.
 """
 
+import math
 import os
 
 import fsspec
@@ -126,14 +127,15 @@ def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
     assert sum(num_read) < 20 * (length + (1 << 15)) + 200 * (1 << 12)
 
 
+@pytest.mark.slow
 def test_fewer_of_long_records_are_read(tmp_path, num_read, monkeypatch):
     path = write(tmp_path / "a", [payload(number, 1_000_000) for number in range(30)])
     assert numbers(spread_records([path], 100)) == [*range(30)]
     monkeypatch.setattr(spread, "_MOST_BYTES", 8_000_000)
     num_read.clear()
     found = numbers(spread_records([path], 100))
-    assert found[0] == 0 and len(found) == 8 and max(np.diff(found)) == 4
-    assert sum(num_read) < 3 * 8_000_000
+    assert found == [0, 8, 16, 24]
+    assert sum(num_read) < 8_100_000  # what is read before a record counts, too
 
 
 @pytest.mark.parametrize("length", [100, 2_000_000])
@@ -182,6 +184,6 @@ def test_remote_files(tmp_path):
     assert found[0] == 0 and found[-1] == 4999 and max(np.diff(found)) <= 200
     long = [payload(number, 100_000) for number in range(40)]
     fsspec.filesystem("memory").pipe("/spread/b", b"".join(map(frame, long)))
-    found = numbers(spread_records(["memory://spread/b"], 10))
-    assert (found[0], found[-1], len(found)) == (0, 39, 10)
-    assert max(np.diff(found)) <= 6
+    # The first record that begins at each of those places, or later.
+    places = [math.ceil(place / 9 * 40) for place in range(9)]
+    assert numbers(spread_records(["memory://spread/b"], 10)) == [*places, 39]

@@ -110,7 +110,7 @@ def infer_features(
         paths: See `TFRecordDataset`.
         num_records: Number of records of large files to look at, spread over all files and over
             each file. Files below 64 MiB in all, also decompressed, are read whole. Of others at
-            most 256 MiB are read, so fewer of records longer than 2 MiB, and of a compressed file
+            most 256 MiB are read, so fewer of records longer than 1 MiB, and of a compressed file
             only what that reaches. A record that was not looked at may still differ: then give a
             larger number.
         storage_options: See `TFRecordDataset`.

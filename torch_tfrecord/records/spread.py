@@ -8,6 +8,7 @@ their beginning, as far as the cost allows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,13 +21,15 @@ from torch_tfrecord.files.requests import each_at_once
 from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import (
+    FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
+    check_payload,
     find_headers,
     is_header,
     payload_length,
 )
-from torch_tfrecord.records.reader import RecordReader, read_blocks
+from torch_tfrecord.records.reader import read_blocks
 
 __all__ = ["SpreadRecord", "records_of", "spread_records"]
 
@@ -36,11 +39,7 @@ _MOST_BYTES_EACH = 1 << 22  # for each record that is wanted
 _MOST_KEPT = 1 << 12  # records of a file that is read from its beginning, then every second of them
 _SMALL_FILE = 1 << 20  # is read as a whole
 _SMALL_FILES = 1 << 26  # all together
-# searched for a record, then four times as much
-_FIRST_WINDOW, _FIRST_REMOTE_WINDOW = (
-    1 << 12,
-    1 << 16,
-)
+_FIRST_WINDOW, _FIRST_REMOTE_WINDOW = 1 << 12, 1 << 16  # searched for a record, then twice as much
 
 
 class SpreadRecord(NamedTuple):
@@ -168,7 +167,8 @@ def _at_bytes(
 ) -> Iterator[SpreadRecord]:
     """The records that follow some places in a file; its first ones where none can be found."""
     length = payload_length(file.read(HEADER_BYTES, 0))
-    fractions = fractions[:: 1 + length * len(fractions) // limit]  # fewer of long ones
+    # Fewer of long ones: up to two of their length are read for each.
+    fractions = fractions[:: 1 + 2 * length * len(fractions) // limit]
     begins = [int(fraction * file.file_size) for fraction in fractions]
     search = partial(_record_from, file, most=max(limit // len(fractions), 2 * length))
     found: Iterable[SpreadRecord | None] = (
@@ -188,28 +188,27 @@ def _record_from(file: FileSource, begin: int, most: int) -> SpreadRecord | None
     """The first good record from a place on, or the last one of the file; None if that takes too
     many bytes.
     """
-    window = _FIRST_REMOTE_WINDOW if is_remote(file.path) else _FIRST_WINDOW
+    window, content = _FIRST_REMOTE_WINDOW if is_remote(file.path) else _FIRST_WINDOW, b""
     while True:
-        content = file.read(window, begin)
+        content += file.read(window - len(content), begin + len(content))
         reaches_end = begin + len(content) >= file.file_size
-        headers = [
-            (at, payload_length(content[at : at + HEADER_BYTES])) for at in find_headers(content)
-        ]
-        for at, length in reversed(headers) if reaches_end and begin > 0 else headers:
-            record = _record_at(file, begin + at, length) if length <= most else None
-            if record is not None:
-                return record
+        places = find_headers(content)
+        for at in reversed(places) if reaches_end and begin > 0 else places:
+            length = payload_length(content[at : at + HEADER_BYTES])
+            end = at + length + OVERHEAD_BYTES
+            if length > most or begin + end > file.file_size:
+                continue
+            if end > len(content):
+                content += file.read(end - len(content), begin + len(content))
+            payload = content[at + HEADER_BYTES : end - FOOTER_BYTES]
+            with suppress(TFRecordError):  # it is no header, or damaged
+                check_payload(payload, content[end - FOOTER_BYTES : end])
+                return SpreadRecord(
+                    file.path, None if begin + at else 0, begin + at, bytes(payload)
+                )
+        window = max(window, len(content))
         if window >= most or (reaches_end and begin == 0):
             return None
-        window = min(4 * window, most)
+        window = min(2 * window, most)
         if reaches_end:  # in the last record: go back to where it begins
-            begin = max(file.file_size - window, 0)
-
-
-def _record_at(file: FileSource, offset: int, length: int) -> SpreadRecord | None:
-    """The record at what looks like a header; None if it is none, or is damaged."""
-    try:
-        payload = RecordReader().read(file, offset, length)
-    except TFRecordError:
-        return None
-    return SpreadRecord(file.path, 0 if offset == 0 else None, offset, payload)
+            begin, content = max(file.file_size - window, 0), b""
