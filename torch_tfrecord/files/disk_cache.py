@@ -99,6 +99,7 @@ class _OfProcess:
         self.lock = threading.Lock()
         self.is_open = self.is_warned = False
         self.aside_until = self.touched_at = 0.0
+        self.room = 0  # bytes that may be kept, as it was at the latest change
         self.hit_bytes = self.fetched_bytes = 0
         self.checked: dict[tuple[str, str], set[int]] = {}  # sectors, by the file's identity
 
@@ -134,16 +135,20 @@ class DiskCache:
         """Begin to read ranges of any files, together.
 
         Returns:
-            What is missing and must be fetched, in whole sectors where these will be kept, and a
+            What is missing and must be fetched, in whole sectors where there is room for them, and a
             function from its bytes to those of each range.
         """
         mine = self._of_process.get()
         if not mine.is_open and mine.aside_until < time.monotonic():
             self._change()
         found = [self._find(mine, wanted) for wanted in ranges]
-        keeps = mine.is_open and mine.aside_until < time.monotonic()
         parts = [part for each in found for part in each]
-        missing = _join([part for part in parts if isinstance(part, FileRange)], keeps)
+        lacking = [part for part in parts if isinstance(part, FileRange)]
+        keeps = mine.is_open and mine.aside_until < time.monotonic()
+        if keeps and lacking and mine.room < _SECTOR_BYTES:
+            self._change(wanted=_SECTOR_BYTES)
+            keeps = mine.room >= _SECTOR_BYTES
+        missing = _join(lacking, mine.room if keeps else 0)
 
         def bytes_of(part: _Part, fetched: Sequence[_Bytes]) -> _Bytes:
             if isinstance(part, bytes):
@@ -225,15 +230,21 @@ class DiskCache:
         return None
 
     def _change(
-        self, removed: Sequence[str] = (), kept: Sequence[tuple[FileRange, _Bytes]] = ()
+        self,
+        removed: Sequence[str] = (),
+        kept: Sequence[tuple[FileRange, _Bytes]] = (),
+        wanted: int = 0,
     ) -> None:
-        """Open the folder, remove and keep sectors, count what was read, and say that the data set
-        is in use; where that fails, warn, and stand aside for a while.
+        """Open the folder, remove and keep sectors, make room, count what was read, and say that the
+        data set is in use; where that fails, warn, and stand aside for a while.
         """
         mine = self._of_process.get()
         try:
             with _locked(self.folder, self._max_bytes, is_new=not mine.is_open) as state:
                 mine.is_open, mine.touched_at = True, time.monotonic()
+                # All of it: who lowers a cap begins anew, which is rare, and simple.
+                if (used := state.used_bytes) > state.max_bytes:
+                    state.remove(_folders(self.folder))
                 with mine.lock:
                     state.hit_bytes += mine.hit_bytes
                     state.fetched_bytes += mine.fetched_bytes
@@ -245,12 +256,16 @@ class DiskCache:
                 if kept and disk.free < min(_MOST_RESERVE_BYTES, disk.total // _RESERVE_SHARE):
                     text = f"the disk is nearly full, {disk.free} bytes are left"
                     raise OSError(errno.ENOSPC, text, self.folder)
-                for (file, begin, end), data in kept:
-                    for at in range(begin, end, _SECTOR_BYTES):
-                        sector = memoryview(data)[at - begin : at - begin + _SECTOR_BYTES]
-                        if not self._write(state, self._path_of(file, at), sector):
-                            mine.aside_until = time.monotonic() + _ASIDE_SECONDS
-                            return
+                is_full = not all(self._write(state, *each) for each in self._sectors(kept))
+                mine.room = self._room(state, wanted)
+                if is_full or mine.room < wanted:
+                    mine.aside_until = time.monotonic() + _ASIDE_SECONDS
+            if used > state.max_bytes:
+                warnings.warn(
+                    f"{printable(self.folder)}: emptied, as it had {used} bytes and cache_bytes is {state.max_bytes}; "
+                    "the last given is that of all who share the folder: give them the same, or folders of their own",
+                    stacklevel=outer_level(),
+                )
         except FileNotFoundError:  # it was cleared meanwhile
             pass
         except OSError as error:
@@ -262,16 +277,30 @@ class DiskCache:
                 text += ": remote data is read, but no more of it is cached"
                 warnings.warn(text, stacklevel=outer_level())
 
+    def _sectors(
+        self, kept: Sequence[tuple[FileRange, _Bytes]]
+    ) -> Iterator[tuple[str, memoryview]]:
+        """The whole sectors of some ranges, and where to write them."""
+        for (file, begin, end), data in kept:
+            for at in range(begin + -begin % _SECTOR_BYTES, end, _SECTOR_BYTES):
+                sector = memoryview(data)[at - begin :][: min(_SECTOR_BYTES, file.size - at)]
+                if at + len(sector) in (at + _SECTOR_BYTES, file.size):
+                    yield self._path_of(file, at), sector
+
+    def _room(self, state: _State, wanted: int) -> int:
+        """The bytes that may be kept, once all was deleted that is idle where these are too few."""
+        if state.used_bytes + wanted > state.max_bytes:
+            since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)} - {self._own}
+            state.remove([group for group in others if os.path.getmtime(group) < since])
+        return state.max_bytes - state.used_bytes
+
     def _write(self, state: _State, path: str, data: memoryview) -> bool:
-        """Write a sector, unless there is no room once all was deleted that is idle."""
+        """Write a sector, unless there is no room."""
         if os.path.exists(path):  # damaged, or another process has written it meanwhile
             state.remove([path])
         num_bytes = _pages(len(data) + 4)
-        if state.used_bytes + num_bytes > state.max_bytes:
-            since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)} - {self._own}
-            state.remove([group for group in others if os.path.getmtime(group) < since])
-            if state.used_bytes + num_bytes > state.max_bytes:
-                return False
+        if self._room(state, num_bytes) < num_bytes:
+            return False
         state.used_bytes += num_bytes
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         fd = _open_own(path, os.O_CREAT | os.O_EXCL)
@@ -299,15 +328,18 @@ def _order(wanted: FileRange) -> tuple[str, str, int]:
     return *_identity(wanted.file), wanted.begin
 
 
-def _join(ranges: Sequence[FileRange], in_sectors: bool) -> list[FileRange]:
-    """Ranges in order, joined where they overlap or touch."""
+def _join(ranges: Sequence[FileRange], room: int) -> list[FileRange]:
+    """Ranges in order, in whole sectors as far as there is room, joined where they overlap or
+    touch.
+    """
     joined: list[FileRange] = []
     for file, begin, end in sorted(ranges, key=_order):
-        if in_sectors:
-            begin -= begin % _SECTOR_BYTES
-            end = min(end + -end % _SECTOR_BYTES, file.size)
-        last = joined[-1] if joined else None
-        if last and _identity(last.file) == _identity(file) and begin <= last.end:
+        last = joined[-1] if joined and _identity(joined[-1].file) == _identity(file) else None
+        low, high = begin - begin % _SECTOR_BYTES, min(end + -end % _SECTOR_BYTES, file.size)
+        room -= max(high - max(low, last.end if last else 0), 0)
+        if room >= 0:
+            begin, end = low, high
+        if last and begin <= last.end:
             joined[-1] = last._replace(end=max(last.end, end))
         else:
             joined.append(FileRange(file, begin, end))
@@ -339,9 +371,6 @@ def _locked(path: str, max_bytes: int | None = None, *, is_new: bool = False) ->
             state.used_bytes = _PAGE_BYTES + sum(map(_disk_bytes, _folders(path)))
         state.save(fd, -1)
         try:
-            # All of it: who lowers a cap begins anew, which is rare, and simple.
-            if state.used_bytes > state.max_bytes:
-                state.remove(_folders(path))
             yield state
         finally:
             state.save(fd, state.used_bytes)
