@@ -6,6 +6,7 @@ Covers tfds/elements.
 
 import random
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from test_damage import change_value
 from tfds_values import assert_same, directory, leaf, paths
 
 from torch_tfrecord import (
+    LimitExceededError,
     ParseError,
     RaggedTensor,
     TFRecordError,
@@ -293,3 +295,15 @@ def test_damaged_nested_features_of_episodes(nested, tmp_path, key):
         [*ds.__getitems__(range(4))]
     assert str(caught.value).startswith(f"{shard}: record 0 at byte 0: {text}")
     assert ds[4]["about"]["name"] == "episode 1"
+
+
+def test_a_batch_too_large_names_the_record_though_another_lacks_the_sequence():
+    f = tfds.features
+    tree = f.FeaturesDict({"x": f.Sequence(f.Tensor((None,), "int16", encoding="zlib"))})
+    parser = TFDSParser(tree, max_batch_bytes=6000)
+    small = encode_example({"x": [zlib.compress(bytes(64))]})
+    large = encode_example({"x": [zlib.compress(bytes(2400))]})
+    records = [encode_example({}), small, large, large]
+    assert [len(sample["x"]) for sample in batch_of(parser, records[:3])] == [0, 1, 1]
+    with pytest.raises(LimitExceededError, match=r"^record 3: feature 'x' \(int16, zlib\): "):
+        batch_of(parser, records)

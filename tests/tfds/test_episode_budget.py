@@ -145,9 +145,9 @@ def walked(monkeypatch):
     """Each call that reads a step's value, or looks at a row of it."""
     calls = []
     for owner, name in (
-        (EncodedTensor, "decode_shaped"),
+        (EncodedTensor, "decode"),
         (BytesElement, "decode"),
-        (leaves, "split_lists"),
+        (leaves, "nest_rows"),
     ):
         own = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, own=own: calls.append(own) or own(*args))

@@ -262,12 +262,15 @@ class Column(NamedTuple):
 
     def part(self, begin: int, end: int) -> Column:
         """The column of some of the records."""
+        missing = None if self.missing is None else self.missing[begin:end]
         # Of any number of values even an empty column has one offset, so none means a known number.
         if not len(self.offsets):
-            return self._replace(values=self.values[begin:end])
+            return self._replace(values=self.values[begin:end], missing=missing)
         offsets = self.offsets[begin : end + 1]
         return self._replace(
-            values=self.values[offsets[0] : offsets[-1]], offsets=_from_zero(offsets)
+            values=self.values[offsets[0] : offsets[-1]],
+            offsets=_from_zero(offsets),
+            missing=missing,
         )
 
     def copied(self) -> Column:

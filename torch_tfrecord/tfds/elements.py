@@ -87,6 +87,8 @@ class Element:
         """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a
         list.
         """
+        if self.count is None and not len(values):
+            return self.none()
         if not self.count:
             found = "string" if self.dtype is None else "number"
             raise ParseError(
@@ -225,12 +227,9 @@ class EncodedTensor(BytesElement):
         )
         self.dtype, self.shape, self._is_zlib = dtype, shape, is_zlib
 
-    def decode(self, data: bytes) -> torch.Tensor:
-        """Decode a tensor with at most one unknown size."""
-        return self.decode_shaped(data, self.shape)
-
-    def decode_shaped(self, data: bytes, shape: Shape) -> torch.Tensor:
-        """Decode a tensor with the shape given in the record."""
+    def decode(self, data: bytes, shape: Shape | None = None) -> torch.Tensor:
+        """Decode a tensor, with the shape in the record or at most one unknown size."""
+        shape = self.shape if shape is None else shape
         if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         count = _num_values(shape)

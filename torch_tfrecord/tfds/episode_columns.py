@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,11 @@ import torch
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind, decode_text
-from torch_tfrecord.columns.reading import Column, LackingError, Want
+from torch_tfrecord.columns.reading import Column, Ints, LackingError, Want, splits_of
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.tfds.episode_reader import Frames, Spans, Values, read_frames
-from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
+from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf
 from torch_tfrecord.tfds.parser import LeafPlace, make_element
 
 __all__ = [
@@ -269,9 +269,6 @@ def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-
-
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
     """Key of each step feature -> list values per step; 0 if the list does not determine it."""
     return {
@@ -295,9 +292,9 @@ class _Part(NamedTuple):
 
     values: Values
     row_values: int
-    ends: _Ints | None = None
+    ends: Ints | None = None
 
-    def bounds(self, first: int, stop: int) -> _Ints:
+    def bounds(self, first: int, stop: int) -> Ints:
         """Where the values of records `first` to `stop` - 1 begin and end."""
         # Only the asked range: an episode may have a million steps.
         rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
@@ -388,7 +385,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
         # A sum that overflows might look right.
-        below = running_sum(np.minimum(lengths, MAX_LENGTH))
+        below = splits_of(np.minimum(lengths, MAX_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
     flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
     # A step of a sequence in a sequence of steps is a plain list.
@@ -396,7 +393,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
     return parts
 
 
-def _shares(values: Values, total: int, ends: _Ints | None = None) -> _Part:
+def _shares(values: Values, total: int, ends: Ints | None = None) -> _Part:
     """Divide a list into `total` rows of equal length; for `ends` see `_Part`."""
     if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")

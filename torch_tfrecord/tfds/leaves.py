@@ -11,26 +11,32 @@ Records in the same form are read together, others one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
-from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, ListKind
-from torch_tfrecord.columns.reading import Column, Want, read_each, reserve_for_values
+from torch_tfrecord.columns.containers import nest_rows
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.reading import (
+    Column,
+    Ints,
+    Want,
+    read_each,
+    reserve_for_values,
+    splits_of,
+)
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
 from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 
-__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf", "running_sum"]
+__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf"]
 
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
 _THERE, _LACKING = 0, 1  # the values of Column.missing
 MAX_LENGTH = 1 << 33
 """More than a record can hold, since protobuf limits messages to 2 GiB."""
@@ -63,17 +69,18 @@ class Leaf:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
 
-        def want(suffix: str, kind: ListKind, what: str) -> Want:
-            return Want(key, f"{key}/{suffix}", kind, what)
-
-        ragged, shaped = [], []
-        if len(lengths) > 1:
-            ragged = [want("ragged_flat_values", element.kind, element.what)]
-            for level in range(len(lengths) - 1):
-                ragged.append(want(f"ragged_row_lengths_{level}", INT64_LIST, "sizes"))
-        if isinstance(element, EncodedTensor):
-            shaped = [want("shape", INT64_LIST, "sizes"), want("value", BYTES_LIST, element.what)]
-        self.wants = (Want(key, key, element.kind, element.what), *ragged, *shaped)
+        sizes = [f"ragged_row_lengths_{level}" for level in range(len(lengths) - 1)]
+        ragged = ["ragged_flat_values", *sizes] if sizes else []
+        shaped = ["shape", "value"] if isinstance(element, EncodedTensor) else []
+        self.wants = (
+            Want(key, key, element.kind, element.what),
+            *(
+                Want(key, f"{key}/{suffix}", INT64_LIST, "sizes")
+                if suffix in ("shape", *sizes)
+                else Want(key, f"{key}/{suffix}", element.kind, element.what)
+                for suffix in (*ragged, *shaped)
+            ),
+        )
         self._ragged_places = slice(1, 1 + len(ragged))
         self._shape_place = 1 + len(ragged) if shaped else None
 
@@ -85,113 +92,90 @@ class Leaf:
                 the feature.
         """
         try:
-            return self._column(columns)
+            return self.read_own(columns)
         except (ParseError, ImageDecodeError, LimitExceededError) as error:
             if str(error.args[0]).startswith("feature "):
                 raise
             raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
-    def _column(self, columns: Sequence[Column]) -> object:
-        return self.read_own(columns)
-
     def read_own(self, columns: Sequence[Column]) -> object:
         """`read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
-        # The usual case of a sample has one form by definition.
-        if num_records == 1:
-            return self._together(
-                columns, [0 if item.missing is None else int(item.missing[0]) for item in columns]
-            )
         # Elements that are decoded one by one, in nested rows, are nested record by record.
-        is_joint = self.element.is_joint or len(self.lengths) < 2
+        is_joint = self.element.is_joint or len(self.lengths) < 2 or num_records == 1
         # The usual case of a batch: all records have the plain list.
         if is_joint and num_records and columns[0].missing is None:
-            return self._plain(columns[0])
-        missing = np.zeros((len(columns), num_records), np.uint8)
-        for place, column in enumerate(columns):
-            if column.missing is not None:
-                missing[place] = column.missing
-        if self.lengths and len(columns) == 1:
-            missing[missing == _LACKING] = _THERE  # as in TFDS, a missing sequence is empty
-        if is_joint and num_records and (missing == missing[:, :1]).all():
-            return self._together(columns, missing[:, 0].tolist())
+            return self._plain(columns)
+        states = [
+            [_THERE] * num_records if column.missing is None else column.missing.tolist()
+            for column in columns
+        ]
+        forms = [self._form(*state) for state in zip(*states, strict=True)]
+        if is_joint and len({*forms}) == 1:
+            return forms[0](columns)
         return read_each(
             # Records of different forms: each is a batch of one.
-            lambda row: rows_of(self.read_own(_row(columns, row)))[0],
+            lambda row: rows_of(forms[row]([column.part(row, row + 1) for column in columns]))[0],
             range(num_records),
         )
 
-    def _together(self, columns: Sequence[Column], missing: list[int]) -> object:
-        """The column of records that store the leaf in the same form."""
+    def _form(self, *missing: int) -> Callable[[Sequence[Column]], object]:
+        """How to read a record, by which of its keys are missing."""
         if missing[0] == _THERE:
-            return self._plain(columns[0])
+            return self._plain
         if len(self.lengths) > 1 and missing[2] != _LACKING:
-            return self._ragged(columns[self._ragged_places], missing[self._ragged_places])
+            return self._ragged
         if self._shape_place is not None and missing[self._shape_place] != _LACKING:
-            return self._shaped(columns[self._shape_place :], missing[self._shape_place :])
-        # A missing optional sequence is empty; only an element has a default.
+            return self._shaped
+        # As in TFDS, a missing sequence is empty; only an element has a default.
         if self._is_optional and not self.lengths:
-            return [self._default] * (len(columns[0].offsets) - 1)
+            return self._defaults
         if self.lengths and missing[0] == _LACKING:
-            return self._plain(columns[0])
+            return self._plain
         raise self.wants[0].lacking()
 
-    def _plain(self, column: Column) -> object:
-        values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
-        counts = _counts(column)
+    def _defaults(self, columns: Sequence[Column]) -> object:
+        return [self._default] * (len(columns[0].offsets) - 1)
+
+    def _values(self, column: Column) -> Any:
+        return column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
+
+    def _plain(self, columns: Sequence[Column]) -> object:
+        column, element = columns[0], self.element
+        values, counts = self._values(column), _counts(column)
         # Strings are reserved for by what decodes them.
         if isinstance(values, np.ndarray):
             reserve_for_values(self.wants[0], values.nbytes, column.offsets)
         if not self.lengths:
-            return self._ones(values, counts, column)
-        if len(self.lengths) == 1 and not self.element.is_joint:
-            return read_each(lambda bounds: self._sequence(values[slice(*bounds)]), column.bounds())
+            # Elements of an unknown size may differ: then each record is decoded on its own.
+            if (counts == counts[0]).all():
+                return element.each(values, len(counts))
+            return [element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
+        if len(self.lengths) == 1 and not element.is_joint:
+            return read_each(lambda ends: self._sequence(values[slice(*ends)]), column.bounds())
         rows, totals = self._rows(values, counts)
-        if len(self.lengths) > 1:
-            return _nest(rows, self._static_lengths(totals))
-        self._check_lengths(totals)
-        return self._sequences(rows, totals)
-
-    def _ones(self, values: Any, counts: _Ints, column: Column) -> object:
-        """Elements without a sequence around them."""
-        # Elements of an unknown size may differ: then each record is decoded on its own.
-        if (counts == counts[0]).all():
-            return self.element.each(values, len(counts))
-        return [self.element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
+        return self._nested(rows, self._static_lengths(totals))
 
     def _sequence(self, values: object) -> object:
         rows = self.element.many(values)
         self._check_lengths(np.array([len(rows)]))
         return rows
 
-    def _sequences(self, rows: Any, totals: _Ints) -> object:
-        """Elements of several records, each in its own sequence."""
-        # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
-        if isinstance(rows, list) or (self.lengths[0] is None and rows.dim() == 1):
-            return _nest(rows, [totals])
-        if (totals == totals[0]).all():
-            return rows.reshape(len(totals), totals[0], *rows.shape[1:])
-        return list(torch.split(rows, totals.tolist()))
-
-    def _rows(self, values: Any, counts: _Ints) -> tuple[Any, _Ints]:
+    def _rows(self, values: Any, counts: Ints) -> tuple[Any, Ints]:
         """All elements of the records, and the number in each."""
-        count = self.element.count
-        if count is None and not len(values):
-            return self.element.none(), counts
+        count = self.element.count or 1
         # The first bad record alone gives the error that a sample of it would.
-        wrong = counts[counts % count != 0] if count else counts[:0]
-        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (
-            count or 1
-        )
+        wrong = counts[counts % count != 0]
+        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // count
 
-    def _static_lengths(self, totals: _Ints) -> list[_Ints]:
+    def _static_lengths(self, totals: Ints) -> list[Ints]:
         """Lengths (see `_nest`) of nested sequences stored in one list, which must match those of
         the tree.
 
         Args:
             totals: Number of elements in each record.
         """
-        levels: list[_Ints] = []
+        levels: list[Ints] = []
         found = totals
         # From the innermost rows outwards.
         for length in reversed(self.lengths[1:]):
@@ -199,40 +183,57 @@ class Leaf:
                 raise ParseError(
                     f"expected rows of the lengths {self.lengths}, got {totals.max()} values"
                 )
-            found = found // length if length else np.zeros_like(found)
+            found = found // (length or 1)
             levels.insert(0, np.full(found.sum(), length or 0))
-        self._check_lengths(found)
         return [found, *levels]
 
-    def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> object:
-        flat, *row_lengths = columns
-        values = flat.strings(bytes) if self.element.kind == BYTES_LIST else flat.values
-        rows, totals = self._rows(values, _counts(flat))
+    def _ragged(self, columns: Sequence[Column]) -> object:
+        flat, *row_lengths = columns[self._ragged_places]
+        rows, totals = self._rows(self._values(flat), _counts(flat))
         # After the values, whose errors say more.
-        for place, is_missing in enumerate(missing[1:], 2):
-            if is_missing:
-                raise self.wants[place].lacking()
-        counts = [_counts(column) for column in row_lengths]
-        for level, (column, found) in enumerate(
-            zip(row_lengths, [*counts[1:], totals], strict=True)
-        ):
-            _check_row_lengths(level, column.values, column.offsets, found)
+        for want, column in zip(self.wants[2:], row_lengths, strict=False):
+            if column.missing is not None and column.missing.any():
+                raise want.lacking()
+        counts = [*map(_counts, row_lengths), totals]
+        for level, column in enumerate(row_lengths):
+            _check_row_lengths(level, column, counts[level + 1])
             self._check_lengths(column.values, level + 1)
-        self._check_lengths(counts[0])
-        return _nest(rows, [counts[0], *(column.values for column in row_lengths)])
+        return self._nested(rows, [counts[0], *(column.values for column in row_lengths)])
 
-    def _shaped(self, columns: Sequence[Column], missing: Sequence[int]) -> object:
-        if missing[1]:
+    def _nested(self, rows: Any, levels: Sequence[Ints]) -> object:
+        """Nest elements into rows.
+
+        Args:
+            rows: The elements of all records.
+            levels: The number of outermost rows in each record, and the lengths of all rows of
+                each level.
+        """
+        self._check_lengths(levels[0])
+        is_tensor = isinstance(rows, torch.Tensor)
+        # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
+        if is_tensor and len(levels) == 1 and (self.lengths[0] is not None or rows.dim() > 1):
+            sizes = levels[0]
+            if (sizes == sizes[0]).all():
+                return rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
+            return list(torch.split(rows, sizes.tolist()))
+        splits = [*map(splits_of, levels)]
+        if is_tensor:
+            return nest_rows(rows.as_subclass(torch.Tensor), rows.dtype, splits)
+        # A list for each row; a tensor needs none.
+        reserve(sum(map(len, levels)) * OBJECT_BYTES)
+        return nest_rows(rows, None, splits)
+
+    def _shaped(self, columns: Sequence[Column]) -> object:
+        sizes, values = columns[self._shape_place :][:2]
+        if values.missing is not None and values.missing.any():
             raise self.wants[-1].lacking()
-        sizes, values = columns
-        found = zip(sizes.bounds(), values.bounds(), strict=True)
         strings = values.strings(bytes)
         return read_each(
             lambda own: self._decode_shaped(sizes.values[slice(*own[0])], strings[slice(*own[1])]),
-            [*found],
+            zip(sizes.bounds(), values.bounds(), strict=True),
         )
 
-    def _decode_shaped(self, sizes: _Ints, values: list[bytes]) -> object:
+    def _decode_shaped(self, sizes: Ints, values: list[bytes]) -> object:
         element: Any = self.element
         rank = len(element.shape)
         if (
@@ -246,9 +247,7 @@ class Leaf:
         # Before the loop: tensors of nothing take next to nothing in the record.
         reserve(len(values) * TENSOR_BYTES)
         shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
-        items = [
-            element.decode_shaped(value, shape) for value, shape in zip(values, shapes, strict=True)
-        ]
+        items = [element.decode(value, shape) for value, shape in zip(values, shapes, strict=True)]
         if not self.lengths:
             return items[0]
         if len(self.lengths) > 1:
@@ -256,58 +255,29 @@ class Leaf:
         self._check_lengths(np.array([len(items)]))
         return element.join(items)
 
-    def _check_lengths(self, found: _Ints, depth: int = 0) -> None:
+    def _check_lengths(self, found: Ints, depth: int = 0) -> None:
         expected = self.lengths[depth]
         wrong = found[found != expected] if expected is not None else found[:0]
         if len(wrong):
             raise ParseError(f"expected {expected} values in the sequence, got {wrong[0]}")
 
 
-def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints) -> None:
+def _check_row_lengths(level: int, column: Column, counts: Ints) -> None:
     """Check that the row lengths of each record sum to its rows in the next level; errors describe
     one record.
     """
+    lengths = column.values
     # Clipped before summing: a sum that overflows might look right.
-    sums = running_sum(np.minimum(lengths, MAX_LENGTH))[bounds]
-    if (sums[1:] - sums[:-1] != counts).any() or (lengths < 0).any():
-        found = sum(lengths.tolist())
+    sums = splits_of(np.minimum(lengths, MAX_LENGTH))[column.offsets]
+    if (np.diff(sums) != counts).any() or (lengths < 0).any():
         raise ParseError(
-            f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}"
+            f"expected row lengths of level {level} that sum to {counts.sum()}, got {sum(lengths.tolist())}"
         )
 
 
-def _nest(rows: Any, lengths: Sequence[_Ints]) -> object:
-    """Nest values into rows, from the number of outermost rows in each record and the lengths of
-    all rows.
-    """
-    splits = [*map(running_sum, lengths)]
-    if isinstance(rows, torch.Tensor):
-        return Nested(rows.as_subclass(torch.Tensor), rows.dtype, tuple(splits))
-    # A list for each row; a tensor needs none.
-    reserve(sum(map(len, lengths)) * OBJECT_BYTES)
-    return split_lists(rows, [split.tolist() for split in splits])
-
-
-def _counts(column: Column) -> _Ints:
+def _counts(column: Column) -> Ints:
     """Number of values in each record."""
-    found: _Ints = column.offsets[1:] - column.offsets[:-1]
-    return found
-
-
-def running_sum(lengths: _Ints) -> _Ints:
-    """Row splits of rows with these lengths: where each begins and ends."""
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    lengths.cumsum(out=ends[1:])
-    return ends
-
-
-def _row(columns: Sequence[Column], row: int) -> list[Column]:
-    """The columns of a single record."""
-    found = []
-    for values, offsets, missing, buffer in columns:
-        begin, end = offsets[row : row + 2].tolist()
-        is_missing = None if missing is None else missing[row : row + 1]
-        found.append(Column(values[begin:end], np.array([0, end - begin]), is_missing, buffer))
+    found: Ints = column.offsets[1:] - column.offsets[:-1]
     return found
 
 
@@ -336,66 +306,43 @@ class BoxLeaf(Leaf):
         self._format, self._image = bbox_format, image
         self.wants = self.wants if image is None else (*self.wants, image)
 
-    def _column(self, columns: Sequence[Column]) -> object:
-        boxes = self.read_own(columns if self._image is None else columns[:-1])
+    def read_own(self, columns: Sequence[Column]) -> object:
+        """`read`, with errors that do not name the feature."""
+        boxes, bbox_format = super().read_own(columns), self._format
         # Nested rows of boxes have no class in torchvision.
-        if self._format is None or len(self.lengths) > 1:
+        if bbox_format is None or len(self.lengths) > 1:
             return boxes
         rows = rows_of(boxes)
-        sizes = (
-            [None] * len(rows)
-            if self._image is None
-            else read_each(_size_of, _only_values(columns[-1]))
-        )
-        # Records with and without an image: each decides for itself.
-        if None in sizes and any(sizes):
-            return [
-                self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)
-            ]
-        return (
-            boxes
-            if None in sizes and not self._format.startswith("REL_")
-            else self._in_pixels(rows, sizes)
-        )
-
-    def _in_pixels(
-        self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]
-    ) -> list[object]:
-        """Boxes of several records, either all with known image sizes, or all relative without an
-        image.
-        """
-        bbox_format = str(self._format)
-        if sizes[0] is None and not bbox_format.startswith("REL_"):
-            return [*rows]
+        sizes = [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
+        is_relative = bbox_format.startswith("REL_")
+        if not is_relative and not any(sizes):
+            return boxes
         parts = [row.numpy().reshape(-1, 4) for row in rows]
-        counts, boxes = [*map(len, parts)], np.concatenate(parts)
+        counts, numbers = [*map(len, parts)], np.concatenate(parts)
         # torchvision has x first.
         if bbox_format.endswith("YXYX"):
-            boxes = boxes[:, [1, 0, 3, 2]]
-        if bbox_format.startswith("REL_") and sizes[0] is not None:
+            numbers = numbers[:, [1, 0, 3, 2]]
+        if is_relative:
             # (width, height, width, height)
-            scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
-            boxes = boxes * scales.repeat(counts, axis=0)
+            scales = np.array([(size or (1, 1))[::-1] * 2 for size in sizes], numbers.dtype)
+            numbers = numbers * scales.repeat(counts, axis=0)
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
-        found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
+        found = zip(torch.split(torch.from_numpy(numbers), counts), rows, sizes, strict=True)
         return [
             tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
-            for part, size in found
+            if size or is_relative
+            else row
+            for part, row, size in found
         ]
 
 
-def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
-    return None if encoded is None else image_size(encoded)
-
-
-def _only_values(column: Column) -> list[memoryview | None]:
-    """The string of each record; None if it has none or several."""
-    views: list[memoryview | None] = [*column.views()]
-    if len(column.offsets):
-        return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
+def _image_sizes(column: Column) -> list[tuple[int, int] | None]:
+    """(height, width) of each record's image; None if it has none or several."""
+    views = column.views()
     # A want of one value is dense: zeros stand for what is missing.
-    missing = np.zeros(len(views)) if column.missing is None else column.missing
+    ends = column.offsets if len(column.offsets) else np.arange(len(views) + 1)
+    missing = np.zeros(len(ends)) if column.missing is None else column.missing
     return [
-        None if is_missing else view
-        for view, is_missing in zip(views, missing.tolist(), strict=True)
+        None if is_missing or end - begin != 1 else image_size(views[begin])
+        for (begin, end), is_missing in zip(pairwise(ends.tolist()), missing.tolist(), strict=False)
     ]
