@@ -44,7 +44,7 @@ _NO_RANGES = "Range request not supported"
 _LISTED_AT_ONCE = 1000
 _PARTS_AT_ONCE = 4
 _UPLOAD_RETRIES = 5  # of a part
-_MOST_THREADS = 256  # as many requests as `requests` ever has in flight
+_MOST_THREADS = 128  # as many requests as `requests` ever has in flight
 
 
 class ObstoreStore:

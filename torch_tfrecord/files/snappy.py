@@ -105,34 +105,21 @@ def first_uncompressed(prefix: bytes, wanted: int) -> bytes:
     at = next((place + 1 for place, byte in enumerate(block[:5]) if byte < 0x80), len(block))
     out = bytearray()
     while at < len(block) and len(out) < wanted:
-        literal, length, distance, at = _element(block, at)
-        if literal:
-            out += block[at : at + length]
-            at += length
-        elif not 0 < distance <= len(out):
+        # Elements: a literal, whose length follows where it is long, or a copy of bytes before.
+        kind, rest = block[at] & 3, block[at] >> 2
+        width = max(rest - 59, 0) if kind == 0 else 1 << kind - 1
+        number = int.from_bytes(block[at + 1 : at + 1 + width], "little")
+        at += 1 + width
+        if kind == 0:
+            end = at + 1 + (number if width else rest)
+            out += block[at:end]
+            at = end
+            continue
+        length, distance = (
+            (4 + (rest & 7), rest >> 3 << 8 | number) if kind == 1 else (1 + rest, number)
+        )
+        if not 0 < distance <= len(out):
             return b""
-        else:
-            for _ in range(length):
-                out.append(out[-distance])
+        for _ in range(length):
+            out.append(out[-distance])
     return bytes(out[:wanted])
-
-
-def _element(block: bytes, at: int) -> tuple[bool, int, int, int]:
-    """An element of a raw block: whether it is a literal, its length, how far back a copy begins,
-    and what follows.
-    """
-    tag, kind = block[at], block[at] & 3
-    if kind == 0:
-        extra = max((tag >> 2) - 59, 0)  # bytes of a long literal's length
-        length = int.from_bytes(block[at + 1 : at + 1 + extra], "little") if extra else tag >> 2
-        return True, length + 1, 0, at + 1 + extra
-    if kind == 1:
-        distance = (tag >> 5) << 8 | int.from_bytes(block[at + 1 : at + 2], "little")
-        return False, 4 + (tag >> 2 & 7), distance, at + 2
-    width = 2 if kind == 2 else 4
-    return (
-        False,
-        1 + (tag >> 2),
-        int.from_bytes(block[at + 1 : at + 1 + width], "little"),
-        at + 1 + width,
-    )
