@@ -6,7 +6,6 @@ Covers files/stores.
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import signal
 import threading
@@ -296,17 +295,3 @@ def test_forked_workers(paths, style):
     )
     records = [record for batch in loader for record in (batch if style == "map" else [batch])]
     assert sorted(map(bytes, records)) == ALL
-
-
-@pytest.mark.daily
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_started_workers(paths, method):
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {method} here")
-    dataset = TFRecordDataset(paths, index="memory")
-    assert dataset[0] == ALL[0]
-    loader = DataLoader(
-        dataset, batch_size=10, collate_fn=list, num_workers=2, multiprocessing_context=method
-    )
-    assert [record for batch in loader for record in batch] == ALL

@@ -5,7 +5,6 @@ Covers files/storage, files/ahead_file.
 """
 
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -336,24 +335,6 @@ def test_a_record_of_a_long_compressed_stream_is_one_request(
         name.unlink()
 
 
-@pytest.mark.daily
-def test_from_threads(server, client):
-    dataset = TFRecordDataset(paths(server), index="require")
-    wrong = []
-
-    def read(seed):
-        for position in np.random.default_rng(seed).integers(0, len(ALL), 20).tolist():
-            if dataset[position] != ALL[position]:
-                wrong.append(position)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert wrong == []
-
-
 # What goes wrong.
 
 
@@ -379,16 +360,3 @@ def test_a_storage_that_does_not_answer(server):
     assert str(caught.value).endswith("status 500 (6 attempts)")
     assert str(caught.value).startswith(f"{paths(server)[0]}: bytes ")
     assert server.stats()["requests"] <= 12  # not one record after another once more
-
-
-@pytest.mark.daily
-def test_one_that_forbids(server):
-    dataset = TFRecordDataset(paths(server), index="require")
-    dataset[0]
-    server.reset([Fault("403")])
-    with pytest.raises(
-        PermissionError,
-        match=r"the storage forbids it \(bytes \d+ to \d+, status 403\).*train-00000",
-    ):
-        dataset[1]
-    assert server.stats()["requests"] == 1

@@ -208,16 +208,6 @@ def test_bytes():
     assert open_file("memory://up/b").read(100, 0) == b"content"
 
 
-@pytest.mark.daily
-def test_secrets_stay_secret():
-    options = {**KEYS, "endpoint_url": "http://127.0.0.1:1"}
-    with pytest.raises((OSError, TFRecordError)) as caught:
-        write("s3://bucket/x", [b"a"], options)
-    assert KEYS["secret"] not in str(caught.value)
-    with TFRecordWriter("memory://x", storage_options={"skip_instance_cache": True}) as writer:
-        assert repr(writer) == "TFRecordWriter('memory://x')"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a full device")
 def test_no_room_for_the_temporary_file(monkeypatch):
     def full():

@@ -8,7 +8,6 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 from torch_tfrecord.files.disk_cache import DiskCache
@@ -99,7 +98,8 @@ class Access:
         if self.cache_dir is None or not paths:
             return self
         # What the first and the last in order have in common, all between them have.
-        group = f"{self.endpoint} {_common_folder(min(paths), max(paths))}"
+        begin = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071 - up to a slash of it
+        group = f"{self.endpoint} {begin.rpartition('/')[0]}"
         return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
 
     def _with_cache(self, cache: DiskCache | None) -> Access:
@@ -138,11 +138,6 @@ class Access:
         parts += [f"cache_dir={self.cache_dir!r}"] if self.cache_dir is not None else []
         parts += [f"cache_bytes={self.cache_bytes}"] if self.cache_bytes is not None else []
         return f"Access({', '.join(parts)})"
-
-
-def _common_folder(first: str, last: str) -> str:
-    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
-    return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _endpoint(options: Mapping[str, Any]) -> str:

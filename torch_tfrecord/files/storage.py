@@ -373,12 +373,8 @@ def open_files(
     known: Mapping[str, RemoteInfo] | None = None,
 ) -> list[FileSource]:
     """Open several files; storages are asked at once for all of theirs that are not known."""
-    remote = [path for path in paths if is_remote(path)]
-    found = {path: known[path] for path in remote if path in known} if known else {}
-    asked = [path for path in remote if path not in found]
+    found = dict(known or {})
+    asked = [path for path in paths if is_remote(path) and path not in found]
     if asked:
         found.update(zip(asked, infos(asked, access), strict=True))
-    return [
-        RemoteFile(path, access, found[path]) if path in found else LocalFile(path)
-        for path in paths
-    ]
+    return [open_file(path, access, found.get(path)) for path in paths]
