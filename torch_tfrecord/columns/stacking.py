@@ -83,7 +83,7 @@ def as_plain(batch: Value) -> Value:
     torch.compile does not take tv_tensors; ragged ones are in the simplest type that holds them.
     """
     if isinstance(batch, Nested):
-        return wrap_nested(batch)
+        return as_plain(wrap_nested(batch))
     if isinstance(batch, dict):
         return {name: as_plain(column) for name, column in batch.items()}
     if type(batch) is tuple:

@@ -365,14 +365,13 @@ def _find_picks(
 ) -> list[_Pick]:
     if len(distinct) == 1:
         return [_Pick(distinct[0], _neighbours(rows), slice(0, len(rows)))]
-    numbers = {id(block): number for number, block in enumerate(distinct)}
-    # A stable sort keeps the samples of each block in order, so that most are neighbours.
-    of_block = np.array([numbers[id(block)] for block in blocks], np.int64)
-    ends = np.bincount(of_block).cumsum()[:-1]
-    places = np.split(np.argsort(of_block, kind="stable"), ends)
+    # In order, so that most are neighbours; NumPy's sort would let go of the GIL.
+    places: dict[int, list[int]] = {id(block): [] for block in distinct}
+    for number, block in enumerate(blocks):
+        places[id(block)].append(number)
     return [
-        _Pick(block, _neighbours(rows[each]), _neighbours(each))
-        for block, each in zip(distinct, places, strict=True)
+        _Pick(block, _neighbours(rows[each]), _neighbours(np.array(each)))
+        for block, each in zip(distinct, places.values(), strict=True)
     ]
 
 

@@ -61,7 +61,7 @@ class Wish(NamedTuple):
 def sizes_of_rows(rows: Nested) -> _Sizes:
     """The shapes of a column's rows."""
     inner = np.tile(np.array(rows.values.shape[1:], np.int64), (rows.num_rows, 1))
-    return np.hstack([np.diff(ends)[:, None] for ends in rows.arrays()[1]] + [inner])
+    return np.hstack([np.diff(np.asarray(ends))[:, None] for ends in rows.row_splits] + [inner])
 
 
 def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
@@ -71,7 +71,7 @@ def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
     # First all dimensions but the first of a ragged row: then rows are of one size.
     inner = size[len(rows.row_splits) :]
     if not rows.row_splits and rows.values.shape[1:] == inner:
-        return as_plain(rows.values), _lengths_of(sizes, wish)
+        return as_plain(rows), _lengths_of(sizes, wish)
     values, row_splits = rows.arrays()
     plain = values
     if plain.shape[1:] != inner:

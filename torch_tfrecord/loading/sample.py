@@ -8,11 +8,12 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from torch_tfrecord.batch_memory import as_tensor
+from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.loading.display import to_html
@@ -324,10 +325,15 @@ def find_rows(column: Columns) -> Nested | None:
     """A column whose rows can be copied as bytes: dense, or with one ragged dimension and without
     gaps; None for any other.
     """
-    if is_plain(column):
-        return Nested(column, column.dtype)
-    if isinstance(column, Nested) or not is_jagged(column):
+    if isinstance(column, Nested):
         return column if is_jagged(column) else None
+    if not isinstance(column, torch.Tensor):
+        return None
+    if not is_jagged(column):
+        # torch refuses other tensors than `is_plain` ones: to ask first would let go of the GIL.
+        with suppress(RuntimeError, TypeError):
+            return Nested(as_array(column), column.dtype)
+        return None
     with as_plain_tensors():
         parts = None if column.requires_grad else jagged_parts(column)
         if parts is None or not is_plain(parts[0]):
