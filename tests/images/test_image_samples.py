@@ -46,7 +46,7 @@ from torch_tfrecord.columns.image import ImageReader
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.images import crop_jobs
 from torch_tfrecord.images import regions as image_regions
-from torch_tfrecord.images.crop_jobs import Normalization
+from torch_tfrecord.images.crop_jobs import normalization
 from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import Region, StoredImage, decode_region, decode_stack
 from torch_tfrecord.native import optional_module
@@ -488,6 +488,6 @@ def test_placing_pixels_with_and_without_the_compiled_core(
     assert np.array_equal(row, mirrored.permute(1, 2, 0).numpy())
     mean, std = (MEAN * 2)[:channels], (STD * 2)[:channels]
     result = np.zeros((channels, 7, 11), np.float32)
-    crop_jobs.place_pixels(pixels, result, Normalization(mean, std), across=across, down=down)
+    crop_jobs.place_pixels(pixels, result, normalization(mean, std), across=across, down=down)
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
     assert np.array_equal(result, transform(mirrored).numpy())

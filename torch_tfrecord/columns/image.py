@@ -22,10 +22,9 @@ from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseErr
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crop_jobs import (
     CropWork,
-    Normalization,
     batch_tensor,
     empty_batch,
-    is_cores,
+    normalization,
     place_pixels,
     run_job,
 )
@@ -200,7 +199,7 @@ class ImageReader(OneValueReader):
             name, spec, self._read_one, spec.shape or (), several=spec.several is not None
         )
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
-        self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
+        self._table = None if spec.normalize is None else normalization(*spec.normalize)
         self._max_pixels = _max_pixels(spec)
         self._crop: Crop | None = spec.crop
         self.keyed = spec.crop is not None and spec.crop.is_random
@@ -211,15 +210,15 @@ class ImageReader(OneValueReader):
         return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
     def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
-        """Crop in the same call that reads the records; None if the core does not have the crop."""
-        spans, buffer = columns[0].values, columns[0].buffer
-        if self.several or not (len(spans) and self._crop and is_cores(self._crop, self._mode)):
+        """Crop in the same call that reads the records, where the core has the crop."""
+        if self.several or self._crop is None:
             return None
-        work = labelled(self._want, self._begun, spans, keys, buffer)
+        work = labelled(self._want, self._begun, columns[0].values, keys, columns[0].buffer)
         return _Begun(work.job, partial(self._finish, work))
 
     def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
-        spent("decode", cast("Job", work.job).seconds)
+        if work.job is not None:
+            spent("decode", work.job.seconds)
         if work.is_done and not self.shape:
             return work.tensor().as_subclass(tv_tensors.Image)
         values = self._completed(columns[0].views(), columns[0])
@@ -232,7 +231,7 @@ class ImageReader(OneValueReader):
             keys,
             buffer=buffer,
             mode=self._mode,
-            normalization=self._normalization,
+            table=self._table,
             apply_orientation=self._apply_orientation,
             max_pixels=self._max_pixels,
         )
@@ -265,9 +264,7 @@ class ImageReader(OneValueReader):
         decoded.
         """
         is_plain = (
-            self._normalization is None
-            and not self._apply_orientation
-            and self._mode in ("RGB", "L")
+            self._table is None and not self._apply_orientation and self._mode in ("RGB", "L")
         )
         # What decodes a whole batch has the default limit only, and does neither turn nor
         # normalise.
@@ -293,10 +290,10 @@ class ImageReader(OneValueReader):
         )
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
-        if self._normalization is not None:
-            rows = empty_batch(1, (height, width), channels, self._normalization)
-            place_pixels(view_pixels(pixels), rows[0], self._normalization)
-            pixels = batch_tensor(rows[0], self._normalization)
+        if self._table is not None:
+            rows = empty_batch(1, (height, width), channels, self._table)
+            place_pixels(view_pixels(pixels), rows[0], self._table)
+            pixels = batch_tensor(rows[0])
         return tv_tensors.Image(pixels)
 
 

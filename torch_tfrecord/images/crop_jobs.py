@@ -32,60 +32,56 @@ from torch_tfrecord.order.random_stream import to_64_bits
 
 __all__ = [
     "CropWork",
-    "Normalization",
-    "ValueTable",
+    "Table",
     "batch_tensor",
     "crop_job",
     "empty_batch",
-    "is_cores",
+    "normalization",
     "place_pixels",
     "resizes_in_core",
     "run_job",
+    "value_table",
 ]
 
 _Rows: TypeAlias = "npt.NDArray[np.generic]"
+Table: TypeAlias = "npt.NDArray[np.float32]"
+"""[C, 256]: what becomes of each channel and value of uint8 images, by an elementwise transform."""
 
 
-class ValueTable:
-    """A lookup table of an elementwise transform of uint8 images: a float32 for each channel and
-    value.
+def value_table(transform: Callable[[torch.Tensor], torch.Tensor], channels: int) -> Table:
+    """The table of an elementwise transform of uint8 images.
 
     Args:
         transform: Maps an image [C, H, W] to one with the same number of channels.
         channels: C.
 
-    Attributes:
-        values: float32 [C, 256].
-
     Raises:
         ValueError: The transform does not return float32 [C, H, W].
     """
+    every_value = torch.arange(256, dtype=torch.uint8, device="cpu").repeat(channels, 1, 1)
+    result = transform(every_value)
+    if result.dtype != torch.float32 or result.shape != every_value.shape:
+        raise ValueError(
+            f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
+        )
+    table: Table = result.reshape(channels, 256).numpy()
+    return table
 
-    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor], channels: int) -> None:
-        every_value = torch.arange(256, dtype=torch.uint8, device="cpu").repeat(channels, 1, 1)
-        result = transform(every_value)
-        if result.dtype != torch.float32 or result.shape != every_value.shape:
-            raise ValueError(
-                f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
-            )
-        self.values = result.reshape(channels, 256).numpy()
 
-
-class Normalization(ValueTable):
-    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, bit for
-    bit.
+def normalization(mean: Sequence[float], std: Sequence[float]) -> Table:
+    """The table of torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean,
+    std)``, bit for bit.
 
     Args:
         mean, std: One number per channel, for values from 0 to 1.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        def normalize(image: torch.Tensor) -> torch.Tensor:
-            image = functional.to_dtype_image(image, torch.float32, scale=True)
-            result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
-            return result
+    def normalize(image: torch.Tensor) -> torch.Tensor:
+        image = functional.to_dtype_image(image, torch.float32, scale=True)
+        result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
+        return result
 
-        super().__init__(normalize, len(mean))
+    return value_table(normalize, len(mean))
 
 
 class CropWork:
@@ -98,7 +94,7 @@ class CropWork:
             and number of bytes, read when the job runs.
         keys: uint64 [N], the random key of each, which determines its crop.
         mode: "RGB", "L" or "RGBA".
-        normalization: None for uint8.
+        table: None for uint8.
         apply_orientation: Apply the EXIF orientation of each image before it is cropped.
         max_pixels: Maximum height times width, of an image and of its resized form.
 
@@ -114,19 +110,19 @@ class CropWork:
         *,
         buffer: Any = None,
         mode: str,
-        normalization: Normalization | None,
+        table: Table | None,
         apply_orientation: bool,
         max_pixels: int,
     ) -> None:
-        self._crop, self._keys, self._mode, self._table = crop, keys, mode, normalization
+        self._crop, self._keys, self._mode, self._table = crop, keys, mode, table
         self._is_upright, self._max_pixels = apply_orientation, max_pixels
-        self._out = empty_batch(len(images), crop.size, CHANNELS[mode], normalization)
+        self._out = empty_batch(len(images), crop.size, CHANNELS[mode], table)
         drawn = _drawn(crop)
         self.job = None
         if drawn is not None:
             options = {"ignores_exif": not apply_orientation, "keys": keys, **drawn}
             self.job = crop_job(
-                buffer, images, self._out, normalization, max_pixels, crop.interpolation, **options
+                buffer, images, self._out, table, max_pixels, crop.interpolation, **options
             )
 
     @property
@@ -163,7 +159,7 @@ class CropWork:
 
     def tensor(self) -> torch.Tensor:
         """What is made so far."""
-        return batch_tensor(self._out, self._table)
+        return batch_tensor(self._out)
 
     def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
         most = self._max_pixels
@@ -181,7 +177,7 @@ def crop_job(
     buffer: Any,
     images: Any,
     out: _Rows,
-    table: ValueTable | None,
+    table: Table | None,
     max_pixels: int,
     interpolation: str | None,
     **options: Any,
@@ -189,15 +185,16 @@ def crop_job(
     """A job of the core that crops images, resized by ``interpolation`` unless that is None; None
     without the core, or for what it does not have.
     """
-    native, sizes = optional_module("jpeg"), _sizes(out, table)
-    if native is None or sizes[3] == CHANNELS["RGBA"] or not len(out):
+    native, (count, *sizes) = optional_module("jpeg"), out.shape
+    height, width, channels = sizes if table is None else (*sizes[1:], sizes[0])
+    if native is None or channels == CHANNELS["RGBA"] or not count:
         return None
     return native.CropJob(
         buffer,
         images,
         out.reshape(-1).view(np.uint8),
-        sizes,
-        table=None if table is None else table.values,
+        (count, height, width, channels),
+        table=table,
         max_pixels=max_pixels,
         resizes=interpolation is not None,
         bicubic=interpolation == "bicubic",
@@ -209,11 +206,6 @@ def run_job(job: Any) -> None:
     """Run a job of the core, if there is one."""
     if job is not None:
         native_module("jobs").run([job])  # type: ignore[union-attr]
-
-
-def is_cores(crop: Crop, mode: str) -> bool:
-    """Whether the core has the crop, for plain JPEG images."""
-    return mode in ("RGB", "L") and optional_module("jpeg") is not None and _drawn(crop) is not None
 
 
 def _drawn(crop: Crop) -> dict[str, object] | None:
@@ -228,9 +220,7 @@ def _drawn(crop: Crop) -> dict[str, object] | None:
     return None
 
 
-def empty_batch(
-    number: int, size: tuple[int, int], channels: int, table: ValueTable | None
-) -> _Rows:
+def empty_batch(number: int, size: tuple[int, int], channels: int, table: Table | None) -> _Rows:
     """Allocate memory for `place_pixels`: uint8 [N, H, W, C], or with a table float32
     [N, C, H, W].
     """
@@ -240,22 +230,16 @@ def empty_batch(
     return empty_bytes(num_bytes).view(dtype).reshape(shape)
 
 
-def _sizes(out: _Rows, table: ValueTable | None) -> tuple[int, ...]:
-    """(N, H, W, C) of an `empty_batch`."""
-    number, *sizes = out.shape
-    return (number, *sizes) if table is None else (number, *sizes[1:], sizes[0])
-
-
-def batch_tensor(out: _Rows, table: ValueTable | None) -> torch.Tensor:
+def batch_tensor(out: _Rows) -> torch.Tensor:
     """An `empty_batch` as [N, C, H, W]."""
     # Transposed here, since each call of torch's gives Python's lock away.
-    return torch.from_numpy(out if table is not None else out.transpose(0, 3, 1, 2))
+    return torch.from_numpy(out if out.dtype == np.float32 else out.transpose(0, 3, 1, 2))
 
 
 def place_pixels(
     pixels: Pixels,
     row: _Rows,
-    table: ValueTable | None = None,
+    table: Table | None = None,
     *,
     across: bool = False,
     down: bool = False,
@@ -264,17 +248,14 @@ def place_pixels(
     native = optional_module("jpeg")
     if native is not None:
         plan = (0, 0, *pixels.shape[:2] * 2, 0, 0, across, down)
-        values = None if table is None else table.values
         out = row.reshape(-1).view(np.uint8)
-        native.place(np.ascontiguousarray(pixels), plan, out, (1, *pixels.shape), table=values)
+        native.place(np.ascontiguousarray(pixels), plan, out, (1, *pixels.shape), table=table)
         return
     pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
     if table is None:
         row[:] = pixels
     else:
-        for values, channel, target in zip(
-            table.values, pixels.transpose(2, 0, 1), row, strict=True
-        ):
+        for values, channel, target in zip(table, pixels.transpose(2, 0, 1), row, strict=True):
             np.take(values, channel, out=target, mode="clip")
 
 

@@ -27,13 +27,14 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_tfrecord.images.crop_jobs import (
-    ValueTable,
+    Table,
     batch_tensor,
     crop_job,
     empty_batch,
     place_pixels,
     resizes_in_core,
     run_job,
+    value_table,
 )
 from torch_tfrecord.images.crops import interpolation_name
 from torch_tfrecord.images.regions import Region, StoredImage
@@ -168,7 +169,7 @@ class LeadingCrop:
         draws = [self._draw(image, flips) for image in stored]
         table = self._table(channels)
         rows = self._cropped(stored, draws, channels, table)
-        out = batch_tensor(rows, table)
+        out = batch_tensor(rows)
         if table is None:
             return self._of_values(tv_tensors.Image(out.contiguous()))
         return out if self._is_pure else tv_tensors.Image(out)
@@ -178,7 +179,7 @@ class LeadingCrop:
         stored: Sequence[StoredImage],
         draws: Sequence[_Draw],
         channels: int,
-        table: ValueTable | None,
+        table: Table | None,
     ) -> Any:
         """An `empty_batch` of the images, cropped by the core or, where it does not, by the
         transforms.
@@ -249,10 +250,10 @@ class LeadingCrop:
         corner = [round((side - wanted) / 2) for side, wanted in zip(resized, target, strict=True)]
         return (0, 0, stored.height, stored.width, *resized, *corner)
 
-    def _table(self, channels: int) -> ValueTable | None:
+    def _table(self, channels: int) -> Table | None:
         """The following transforms as a table; None if they fail or do not return float32."""
         try:
-            return ValueTable(lambda image: self._of_values(tv_tensors.Image(image)), channels)
+            return value_table(lambda image: self._of_values(tv_tensors.Image(image)), channels)
         except Exception:
             return None
 
