@@ -1,7 +1,5 @@
 """zlib's decompression with the places of blocks: what comes out, and where it goes on, is what
 Python's zlib says.
-
-Covers native/inflate.
 """
 
 import random
