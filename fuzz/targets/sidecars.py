@@ -9,7 +9,6 @@ checksum right; kept columns too, which an index reads when they are asked for.
 import copy
 import glob
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -170,21 +169,19 @@ def _check_columns(data):
 
 
 def _lying_episodes(rng):
-    """Ends that do not ascend, kinds and counts of others; the values' own checksums are not
+    """Ends that do not ascend, keys and lengths of others; the values' own checksums are not
     mended.
     """
     parts = {
         name: getattr(_EPISODES, name)
-        for name in ("num_steps", "keys", "table_ends", "table_crcs", "step_lists", "tables")
+        for name in ("num_steps", "keys", "ends", "step_lists", "pieces")
     }
     how = rng.randrange(3)
     if how == 0:
-        parts["table_ends"] = _lying(rng, parts["table_ends"])
+        parts["ends"] = _lying(rng, parts["ends"])
     else:
-        parts["tables"] = words = parts["tables"].copy()
-        words[rng.randrange(len(words))] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
-        spans = pairwise([0, *parts["table_ends"].tolist()])
-        parts["table_crcs"] = np.array([crc32c(words[begin:end].data) for begin, end in spans])
+        parts["pieces"] = words = parts["pieces"].copy()
+        words.flat[rng.randrange(words.size)] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
     return EpisodeIndex(**parts).to_bytes(_RECORDS)
 
 

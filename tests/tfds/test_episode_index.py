@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from crc32c import crc32c
 from rlds_episodes import LENGTHS, write_episodes
 
-from torch_tfrecord import IndexMismatchError
+from torch_tfrecord import IndexMismatchError, read_records
 from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, episode_index
 
@@ -59,22 +60,32 @@ def test_it_is_built_once_and_kept_beside_the_data(own, builds):
 def test_its_file(own):
     content = sidecar(own).read_bytes()
     arrays = safetensors.numpy.load(content)
-    assert set(arrays) == {"num_steps", "table_ends", "table_crcs", "tables"}
+    assert set(arrays) == {"num_steps", "ends", "pieces"}
     assert arrays["num_steps"].tolist() == [40, 3]
     with safetensors.safe_open(sidecar(own), "numpy") as file:
         metadata = file.metadata()
     assert metadata["format"] == "torch_tfrecord.episodes"
     assert json.loads(metadata["step_lists"])["steps/action"] == 3
-    assert "steps/observation/image" in json.loads(metadata["keys"])
+    keys = json.loads(metadata["keys"])
+    # The number of a key, a length and a checksum for each piece: they are those of the record.
+    assert arrays["ends"][-1] == len(arrays["pieces"]) / 3
+    pieces = arrays["pieces"].reshape(-1, 3)[: arrays["ends"][0]]
+    record = next(read_records(own / "drawn-train.tfrecord-00001-of-00002"))
+    at = len(record) - int(pieces[:, 1].sum())
+    for _, size, crc in pieces.tolist():
+        assert crc32c(record[at : at + size]) == crc
+        at += size
+    frames = keys.index("steps/observation/image")
+    assert (pieces[:, 0] == frames).sum() == 1 + 40
 
 
 def test_long_lists_are_frames(own):
     store = RLDSDataset(own)._store
     places = store.record(2).places()
-    assert places["steps/observation/image"].frames is not None
-    assert places["steps/observation/wrist_image"].frames is not None
-    assert places["steps/language_instruction"].frames is None
-    assert store._reader.episodes[1].tables is None
+    assert len(places["steps/observation/image"]) == 1 + LENGTHS[2]
+    assert len(places["steps/observation/wrist_image"]) == 1 + LENGTHS[2]
+    assert len(places["steps/language_instruction"]) == 1
+    assert store._reader.episodes[1].pieces is None
 
 
 def change_features(own):
@@ -164,19 +175,22 @@ def test_with_require_and_without_an_index(own):
         RLDSDataset(own, index="require")
 
 
-def test_a_table_that_changes_while_it_is_used(own):
+@pytest.mark.parametrize("at", [0, 3, 4, 6, 8, 11])
+def test_pieces_that_change_while_they_are_used(own, at):
     ds = RLDSDataset(own)
     content = bytearray(sidecar(own).read_bytes())
-    offset = ds._store._reader.episodes[1].tables_offset
-    content[offset + 6] ^= 1
+    content[ds._store._reader.episodes[1].begin + at] ^= 1
     with open(sidecar(own), "r+b") as file:
         file.write(content)
+    if not at:  # two lists become one, which can be no list of numbers: the whole record is read
+        assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
+        return
     with pytest.raises(IndexMismatchError) as caught:
         ds[10]
     assert str(caught.value).startswith(
         str(own / "drawn-train.tfrecord-00001-of-00002") + ": record 0 at byte 0: "
     )
-    assert "expected a table with checksum" in str(caught.value)
+    assert "the episode index" in str(caught.value)
 
 
 def test_in_memory_nothing_is_written(own, builds):

@@ -26,8 +26,7 @@ from torch_tfrecord.tfds import RLDSDataset
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 
 LENGTHS = (3, 12, 1)
-ROW = 6  # words of a list in a table: key, values, head, size, CRC, is_frames
-UNSET = 2**32 - 1
+ROW = 3  # words of a piece: key, size, CRC
 FEATURES = {
     "steps": tfds.features.Dataset(
         {
@@ -150,17 +149,16 @@ def test_a_flipped_bit_is_built_again_or_an_error(own):
 
 
 def tables(arrays):
-    ends = arrays["table_ends"].tolist()
-    words = arrays["tables"]
-    return [words[begin:end].copy() for begin, end in zip([0, *ends], ends, strict=False)]
+    ends = arrays["ends"].tolist()
+    rows = arrays["pieces"].reshape(-1, ROW)
+    return [rows[begin:end].copy() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def with_tables(content, changed_tables, **arrays):
     parts = [table.astype("<u4") for table in changed_tables]
     made = {
-        "table_ends": np.cumsum([len(part) for part in parts]),
-        "table_crcs": np.array([crc32c(part.tobytes()) for part in parts], np.int64),
-        "tables": np.concatenate(parts),
+        "ends": np.cumsum([len(part) for part in parts]),
+        "pieces": np.concatenate(parts).ravel(),
     }
     return changed(content, made | arrays)
 
@@ -193,30 +191,32 @@ def _mutated(content, rng):
     own = tables(arrays)
     extra = {}
     for _ in range(rng.randrange(1, 4)):
-        table = own[rng.randrange(len(own))]
-        num_rows = min(max(int(table[0]), 1), (len(table) - 1) // ROW)
-        row = table[1 + ROW * rng.randrange(num_rows) :]
+        number = rng.randrange(len(own))
+        table = own[number]
+        if not len(table):
+            continue
+        one, two = rng.randrange(len(table)), rng.randrange(len(table))
         match rng.randrange(9):
             case 0:
-                row[5] = rng.randrange(2)
+                own[number] = np.delete(table, one, axis=0)
             case 1:
-                row[rng.randrange(ROW)] ^= 1 << rng.randrange(8)
+                table[one, rng.randrange(ROW)] ^= 1 << rng.randrange(8)
             case 2:
-                row[0] = rng.randrange(12)
+                table[one, 0] = rng.randrange(12)
             case 3:
-                row[3] += rng.randrange(-3, 4) % (1 << 32)
+                moved = rng.randrange(-3, 4) % (1 << 32)
+                table[one, 1] += moved
+                table[two, 1] -= moved
             case 4:
-                one, two = (1 + ROW * rng.randrange(num_rows) for _ in range(2))
-                for column in rng.choice([(0,), (1,), (2, 3, 4), range(ROW)]):
-                    table[one + column], table[two + column] = (
-                        table[two + column],
-                        table[one + column],
-                    )
+                columns = rng.choice([[0], [1], [2], [1, 2], [0, 1, 2]])
+                table[one, columns], table[two, columns] = (
+                    table[two, columns],
+                    table[one, columns],
+                )
             case 5:
-                table[rng.randrange(len(table))] = rng.choice([0, 1, 2**31, 2**32 - 1])
+                table[one, rng.randrange(ROW)] = rng.choice([0, 1, 2**31, 2**32 - 1])
             case 6:
-                at = rng.randrange(max(len(table) - 2, 1))
-                table[at], table[at + 1] = table[at + 1], table[at]
+                own[number] = np.insert(table, one, table[two], axis=0)
             case 7:
                 extra["num_steps"] = arrays["num_steps"] + np.array(
                     [rng.randrange(-1, 2) for _ in own]
@@ -244,13 +244,11 @@ def keys_of(directory):
 
 NUMBERS = "steps/numbers/ragged_flat_values"
 LIES = [
-    {("steps/reward", 0): "steps/action", ("steps/action", 0): "steps/reward"},
-    {(NUMBERS, 5): 1},
-    {(NUMBERS, 1): UNSET},
-    {(NUMBERS, 1): 0},
+    {"steps/reward": "steps/action", "steps/action": "steps/reward"},
+    {NUMBERS: "steps/observation/image"},
     {
-        ("episode_metadata/name", 0): "episode_metadata/none",
-        ("episode_metadata/none", 0): "episode_metadata/name",
+        "episode_metadata/name": "episode_metadata/none",
+        "episode_metadata/none": "episode_metadata/name",
     },
 ]
 
@@ -260,9 +258,29 @@ def test_lies_that_agree_with_themselves(own, changes):
     expected = read(own, index="memory")
     content, keys = sidecar(own).read_bytes(), keys_of(own)
     mine = tables(taken_apart(content)[1])
-    rows = {keys[mine[1][at]]: at for at in range(1, 1 + ROW * int(mine[1][0]), ROW)}
-    for (key, column), value in changes.items():
-        mine[1][rows[key] + column] = keys.index(value) if isinstance(value, str) else value
+    rows = {keys[key]: number for number, key in enumerate(mine[1][:, 0].tolist())}
+    for key, value in changes.items():
+        mine[1][rows[key], 0] = keys.index(value)
+    check_lie(own, with_tables(content, mine), expected)
+    sidecar(own).write_bytes(with_tables(content, mine))
+    with pytest.raises(IndexMismatchError, match=data_file(own)):
+        read(own, index="require")
+
+
+def test_a_list_that_is_called_frames(own):
+    """A list of numbers, its checksums right, cut as if it were one of long values."""
+    expected = read(own, index="memory")
+    content, keys = sidecar(own).read_bytes(), keys_of(own)
+    mine = tables(taken_apart(content)[1])
+    at = mine[1][:, 0].tolist().index(keys.index("steps/language_instruction"))
+    records, _ = loaded(own)
+    payload = Path(data_file(own)).read_bytes()[int(records.offsets[1]) + 12 :]
+    payload = payload[: int(records.lengths[1])]
+    begin = len(payload) - int(mine[1][at:, 1].sum())
+    key, size, _ = mine[1][at].tolist()
+    spans = [(begin, size - 4), (begin + size - 4, 4)]
+    cut = [(key, size, crc32c(payload[start : start + size])) for start, size in spans]
+    mine[1] = np.concatenate([mine[1][:at], np.array(cut, "<u4"), mine[1][at + 1 :]])
     check_lie(own, with_tables(content, mine), expected)
     sidecar(own).write_bytes(with_tables(content, mine))
     with pytest.raises(IndexMismatchError, match=data_file(own)):
@@ -287,11 +305,25 @@ def test_keys_that_are_exchanged(own):
         check_lie(own, changed(content, keys=text), expected)
 
 
-def test_steps_that_shift_all_positions(own):
+@pytest.mark.parametrize("steps", [[4, 11, 1], [2, 13, 1], [3, 12, 2], [0, 15, 1]])
+def test_steps_that_no_list_has(own, steps):
+    sidecar(own).write_bytes(changed(sidecar(own).read_bytes(), {"num_steps": np.array(steps)}))
+    ds = RLDSDataset(own, index="require")
+    for position in range(len(ds)):
+        episode, _ = ds.locate(position)
+        if steps[episode] != LENGTHS[episode]:
+            with pytest.raises(
+                IndexMismatchError,
+                match=rf"record {episode} at .*expected {steps[episode]} steps, got lists of {LENGTHS[episode]}",
+            ):
+                ds[position]
+
+
+def test_steps_that_cannot_be(own):
     content = sidecar(own).read_bytes()
-    for steps in ([4, 11, 1], [2, 13, 1], [3, 12, 2], [0, 15, 1], [3, 12, -1], [3, 12, 2**62]):
+    for steps in ([3, 12, -1], [3, 12, 2**62]):
         sidecar(own).write_bytes(changed(content, {"num_steps": np.array(steps)}))
-        with pytest.raises(IndexMismatchError, match=r"steps|number"):
+        with pytest.raises(IndexMismatchError, match="impossible numbers of steps"):
             RLDSDataset(own, index="require")
 
 
@@ -299,21 +331,17 @@ def test_a_frame_of_another_length(own):
     """The checksums of the frames are right, too: the length that stands in front of each is
     not.
     """
-    content = sidecar(own).read_bytes()
-    records, step_lists = loaded(own)
-    index = EpisodeIndex.load(str(sidecar(own)), records, step_lists)
-    first, stop = index.table_range(1)
-    table = content[index.tables_offset + 4 * first : index.tables_offset + 4 * stop]
-    place = index.places(1, table, int(records.lengths[1]))["steps/observation/image"]
+    content, keys = sidecar(own).read_bytes(), keys_of(own)
+    records, _ = loaded(own)
     payload = Path(data_file(own)).read_bytes()[int(records.offsets[1]) + 12 :]
     mine = tables(taken_apart(content)[1])
-    begin, count = 1 + ROW * int(mine[1][0]), place.num_values
-    starts, sizes, _ = place.frames.T.copy()
-    sizes[2:4] += [5, -5]
-    starts[3] += 5
-    mine[1][begin : begin + count] = sizes
-    spans = zip(starts.tolist(), sizes.tolist(), strict=True)
-    mine[1][begin + count : begin + 2 * count] = [crc32c(payload[at : at + n]) for at, n in spans]
+    rows = mine[1]
+    first = rows[:, 0].tolist().index(keys.index("steps/observation/image"))
+    changed_rows = rows[first + 3 : first + 5]  # after the head, of steps 2 and 3
+    changed_rows[:, 1] += np.array([5, -5]).astype("<u4")
+    ends = int(records.lengths[1]) - rows[::-1, 1].cumsum(dtype=np.int64)[::-1] + rows[:, 1]
+    for row, end in zip(changed_rows, ends[first + 3 :].tolist(), strict=False):
+        row[2] = crc32c(payload[end - int(row[1]) : end])
     expected = read(own, index="memory")
     check_lie(own, with_tables(content, mine), expected)
     sidecar(own).write_bytes(with_tables(content, mine))

@@ -1,15 +1,15 @@
-"""The episode index of a data file: the number of steps of each episode, and where its lists lie.
+"""The episode index of a data file: the number of steps of each episode, and where its lists are.
 
 It is stored next to the record index, under the name that the index of ``<data file>.steps`` would
 have. Building it takes one pass that checks every record's CRC. With it, the number of steps of a
 dataset is known at once, and a sample reads only its own frames, each checked against its own
 checksum, instead of whole records of many megabytes.
 
-The lists of a record fill it: their entries in the Example's map of features follow one another.
-So the table of an episode needs no places, only sizes. It is uint32 words: the number of lists; for
-each list, in record order, ``key, values, head, size, CRC, is_frames``; then the sizes and the CRCs
-of the frames. The table is empty for a record that must be read as a whole: in a compressed file,
-or in a form that no writer uses. Tables stay in the file and are read one by one.
+A record is cut into pieces: one for each list with its key; for a long list of bytes one for its
+key, and one for each of its values. A piece is three uint32: the number of its key, its length and
+its CRC-32C. The pieces fill the record, so their starts follow from their lengths. An episode has
+no pieces if its record must be read as a whole: in a compressed file, or in a form that no writer
+uses. Pieces stay in the file, and those of an episode are read when you ask for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +29,12 @@ from crc32c import crc32c
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.columns.column_plan import ColumnPlan
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
-from torch_tfrecord.columns.plan_parts import plain_form_of
 from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf.messages import BytesList, find_fields
+from torch_tfrecord.protobuf.messages import BytesList, find_fields, parse_message, varint
 from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
@@ -49,9 +50,8 @@ from torch_tfrecord.records.sidecar import SidecarFormat, pack, read_sidecar
 __all__ = [
     "EpisodeIndex",
     "EpisodeIndexKeeper",
-    "ListPlace",
     "build_episode_index",
-    "is_large",
+    "frame_head",
     "parse_lists",
     "wrap",
 ]
@@ -59,75 +59,45 @@ __all__ = [
 _NAME = ".steps"
 _FORMAT = SidecarFormat(
     "torch_tfrecord.episodes",
-    "3",
+    "4",
     "an episode index",
     ("file_size", "mtime_ns", "fingerprint", "records", "step_lists", "keys"),
-    {"num_steps": "int64", "table_ends": "int64", "table_crcs": "int64", "tables": "uint32"},
+    {"num_steps": "int64", "ends": "int64", "pieces": "uint32"},
     max_header_bytes=4 << 20,
 )
-# Of a list in a table.
-_ROW_WORDS = 6
-_UNSET = 0xFFFFFFFF  # number of values of a feature whose kind is not set
-_EPISODE_BYTES = 28  # per episode, without the tables
-# The smallest list takes 8 bytes in the record and 24 in the table; a frame takes at least 128 and
-# 8.
-_MOST_TABLE_BYTES = 4
-_MOST_STEPS = 1 << 30  # of an episode whose size in bytes is not known
+_PIECE_BYTES = 12
+_EPISODE_BYTES = 16  # without its pieces
+_MOST_PIECE_BYTES = 4  # for each byte of the record; the smallest list takes 6
+_MOST_STEPS = 1 << 30  # of an episode
 
-# A list smaller than the first, or with a mean value size below the second, is read whole: another
+# A list smaller than the first, or with a mean value size below the second, is one piece: another
 # read costs more.
 _MIN_FRAMES_BYTES = 1 << 14
 _MIN_FRAME_BYTES = 1 << 7
-# The tag and length before a value take two bytes, and one more from each of these lengths on.
-_HEAD_BORDERS = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
 
 _Ints = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint32]
-
-
-class ListPlace(NamedTuple):
-    """Where a list lies in its record's payload, and the checksums of its parts.
-
-    Attributes:
-        num_values: Number of values; None if the kind of the list is not set.
-        start: First byte of its entry.
-        head: Bytes before the first value.
-        num_bytes: Size of the entry.
-        crc: CRC-32C of the entry; of the head alone if it has frames.
-        frames: int64 [values, 3] of a long list of bytes: first byte of each value, its size and
-            its CRC-32C, with the tag and length before the value; None for another list.
-    """
-
-    num_values: int | None
-    start: int
-    head: int
-    num_bytes: int
-    crc: int
-    frames: _Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeIndex:
-    """Step counts and list locations of all episodes in one file; immutable.
+    """Step counts and pieces of all episodes in one file; immutable.
 
     Attributes:
         num_steps: int64 [N]: steps of each episode.
-        keys: The keys of the file's records, sorted: the rows of a table.
-        table_ends: int64 [N]: number of words up to the end of each episode's table.
-        table_crcs: int64 [N]: CRC-32C of each table.
+        keys: The keys of the file's records.
+        ends: int64 [N]: number of pieces up to the end of each episode.
         step_lists: See `build_episode_index`.
-        tables: uint32, the concatenated tables; None if they stay in the file `tables_path`,
-            starting at the byte `tables_offset`.
+        pieces: uint32 [P, 3]: number of the key, length and CRC-32C of each piece; None if they
+            stay in the file `path`, starting at the byte `begin`.
     """
 
     num_steps: _Ints
     keys: tuple[str, ...]
-    table_ends: _Ints
-    table_crcs: _Ints
+    ends: _Ints
     step_lists: Mapping[str, int]
-    tables: _Words | None
-    tables_path: str = ""
-    tables_offset: int = 0
+    pieces: npt.NDArray[np.uint32] | None
+    path: str = ""
+    begin: int = 0
     key_fields: Mapping[str, bytes] = field(init=False, repr=False)
     """The bytes of each key in its entry."""
 
@@ -139,57 +109,43 @@ class EpisodeIndex:
     def __len__(self) -> int:
         return len(self.num_steps)
 
-    def table_range(self, number: int) -> tuple[int, int]:
-        """First and last word (exclusive) of an episode's table."""
-        return int(self.table_ends[number - 1]) if number else 0, int(self.table_ends[number])
+    def read(self, number: int, source: Callable[[], ByteSource]) -> bytes:
+        """The pieces of an episode; `source` opens the file if they are there."""
+        first, stop = int(self.ends[number - 1]) if number else 0, int(self.ends[number])
+        if self.pieces is not None:
+            return self.pieces[first:stop].tobytes()
+        size = _PIECE_BYTES * (stop - first)
+        return source().read(size, self.begin + _PIECE_BYTES * first)
 
-    def places(self, number: int, table: bytes, payload_bytes: int) -> dict[str, ListPlace] | None:
-        """The list locations in an episode's table, by key, in record order.
+    def places(self, number: int, pieces: bytes, payload_bytes: int) -> dict[str, _Ints] | None:
+        """Where the lists of an episode are in its record's payload, by key, in record order.
 
-        None for a record that must be read as a whole.
+        Each is int64 [pieces, 3]: start, length and CRC-32C of its entry; with more than one row,
+        of what comes before its values, then of each value with its tag and length. None for a
+        record that must be read as a whole.
 
         Raises:
-            IndexMismatchError: The table's checksum is wrong, its lists do not fill the payload, or
-                their number of steps differs.
+            IndexMismatchError: The pieces do not fill the payload.
         """
-        # Tables stay in the file, so that the checksum of the whole was checked when the index was
-        # opened, perhaps days ago.
-        if crc32c(table) != self.table_crcs[number]:
-            raise IndexMismatchError(
-                f"expected a table with checksum {int(self.table_crcs[number]):#010x} in the episode index, "
-                f"got {crc32c(table):#010x} ({len(table)} bytes)",
-                position=number,
-            )
-        if not table:
+        if len(pieces) < _PIECE_BYTES:
             return None
-        words = np.frombuffer(table, "<u4").astype(np.int64)
-        at = 1 + _ROW_WORDS * int(words[0])
-        rows = words[1:at].reshape(-1, _ROW_WORDS)
-        start = payload_bytes - int(rows[:, 3].sum())
-        is_valid = 2 <= start <= 6  # the tag and length of the map of features
-        places: dict[str, ListPlace] = {}
-        for key, count, head, size, crc, is_frames in rows.tolist():
-            is_valid &= key < len(self.keys) and self.keys[key] not in places and head <= size
-            frames = None
-            if is_frames:
-                sizes, crcs = words[at : at + count], words[at + count : at + 2 * count]
-                at += 2 * count
-                ends = sizes.cumsum() + (start + head)
-                is_valid &= 0 < count == len(crcs) and int(ends[-1]) == start + size
-                frames = np.array([ends - sizes, sizes, crcs]).T if is_valid else None
-            if not is_valid:
-                break
-            # A feature without a kind has no list, which is not an empty one.
-            num_values = None if count == _UNSET else count
-            places[self.keys[key]] = ListPlace(num_values, start, head, size, crc, frames)
-            start += size
-        is_valid &= at == len(words)
-        if not is_valid:
+        count = len(pieces) // _PIECE_BYTES
+        table = np.frombuffer(pieces, "<u4", 3 * count).reshape(count, 3).astype(np.int64)
+        keys, sizes, _ = table.T
+        firsts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
+        names = [self.keys[key] for key in keys[firsts].tolist() if key < len(self.keys)]
+        # The starts, in place of the keys.
+        table[:, 0] = payload_bytes - sizes[::-1].cumsum()[::-1]
+        places = {
+            name: table[first:stop]
+            for name, first, stop in zip(names, firsts, [*firsts[1:], count], strict=False)
+        }
+        # Before the first are the tag and length of the map of features.
+        if len(places) != len(firsts) or not 2 <= table[0, 0] <= 6:
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {payload_bytes} bytes, got others",
                 position=number,
             )
-        self.check_steps(number, _counts_of(places))
         return places
 
     def check_steps(self, number: int, counts: Mapping[str, int]) -> None:
@@ -209,19 +165,16 @@ class EpisodeIndex:
             )
 
     def to_bytes(self, records: FileIndex) -> bytes:
-        """Serialize the index as a safetensors file, with the tables last.
+        """Serialize a built index as a safetensors file, with the pieces last.
 
         Raises:
             OSError: There are more keys than `load` accepts.
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "num_steps": self.num_steps,
-            "table_ends": self.table_ends,
-            "table_crcs": self.table_crcs,
-            "tables": np.zeros(0, np.uint32) if self.tables is None else self.tables,
-        }
-        return pack(_FORMAT, metadata, arrays)
+        pieces = np.zeros(0, np.uint32) if self.pieces is None else self.pieces.ravel()
+        return pack(
+            _FORMAT, metadata, {"num_steps": self.num_steps, "ends": self.ends, "pieces": pieces}
+        )
 
     @classmethod
     def load(
@@ -231,7 +184,7 @@ class EpisodeIndex:
         step_lists: Mapping[str, int],
         access: Access = DEFAULT_ACCESS,
     ) -> EpisodeIndex:
-        """Read what `to_bytes` wrote for the same records; the tables are checked and stay in the
+        """Read what `to_bytes` wrote for the same records; the pieces are checked and stay in the
         file.
 
         Raises:
@@ -239,20 +192,43 @@ class EpisodeIndex:
                 an index of these records can be, or belongs to other records or features.
             OSError: The file cannot be opened.
         """
+
+        def most_bytes(metadata: Mapping[str, str]) -> int:
+            for name, expected in _identity(records, step_lists).items():
+                if metadata[name] != expected:
+                    raise IndexMismatchError(
+                        f"the episode index does not match the current file and features: expected {name} "
+                        f"{_short(expected)}, got {_short(metadata[name])}"
+                    )
+            # A sparse file may claim gigabytes, which must not be allocated.
+            most = int(records.lengths.sum()) if has_ranges(records) else 0
+            return _EPISODE_BYTES * len(records) + _MOST_PIECE_BYTES * most
+
+        found = read_sidecar(path, _FORMAT, most_bytes, access=access)
+        num_steps, ends, pieces = (found.arrays[name] for name in _FORMAT.arrays)
         try:
-            return _load(path, records, step_lists, access)
-        except (ValueError, RecursionError, MemoryError) as error:
+            keys = json.loads(found.metadata["keys"])
+            if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+                raise ValueError("other keys than text")
+            if not len(num_steps) == len(ends) == len(records):
+                raise ValueError(f"one of {len(num_steps)} episodes instead of {len(records)}")
+            if ((num_steps < 0) | (num_steps > _MOST_STEPS)).any():
+                raise ValueError("impossible numbers of steps")
+            if (np.diff(ends, prepend=0) < 0).any() or 3 * ends[-1:].sum() != len(pieces):
+                raise ValueError("pieces that do not follow one another")
+            return cls(
+                num_steps, tuple(keys), ends, step_lists, None, path, found.places["pieces"].begin
+            )
+        except (ValueError, RecursionError) as error:
             raise IndexMismatchError(
                 f"expected an episode index written by torch_tfrecord, got {error}", path=path
             ) from error
-        except IndexMismatchError as error:
-            raise error.locate(path=path) from None
 
 
 def build_episode_index(
     stream: Any, records: FileIndex, step_lists: Mapping[str, int]
 ) -> EpisodeIndex:
-    """Read every record of a file, check its CRC, and note the location of its lists.
+    """Read every record of a file, check its CRC, and cut it into pieces.
 
     Args:
         stream: The file, from `open_records`.
@@ -264,17 +240,13 @@ def build_episode_index(
             different numbers of steps; names the file, the record and the features.
     """
     num_steps: list[int] = []
-    found: list[dict[str, ListPlace]] = []
+    pieces = [np.zeros((0, 3), np.uint32)]
+    numbers: dict[str, int] = {}  # of the keys
     for number in range(len(records)):
         try:
             payload = read_record(stream, records, number)
-            places = _find_places(payload)
-            # Parts of a compressed or unusual record cannot be read; its steps are counted all the
-            # same.
-            is_placed = places is not None and has_ranges(records)
-            if places is None:
-                places = _find_places(plain_form_of(payload)) or {}
-            steps = _count_steps(_counts_of(places), step_lists)
+            borders, counts = _cut(payload)
+            steps = _count_steps(counts, step_lists)
             if steps is None:
                 raise ParseError(
                     "expected a feature that determines the number of steps, got none of "
@@ -286,36 +258,18 @@ def build_episode_index(
                 path=stream.path, offset=offset, position=number
             ) from error.__cause__
         num_steps.append(steps)
-        found.append(places if is_placed else {})
-    # Each key once for the file: they are most of a short record.
-    keys = tuple(sorted({key for places in found for key in places}))
-    numbers = {key: number for number, key in enumerate(keys)}
-    tables = [_table_of(places, numbers) for places in found]
+        view = memoryview(payload)
+        rows = [
+            (numbers.setdefault(key, len(numbers)), stop - start, crc32c(view[start:stop]))
+            # Parts of a compressed record cannot be read.
+            for key, cuts in (borders if has_ranges(records) else {}).items()
+            for start, stop in pairwise(cuts)
+        ]
+        pieces.append(np.array(rows, np.uint32).reshape(-1, 3))
+    ends = np.cumsum([*map(len, pieces[1:])], dtype=np.int64)
     return EpisodeIndex(
-        np.array(num_steps, np.int64),
-        keys,
-        np.cumsum([len(table) for table in tables], dtype=np.int64),
-        np.array([crc32c(table.data) for table in tables], np.int64),
-        step_lists,
-        np.concatenate([np.zeros(0, "<u4"), *tables]),
+        np.array(num_steps, np.int64), tuple(numbers), ends, step_lists, np.concatenate(pieces)
     )
-
-
-def _table_of(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> _Words:
-    """The table of a record's lists; `numbers` maps each key to its number."""
-    if not places:
-        return np.zeros(0, "<u4")
-    rows = [
-        (
-            numbers[key],
-            _UNSET if each.num_values is None else each.num_values,
-            *each[2:5],
-            each.frames is not None,
-        )
-        for key, each in places.items()
-    ]
-    frames = [each.frames[:, 1:].T.ravel() for each in places.values() if each.frames is not None]
-    return np.concatenate([[len(rows)], np.ravel(rows), *frames]).astype("<u4")
 
 
 class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
@@ -399,16 +353,28 @@ def wrap(content: bytes) -> bytes:
     return wrapped
 
 
-def is_large(num_bytes: int, num_values: int) -> bool:
+def _is_large(num_bytes: int, num_values: int) -> bool:
     """Whether the values of a list of bytes are worth to be read one by one."""
     return num_bytes >= _MIN_FRAMES_BYTES and num_bytes >= _MIN_FRAME_BYTES * num_values
+
+
+@functools.lru_cache(1 << 12)  # pictures of a camera have similar sizes
+def frame_head(num_bytes: int) -> bytes:
+    """The tag and length of a value that takes so many bytes with these."""
+    head = b""
+    for size in range(2, 7):
+        head = b"\n" + varint(max(num_bytes - size, 0))
+        if len(head) == size:
+            break
+    return head
 
 
 _KINDS = {0: None, 1: BYTES_LIST, 2: FLOAT_LIST, 3: INT64_LIST}  # by the field of the list
 
 
-def _find_places(payload: bytes) -> dict[str, ListPlace] | None:
-    """The place of each list by its key, in record order; None if they cannot be read on their own.
+def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The borders of each list's pieces by its key, in record order, none if they cannot be read on
+    their own; and the number of values of each list.
 
     Raises:
         ParseError: The bytes are not an Example.
@@ -416,27 +382,32 @@ def _find_places(payload: bytes) -> dict[str, ListPlace] | None:
     try:
         entries = _find_entries(payload)
     except (IndexError, KeyError, ValueError):
-        return None
+        return {}, _count_values(payload)
     # Counting values takes the parser of Examples: numbers are packed.
     lists = [(key, kind) for key, (kind, *_) in entries.items() if kind is not None]
     columns = dict(zip([key for key, _ in lists], parse_lists(payload, lists), strict=True))
-    view, places = memoryview(payload), {}
+    counts = {key: len(column.values) for key, column in columns.items()}
+    borders: dict[str, list[int]] = {}
     for key, (kind, start, first, end) in entries.items():
-        count = len(columns[key].values) if key in columns else None
-        place = ListPlace(count, start, first - start, end - start, 0)
-        if kind is BYTES_LIST and is_large(end - first, count or 0):
-            # Sizes with tag and length follow from the lengths of the values.
-            lengths = columns[key].values[:, 1]
-            sizes = lengths + 2 + _HEAD_BORDERS.searchsorted(lengths, "right")
-            ends = first + np.cumsum(sizes)
-            if ends[-1] != end:  # a length in more bytes than it needs
-                return None
-            spans = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
-            crcs = np.array([crc32c(view[begin:stop]) for begin, stop in spans], np.int64)
-            place = place._replace(frames=np.stack([ends - sizes, sizes, crcs], axis=1))
-        checked = view[start : end if place.frames is None else first]
-        places[key] = place._replace(crc=crc32c(checked))
-    return places
+        borders[key] = [start, end]
+        if kind is BYTES_LIST and _is_large(end - first, counts[key]):
+            ends = [first, *columns[key].values.sum(1).tolist()]
+            # A length in more bytes than it needs: a reader of frames expects no such.
+            if not all(
+                payload.startswith(frame_head(stop - at), at) for at, stop in pairwise(ends)
+            ):
+                return {}, counts
+            borders[key] = [start, *ends]
+    return borders, counts
+
+
+def _count_values(payload: bytes) -> dict[str, int]:
+    counts = {}
+    for key, feature in parse_message(payload).features.feature.items():
+        kind = feature.WhichOneof("kind")
+        if kind:
+            counts[key] = len(getattr(feature, kind).value)
+    return counts
 
 
 def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, int]]:
@@ -461,10 +432,6 @@ def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, 
         found[key] = _KINDS[kind], start, values, end
         start = end
     return found
-
-
-def _counts_of(places: Mapping[str, ListPlace]) -> dict[str, int]:
-    return {key: place.num_values for key, place in places.items() if place.num_values is not None}
 
 
 def _count_steps(counts: Mapping[str, int], step_lists: Mapping[str, int]) -> int | None:
@@ -524,88 +491,5 @@ def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, st
     }
 
 
-def _load(
-    path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access
-) -> EpisodeIndex:
-    def most_bytes(metadata: Mapping[str, str]) -> int:
-        for name, expected in _identity(records, step_lists).items():
-            if metadata[name] != expected:
-                raise IndexMismatchError(
-                    f"the episode index does not match the current file and features: expected {name} "
-                    f"{_short(expected)}, got {_short(metadata[name])}"
-                )
-        # A sparse file may claim gigabytes, which must not be allocated.
-        table_bytes = _MOST_TABLE_BYTES * int(records.lengths.sum()) if has_ranges(records) else 0
-        return _EPISODE_BYTES * len(records) + table_bytes
-
-    found = read_sidecar(path, _FORMAT, most_bytes, access=access)
-    num_steps, ends, crcs, tables = (found.arrays[name] for name in _FORMAT.arrays)
-    keys = json.loads(found.metadata["keys"])
-    if (
-        not isinstance(keys, list)
-        or not all(isinstance(key, str) for key in keys)
-        or len(set(keys)) != len(keys)
-    ):
-        raise IndexMismatchError("expected distinct text keys in the episode index, got others")
-    if not len(num_steps) == len(ends) == len(crcs) == len(records):
-        raise IndexMismatchError(
-            f"expected an episode index of {len(records)} episodes, got {len(num_steps)}"
-        )
-    _check_tables(num_steps, ends, tables, records, _steps_of_keys(keys, step_lists))
-    return EpisodeIndex(
-        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.places["tables"].begin
-    )
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
-
-
-def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> _Ints:
-    """The number of list values per step for each key; 0 if the list does not determine it."""
-    # A plain list comes first, as in `_steps_of`.
-    own = set(keys)
-    per_step = {key: per_step for key, per_step in step_lists.items() if 0 < per_step < 1 << 62}
-    for key in step_lists:
-        per_step |= {
-            key + suffix: 1 for suffix in ("/ragged_row_lengths_0", "/value") if key not in own
-        }
-    return np.array([per_step.get(key, 0) for key in keys], np.int64)
-
-
-def _check_tables(
-    num_steps: _Ints, ends: _Ints, tables: _Words, records: FileIndex, per_step: _Ints
-) -> None:
-    """Check the step counts of all episodes against their lists: positions depend on these counts
-    alone.
-    """
-    # Without a loop over episodes, of which there may be a million.
-    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-    total = ends[-1] if len(ends) else 0
-    if ((begins > ends) | (begins < 0)).any() or total != len(tables):
-        raise IndexMismatchError("expected contiguous tables in the episode index, got others")
-    most = records.lengths if isinstance(records, RecordIndex) else _MOST_STEPS
-    if ((num_steps < 0) | (num_steps > most)).any():
-        raise IndexMismatchError(
-            "expected at most one step per byte in the episode index, got more"
-        )
-    # Episodes with a table.
-    there = np.flatnonzero(ends > begins)
-    counts = tables[begins[there]].astype(np.int64)
-    if (1 + _ROW_WORDS * counts > (ends - begins)[there]).any():
-        raise IndexMismatchError("expected complete tables in the episode index, got others")
-    # So that adding the number of a row among all gives its place.
-    firsts = begins[there] + 1 - _ROW_WORDS * (np.cumsum(counts) - counts)
-    rows = np.repeat(firsts, counts) + _ROW_WORDS * np.arange(int(counts.sum()))
-    keys, values = (tables[rows + number].astype(np.int64) for number in range(2))
-    if (keys >= len(per_step)).any():
-        raise IndexMismatchError("expected tables with known keys in the episode index, got others")
-    steps, expected = per_step[keys], num_steps[np.repeat(there, counts)]
-    whole, rest = np.divmod(values, np.maximum(steps, 1))
-    wrong = (steps > 0) & (values != _UNSET) & ((rest != 0) | (whole != expected))
-    if wrong.any():
-        episode = int(np.repeat(there, counts)[np.flatnonzero(wrong)[0]])
-        raise IndexMismatchError(
-            "the episode index: expected the number of steps that its lists have, got another",
-            position=episode,
-        )

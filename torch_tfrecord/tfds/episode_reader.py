@@ -4,14 +4,13 @@ for.
 Each part is checked against its checksum in the episode index. The index is not trusted for what a
 list is: the key in each entry is checked against it, and entries are parsed as the Example that
 they are part of. If they differ, the whole record is read and its own CRC shows whether the record
-or the index is damaged. A record without a table in the index is read whole and checked with its
-own CRC.
+or the index is damaged. A record without pieces in the index is read whole and checked
+with its own CRC.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import ByteSource, LocalFile, open_file
-from torch_tfrecord.protobuf.messages import parse_message, varint
+from torch_tfrecord.protobuf.messages import parse_message
 from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
@@ -37,13 +36,13 @@ from torch_tfrecord.records.data_file import (
 from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, parse_lists, wrap
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, frame_head, parse_lists, wrap
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
 # Of each kind; descriptors have a limit of their own.
 _MOST_OPEN = 256
-_WORD_BYTES = 4  # of a table
+_MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -71,7 +70,7 @@ class EpisodeReader:
         self.files, self.records, self.episodes = files, records, episodes
         self._access = access
         self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
-        self._tables: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
+        self._indexes: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
         """A data file, open: see `open_records`."""
@@ -79,15 +78,13 @@ class EpisodeReader:
             file, lambda file: open_records(self.files[file], self.records[file], self._access)
         )
 
-    def table(self, file: int, number: int) -> bytes:
-        """The table of an episode in the index of a file."""
+    def pieces(self, file: int, number: int) -> bytes:
+        """The pieces of an episode in the index of a file."""
         index = self.episodes[file]
-        first, stop = index.table_range(number)
-        if index.tables is not None:
-            return index.tables[first:stop].tobytes()
-        # Read one by one: the tables of a large dataset take gigabytes.
-        source = self._tables.find(file, lambda _: open_file(index.tables_path, self._access))
-        return source.read(_WORD_BYTES * (stop - first), index.tables_offset + _WORD_BYTES * first)
+        # Read one by one: those of a large dataset take gigabytes.
+        return index.read(
+            number, lambda: self._indexes.find(file, lambda _: open_file(index.path, self._access))
+        )
 
     def read_parts(self, file: int, begins: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Parts of one data file, in a few calls."""
@@ -133,73 +130,65 @@ class EpisodeRecord:
         """
         try:
             places = self.places()
-            if places is not None:
-                return self._placed(places, wants)
-            lists = _parse(self._whole(), wants)
-            # Positions come from the index, so that a whole record must fit it, too.
+            lists = _parse(self._whole(), wants) if places is None else self._placed(places, wants)
+            # Positions come from the index.
             counts = {key: len(values) for key, values in lists.items()}
             self.reader.episodes[self.file].check_steps(self.number, counts)
             return lists
         except TFRecordError as error:
             raise self.locate(error) from error.__cause__
 
-    def places(self) -> dict[str, ListPlace] | None:
-        """Where the lists are; None if the record must be read whole."""
+    def places(self) -> dict[str, _Ints] | None:
+        """See `EpisodeIndex.places`."""
         records = self.reader.records[self.file]
         if not has_ranges(records):
             return None
-        table = self.reader.table(self.file, self.number)
+        pieces = self.reader.pieces(self.file, self.number)
         num_bytes = int(records.lengths[self.number])
-        return self.reader.episodes[self.file].places(self.number, table, num_bytes)
+        return self.reader.episodes[self.file].places(self.number, pieces, num_bytes)
 
     def _whole(self) -> bytes:
         return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
 
-    def _placed(self, places: Mapping[str, ListPlace], wants: Sequence[Want]) -> dict[str, Values]:
+    def _placed(self, places: Mapping[str, _Ints], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""
         # A key that several features want is read once.
         wanted = {want.key: want for want in wants}
-        frames: dict[str, Values] = {}
-        for key, place in places.items():
-            if place.frames is not None and key in wanted:
-                if wanted[key].kind is not BYTES_LIST:
-                    raise wanted[key].wrong_kind(BYTES_LIST)
-                frames[key] = Frames(self, key, place.frames)
-        short = wanted.keys() - frames.keys()
-        # Of the lists that are not wanted and of frames only the heads are read, which hold the keys.
+        frames: dict[str, Values] = {
+            key: Frames(self, key, rows[1:])
+            for key, rows in places.items()
+            if len(rows) > 1 and key in wanted
+        }
+        if any(wanted[key].kind is not BYTES_LIST for key in frames):
+            return _parse(self._whole(), wants)  # raises the exact error, if the index is right
+        fields = self.reader.episodes[self.file].key_fields
+        # Of the lists that are not wanted only the keys are read.
+        heads = [
+            (key, _MOST_PREFIX_BYTES + len(fields[key]), *rows[0].tolist())
+            for key, rows in places.items()
+        ]
         data = self.reader.read_parts(
             self.file,
-            [self.begin + place.start for place in places.values()],
-            [place.num_bytes if key in short else place.head for key, place in places.items()],
+            [self.begin + begin for _, _, begin, _, _ in heads],
+            [size if key in wanted else min(size, most) for key, most, _, size, _ in heads],
         )
+        entries = []
         try:
-            self._check_entries(places, wanted, data)
-            entries = (part for key, part in zip(places, data, strict=True) if key in short)
-            # The entries of an Example are again those of an Example.
-            lists = _parse(wrap(b"".join(entries)), wants)
-            for key, values in lists.items():
-                if len(values) != places[key].num_values:
+            for (key, most, begin, size, crc), part in zip(heads, data, strict=True):
+                # Else an index that lies could exchange two features of the same form.
+                if fields[key] not in part[:most]:
                     raise CorruptRecordError(
-                        f"feature {key!r}: expected {places[key].num_values} values (from the episode index), "
-                        f"got {len(values)}"
+                        f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
+                        f"index) at byte {begin} of the payload, got another"
                     )
+                if key in wanted and crc32c(part) != crc:
+                    raise _wrong_checksum(f"feature {key!r}", part, crc)
+                if key in wanted and key not in frames:
+                    entries.append(part)
+            # The entries of an Example are again those of an Example.
+            return _parse(wrap(b"".join(entries)), wants) | frames
         except CorruptRecordError as error:
             raise self.blame(error) from error.__cause__
-        return lists | frames
-
-    def _check_entries(
-        self, places: Mapping[str, ListPlace], wanted: Container[str], data: Sequence[bytes]
-    ) -> None:
-        fields = self.reader.episodes[self.file].key_fields
-        for (key, place), part in zip(places.items(), data, strict=True):
-            # Else an index that lies could exchange two features of the same form.
-            if fields[key] not in part[: place.head]:
-                raise CorruptRecordError(
-                    f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
-                    f"index) at byte {place.start} of the payload, got another"
-                )
-            if key in wanted and crc32c(part) != place.crc:
-                raise _wrong_checksum(f"feature {key!r}", part, place.crc)
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
         """The error for a part that does not match the index: the record's own CRC shows which of
@@ -250,7 +239,7 @@ class Frames:
     Args:
         record: The record.
         key: Key of the list.
-        places: See `ListPlace`.
+        places: Their rows of `EpisodeIndex.places`.
 
     Attributes:
         num_bytes: Memory it holds.
@@ -285,16 +274,6 @@ class Frames:
             raise self.record.locate(error) from error.__cause__
 
 
-# Pictures of a camera have similar sizes.
-@functools.lru_cache(1 << 12)
-def _usual_head(num_bytes: int) -> bytes:
-    """The tag and length of a value that takes so many bytes with these."""
-    size = (
-        num_bytes - 2 if num_bytes < 130 else num_bytes - 3 if num_bytes < 16_387 else num_bytes - 4
-    )
-    return b"\n" + varint(size)
-
-
 def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
     """The values of a window of each of these, concatenated, in a few calls; see `Frames.read`.
 
@@ -319,7 +298,7 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
             value = view[begin + shift : begin + shift + size]
             if crc32c(value) != crc:
                 raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
-            head = _usual_head(size)
+            head = frame_head(size)
             # No index is built for lengths in more bytes than they need.
             if value[: len(head)] != head:
                 raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
