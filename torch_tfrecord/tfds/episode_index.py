@@ -34,7 +34,7 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.storage import ByteSource
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf.messages import BytesList, find_fields, parse_message, varint
+from torch_tfrecord.protobuf.messages import find_fields, parse_message, varint
 from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
@@ -102,8 +102,7 @@ class EpisodeIndex:
     """The bytes of each key in its entry."""
 
     def __post_init__(self) -> None:
-        # Looked for in each entry that is read; made once, as protobuf takes longer than the
-        # search.
+        # Looked for in each entry that is read; made once, as that takes longer than the search.
         object.__setattr__(self, "key_fields", {key: wrap(key.encode()) for key in self.keys})
 
     def __len__(self) -> int:
@@ -349,8 +348,7 @@ def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequen
 
 def wrap(content: bytes) -> bytes:
     """The field 1 of a message, which has this content."""
-    wrapped: bytes = BytesList(value=[content]).SerializeToString()
-    return wrapped
+    return b"\n" + varint(len(content)) + content
 
 
 def _is_large(num_bytes: int, num_values: int) -> bool:
@@ -393,7 +391,7 @@ def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
         if kind is BYTES_LIST and _is_large(end - first, counts[key]):
             ends = [first, *columns[key].values.sum(1).tolist()]
             # A length in more bytes than it needs: a reader of frames expects no such.
-            if not all(
+            if not payload.endswith(b"\n" + varint(end - first), start, first) or not all(
                 payload.startswith(frame_head(stop - at), at) for at, stop in pairwise(ends)
             ):
                 return {}, counts

@@ -25,7 +25,7 @@ from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import ByteSource, LocalFile, open_file
-from torch_tfrecord.protobuf.messages import parse_message
+from torch_tfrecord.protobuf.messages import parse_message, varint
 from torch_tfrecord.records.data_file import (
     FileIndex,
     has_ranges,
@@ -164,19 +164,29 @@ class EpisodeRecord:
         fields = self.reader.episodes[self.file].key_fields
         # Of the lists that are not wanted only the keys are read.
         heads = [
-            (key, _MOST_PREFIX_BYTES + len(fields[key]), *rows[0].tolist())
+            (
+                key,
+                _MOST_PREFIX_BYTES + len(fields[key]),
+                *rows[0].tolist(),
+                int(rows[-1, :2].sum() - rows[0, :2].sum()),  # of values that are frames
+            )
             for key, rows in places.items()
         ]
         data = self.reader.read_parts(
             self.file,
-            [self.begin + begin for _, _, begin, _, _ in heads],
-            [size if key in wanted else min(size, most) for key, most, _, size, _ in heads],
+            [self.begin + begin for _, _, begin, *_ in heads],
+            [
+                size if key in wanted or values else min(size, most)
+                for key, most, _, size, _, values in heads
+            ],
         )
         entries = []
         try:
-            for (key, most, begin, size, crc), part in zip(heads, data, strict=True):
-                # Else an index that lies could exchange two features of the same form.
-                if fields[key] not in part[:most]:
+            for (key, most, begin, size, crc, values), part in zip(heads, data, strict=True):
+                # Else an index that lies could exchange two features of the same form, or call one
+                # the frames of another.
+                is_whole = not values or part.endswith(b"\n" + varint(values))
+                if fields[key] not in part[:most] or not is_whole:
                     raise CorruptRecordError(
                         f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
                         f"index) at byte {begin} of the payload, got another"
