@@ -391,7 +391,7 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
     return kind
 
 
-def locate_value(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
+def locate_value(error: Exception, where: str) -> TypeError | ValueError:
     """An error of a value that also says where the value is."""
     return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
 

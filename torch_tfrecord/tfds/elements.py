@@ -38,7 +38,6 @@ from torch_tfrecord.images.codec import decode_image
 from torch_tfrecord.tfds.features import Shape, fits
 
 __all__ = [
-    "PIXEL_MODES",
     "BytesElement",
     "Element",
     "EncodedTensor",
@@ -102,7 +101,7 @@ class Element:
             )
         return self.each(values, len(values) // self.count) if len(values) else self.none()
 
-    def none(self) -> object:
+    def none(self) -> Any:
         """Return zero elements: a tensor [0, ...], or an empty list."""
         return (
             []
@@ -251,7 +250,7 @@ class EncodedTensor(BytesElement):
 
 def _num_values(shape: Shape) -> int | None:
     """Number of values in an element; None if a size is unknown."""
-    return None if None in shape else math.prod(size for size in shape if size is not None)
+    return None if None in shape else math.prod(size or 0 for size in shape)
 
 
 def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
@@ -265,19 +264,15 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     if unknown > 1:
         raise ParseError(f"expected the sizes of shape {shape} in the record, got none")
     # An unknown size beside a size of 0 may be any: 0 is taken, as in NumPy.
-    fits = (
-        num_values % fixed == 0
-        if unknown and fixed
-        else num_values == fixed or (unknown and not num_values)
-    )
-    if not fits:
+    found = num_values // fixed if fixed else 0
+    if num_values != fixed * (found if unknown else 1):
         raise ParseError(
             f"expected {'a multiple of ' if unknown else ''}{fixed} values for {shape}, got {num_values}"
         )
-    return tuple((num_values // fixed if fixed else 0) if size is None else size for size in shape)
+    return tuple(found if size is None else size for size in shape)
 
 
-PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Number of channels -> mode of `decode_image`, for uint8 images."""
 
 
@@ -289,6 +284,9 @@ class PictureElement(BytesElement):
         as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C,
             H, W].
         is_video: Join several images to a `tv_tensors.Video`.
+
+    Attributes:
+        mode: The mode of `decode_image` that gives its pixels; None if they take more than that.
     """
 
     def __init__(
@@ -297,6 +295,7 @@ class PictureElement(BytesElement):
         super().__init__(what="Image")
         self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
         self._is_numpy_layout = as_numpy_layout
+        self.mode = _MODES.get(self.shape[-1] or 0) if self.dtype == torch.uint8 else None
         self._one = tv_tensors.Mask if isinstance(feature, f.LabeledImage) else tv_tensors.Image
         self._many = tv_tensors.Video if is_video else self._one
 
@@ -317,8 +316,8 @@ class PictureElement(BytesElement):
             # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
             return rgba.view(torch.float32).permute(2, 0, 1)
-        if self.dtype == torch.uint8 and channels in PIXEL_MODES:
-            return decode_image(data, PIXEL_MODES[channels])
+        if self.mode is not None:
+            return decode_image(data, self.mode)
         # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
@@ -339,7 +338,7 @@ class PictureElement(BytesElement):
 
     def none(self) -> torch.Tensor:
         """Return an empty tensor in the layout of the images."""
-        pixels = torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        pixels: torch.Tensor = super().none()
         return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 

@@ -22,8 +22,8 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns.containers import RaggedTensor
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.images.codec import encode_image
-from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.tfds.features import fits
+from torch_tfrecord.protobuf.example import encode_example, locate_value
+from torch_tfrecord.tfds.features import fits, innermost
 from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
 
 __all__ = ["SampleEncoder"]
@@ -63,10 +63,8 @@ class SampleEncoder:
         for leaf, encoder in zip(self._places, self._encoders, strict=True):
             try:
                 record.update(encoder.entries(values[leaf.path]))
-            except TypeError as error:
-                raise TypeError(f"feature {leaf.path!r}: {error}") from error
-            except (ValueError, OverflowError) as error:
-                raise ValueError(f"feature {leaf.path!r}: {error}") from error
+            except (TypeError, ValueError, OverflowError) as error:
+                raise locate_value(error, f"feature {leaf.path!r}") from error
         return encode_example(record)
 
     def _collect(
@@ -80,7 +78,7 @@ class SampleEncoder:
             _check_names(feature, value, names)
             for name, item in feature.items():
                 self._collect(item, value.get(name), (*names, name), values)
-        elif isinstance(feature, f.Sequence) and not _is_leaf(feature.feature):
+        elif isinstance(feature, f.Sequence) and isinstance(innermost(feature), f.FeaturesDict):
             self._collect_sequence(feature.feature, value, names, values)
         else:
             values["/".join(names)] = value
@@ -102,13 +100,6 @@ class SampleEncoder:
         for leaf in self._places:
             if leaf.names[: len(names)] == names:
                 values[leaf.path] = [row[leaf.path] for row in rows]
-
-
-def _is_leaf(feature: object) -> bool:
-    """Whether a feature contains no dict: a leaf, or a sequence of leaves."""
-    while isinstance(feature, f.Sequence):
-        feature = feature.feature
-    return not isinstance(feature, f.FeaturesDict)
 
 
 def _collect_languages(value: object, names: tuple[str, ...], values: dict[str, object]) -> None:
@@ -169,7 +160,7 @@ class _LeafEncoder:
             raise TypeError("expected a value, got None")
         # The lengths of all rows of each level, as a ragged tensor is stored.
         row_lengths: list[list[int]] = [[] for _ in range(self._depth)]
-        items = [value] if not self._depth else _flatten(value, self._place.lengths, row_lengths)
+        items = _flatten(value, self._place.lengths, row_lengths)
         values = self._join([self._encode(item) for item in items])
         if self._has_shapes:
             shapes = [_numbers(item).shape for item in items]
@@ -193,12 +184,12 @@ def _flatten(
     value: object, lengths: Sequence[int | None], row_lengths: list[list[int]]
 ) -> list[object]:
     """Return the innermost values, and append the row lengths of each level to `row_lengths`."""
+    if not lengths:
+        return [value]
     rows = _rows(value)
     if lengths[0] is not None and len(rows) != lengths[0]:
         raise ValueError(f"expected a sequence of {lengths[0]}, got {len(rows)}")
     row_lengths[0].append(len(rows))
-    if len(lengths) == 1:
-        return list(rows)
     return [item for row in rows for item in _flatten(row, lengths[1:], row_lengths[1:])]
 
 
@@ -349,14 +340,12 @@ def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
 def _stored_box(box: _Floats, value: tv_tensors.BoundingBoxes, bbox_format: str) -> _Floats:
     """Convert a box from the tv_tensor's format to TFDS's."""
     # All formats go through XYWH.
-    if value.format.value == "CXCYWH":
-        box = np.concatenate([box[:2] - box[2:] / 2, box[2:]])
-    elif value.format.value == "XYXY":
-        box = np.concatenate([box[:2], box[2:] - box[:2]])
-    elif value.format.value != "XYWH":
-        raise ValueError(f"cannot write boxes of format {value.format.value}")
-    if bbox_format != "XYWH":
-        box = np.concatenate([box[:2], box[:2] + box[2:]])
+    kind, (first, second) = value.format.value, box.reshape(2, 2)
+    if kind not in ("CXCYWH", "XYXY", "XYWH"):
+        raise ValueError(f"cannot write boxes of format {kind}")
+    size = second - first if kind == "XYXY" else second
+    first = first - size / 2 if kind == "CXCYWH" else first
+    box = np.concatenate([first, size if bbox_format == "XYWH" else first + size])
     if bbox_format.startswith("REL_"):
         height, width = value.canvas_size
         box = box / [width, height, width, height]

@@ -24,9 +24,9 @@ from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.elements import (
-    PIXEL_MODES,
     BytesElement,
     NumberElement,
+    PictureElement,
     TextElement,
 )
 from torch_tfrecord.tfds.episode_columns import (
@@ -250,11 +250,11 @@ class _ColumnMaker:
             own = replace(own, lengths=leaf.lengths[1:])
         self._reader = make_leaf(own, path=path)
         self._pictures = None
-        feature = leaf.feature
+        element: Any = self._reader.element
         # Many images are decoded at once where decoding is a plain `decode_image`.
-        if is_decoded and type(feature) is f.Image and feature.dtype == "uint8":
-            mode = PIXEL_MODES.get(feature.shape[-1] or 0)
-            self._pictures = None if mode is None else Pictures(mode, feature.shape)
+        is_image = isinstance(element, PictureElement) and type(leaf.feature) is f.Image
+        if is_decoded and is_image and element.mode is not None:
+            self._pictures = Pictures(element.mode, element.shape)
 
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}

@@ -161,6 +161,13 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 }
 
 
+def innermost(feature: object) -> object:
+    """The feature inside of all sequences around it."""
+    while isinstance(feature, Sequence):
+        feature = feature.feature
+    return feature
+
+
 def few(names: tuple[str, ...]) -> str:
     """The first eight names, for errors."""
     return ", ".join(map(repr, names[:8])) + (
@@ -435,9 +442,7 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
             return self.features[name]
         # A path goes through sequences, as the keys of records do.
         first, rest = name.split("/", 1)
-        inner = self.features[first]
-        while isinstance(inner, Sequence):
-            inner = inner.feature
+        inner = innermost(self.features[first])
         if not isinstance(inner, FeaturesDict):
             raise KeyError(name)
         return inner[rest]

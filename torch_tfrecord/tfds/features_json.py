@@ -26,7 +26,7 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tfds.features import Shape, set_fields
+from torch_tfrecord.tfds.features import Shape, innermost, set_fields
 
 __all__ = [
     "JsonFields",
@@ -90,11 +90,11 @@ def as_root(value: object) -> f.FeaturesDict | f.Sequence:
     Raises:
         TypeError: Anything else; TFDS cannot write such datasets.
     """
-    root = inner = f.as_feature(value)
+    root = f.as_feature(value)
     # A dataset of sequences at its root has one list for each feature.
-    while isinstance(inner, f.Sequence):
-        inner = inner.feature
-    if not isinstance(inner, f.FeaturesDict) or not isinstance(root, (f.FeaturesDict, f.Sequence)):
+    if not isinstance(innermost(root), f.FeaturesDict) or not isinstance(
+        root, (f.FeaturesDict, f.Sequence)
+    ):
         raise TypeError(f"expected a FeaturesDict, or a Sequence of dicts, got {root!r}")
     return root
 

@@ -28,7 +28,6 @@ from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
 from torch_tfrecord.tfds.elements import (
-    PIXEL_MODES,
     BytesElement,
     Element,
     EncodedTensor,
@@ -136,10 +135,11 @@ def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
     return None if chosen is None else "/".join((*names, chosen))
 
 
-def plain_spec(place: LeafPlace, decoding: Decoding, element: Element) -> Feature | None:
+def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Feature | None:
     """The feature spec that reads the same values, if the compiled core supports the feature; else
-    None.
+    None. Arguments and errors are those of `make_leaf`.
     """
+    element = make_element(place, decoding, path)
     feature, key = place.feature, place.path
     # A fixed length is checked by `Leaf`, a box needs its image.
     if (
@@ -152,12 +152,11 @@ def plain_spec(place: LeafPlace, decoding: Decoding, element: Element) -> Featur
     is_list = bool(place.lengths)
     if isinstance(element, TextElement):
         return VarLenFeature(str, key=key) if is_list else Text(key=key)
-    if type(feature) is f.Image and feature.dtype == "uint8":
+    if isinstance(element, PictureElement) and type(feature) is f.Image:
         # Any number of channels means that the file decides.
-        mode = PIXEL_MODES.get(feature.shape[-1] or 0)
-        if is_list or decoding.as_numpy_layout or mode is None:
+        if is_list or decoding.as_numpy_layout or element.mode is None:
             return None
-        return Image(mode, key=key, shape=feature.shape)
+        return Image(element.mode, key=key, shape=feature.shape)
     # No list holds uint64 as it is, and no spec an element of no values.
     if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
         return None
@@ -187,14 +186,12 @@ def make_leaf(
     """
     element = make_element(place, decoding, path)
     if isinstance(place.feature, f.BBoxFeature) and not decoding.as_numpy_layout:
-        key = place.image_key
-        # The same `Want` as the image's own reader, so that one pass over the records serves both.
-        num_values = 1 if key in plain else None
-        image = (
-            None
-            if key is None
-            else Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
-        )
+        key, image = place.image_key, None
+        if key is not None:
+            # The same `Want` as the image's own reader, so that one pass over the records serves
+            # both.
+            num_values = 1 if key in plain else None
+            image = Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
         return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
     # Only tensors and scalars have the argument.
     is_optional = getattr(place.feature, "optional", False)
@@ -302,21 +299,16 @@ class TFDSParser:
             # Nothing else of the sample is returned.
             chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(places, chosen)
-        self._places = [
-            (leaf.path, leaf.names[:-1], leaf.names[-1], leaf.is_empty) for leaf in self.leaves
-        ]
         self._supervised_keys = supervised_keys
-        specs = {
-            leaf.path: spec
-            for leaf in self.leaves
-            if not leaf.is_empty
-            and (spec := plain_spec(leaf, decoding, make_element(leaf, decoding, path))) is not None
-        }
+        full = [leaf for leaf in self.leaves if not leaf.is_empty]
+        found = {leaf.path: plain_spec(leaf, decoding, path) for leaf in full}
+        specs = {key: spec for key, spec in found.items() if spec is not None}
         # Only if nothing else is read: see `plain_features`.
         self._specs = specs if len(specs) == len(self.leaves) else None
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
-        others = (leaf for leaf in self.leaves if leaf.path not in specs and not leaf.is_empty)
-        readers.update({leaf.path: make_leaf(leaf, decoding, path, specs) for leaf in others})
+        for leaf in full:
+            if leaf.path not in specs:
+                readers[leaf.path] = make_leaf(leaf, decoding, path, specs)
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
     def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
@@ -362,14 +354,15 @@ class TFDSParser:
 
     def _nest(self, values: Mapping[str, object]) -> object:
         nested: dict[str, Any] = {}
-        for path, parents, name, is_empty in self._places:
+        for leaf in self.leaves:
+            *parents, name = leaf.names
             target = nested
             for parent in parents:
                 target = target.setdefault(parent, {})
-            target[name] = {} if is_empty else values[path]
-        return (
-            nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
-        )
+            # A dict of nothing has no values.
+            target[name] = values.get(leaf.path, {})
+        keys = self._supervised_keys
+        return nested if keys is None else _supervised(keys, nested)
 
 
 def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
