@@ -102,11 +102,9 @@ def rows_of(column: Value) -> Sequence[Value]:
             dict(zip(column, row, strict=True))
             for row in zip(*map(rows_of, column.values()), strict=True)
         ]
-    if isinstance(column, Nested):
-        return _nested_rows(column)
     if _is_sparse(column):
         return _sparse_rows(*_sparse_parts(column), tuple(column.shape))
-    if isinstance(column, RaggedTensor) or column.is_nested:
+    if isinstance(column, (Nested, RaggedTensor)) or column.is_nested:
         return _nested_rows(as_nested(column))
     if isinstance(column, tv_tensors.TVTensor):
         # Operations on a tv_tensor give plain tensors, so each row is wrapped again.

@@ -384,8 +384,9 @@ def _neighbours(numbers: _Integers) -> slice | _Integers:
 
 def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
     """The picked rows of one feature, in new memory; None if only its values can be collated."""
-    columns = [pick.block.read(_first(pick.rows))[name] for pick in picks]
-    rows, places = [pick.rows for pick in picks], [pick.places for pick in picks]
+    blocks, rows, places = zip(*picks, strict=True)
+    firsts = [each.start if isinstance(each, slice) else int(each.min()) for each in rows]
+    columns = [block.read(first)[name] for block, first in zip(blocks, firsts, strict=True)]
     if all(isinstance(column, list) for column in columns):
         objects = [np.fromiter(column, object, len(column)) for column in columns]
         return _join_arrays(objects, rows, places, num_rows).tolist()
@@ -411,10 +412,6 @@ def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns
         int(ends[-1]),
     )
     return Nested(joined, dtype, (ends,))
-
-
-def _first(rows: slice | _Integers) -> int:
-    return rows.start if isinstance(rows, slice) else int(rows.min())
 
 
 def _join_arrays(

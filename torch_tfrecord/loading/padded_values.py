@@ -19,7 +19,6 @@ from torch_tfrecord.columns.dtypes import Array, dtype_name
 from torch_tfrecord.columns.stacking import as_plain, pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading.collate import numbers
-from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.samples import Batch, Value, Values
 
 __all__ = [
@@ -99,8 +98,9 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
     batch = tensors[0].as_subclass(torch.Tensor).new_empty((len(tensors), *size))
     padded: Any = batch
     rows: list[Any] = tensors
-    if all(map(is_plain, tensors)):  # else gradients must pass, or they are on a device
-        padded, rows = as_array(batch), [*map(as_array, tensors)]
+    with suppress(RuntimeError, TypeError):  # gradients must pass, or they are on a device
+        rows = [*map(as_array, tensors)]
+        padded = as_array(batch)
     if (sizes != size).any():
         padded[...] = fill if padded is not batch else as_tensor(fill, batch.dtype)
     for number, row in enumerate(rows):

@@ -224,11 +224,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     padded = {
         key: _pad(
             part,
-            wish._replace(
-                name=f"{wish.name}[{key!r}]",
-                padded_shapes=shapes[key],
-                padding_values=paddings[key],
-            ),
+            Wish(f"{wish.name}[{key!r}]", shapes[key], paddings[key], *wish[3:]),
             num_samples,
         )
         for key, part in parts.items()

@@ -329,18 +329,16 @@ def find_rows(column: Columns) -> Nested | None:
         return column if is_jagged(column) else None
     if not isinstance(column, torch.Tensor):
         return None
-    if not is_jagged(column):
-        # torch refuses other tensors than `is_plain` ones: to ask first would let go of the GIL.
-        with suppress(RuntimeError, TypeError):
+    # torch refuses other tensors than `is_plain` ones: to ask first would let go of the GIL.
+    with suppress(RuntimeError, TypeError), as_plain_tensors():
+        if not is_jagged(column):
             return Nested(as_array(column), column.dtype)
-        return None
-    with as_plain_tensors():
         parts = None if column.requires_grad else jagged_parts(column)
-        if parts is None or not is_plain(parts[0]):
-            return None
-        ends = parts[1].numpy()
-        is_whole = ends[0] == 0 and ends[-1] == len(parts[0])
-        return Nested(parts[0], column.dtype, (ends,)) if is_whole else None
+        if parts is not None:
+            values, ends = map(as_array, parts)
+            if ends[0] == 0 and ends[-1] == len(values):
+                return Nested(values, column.dtype, (ends,))
+    return None
 
 
 def is_jagged(column: object) -> bool:
