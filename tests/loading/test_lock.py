@@ -1,7 +1,7 @@
 """What a loader's thread asks of torch: each of torch's own methods lets go of Python's lock, and beside
 a thread that computes in Python the loader may wait 5 ms for it.
 
-Covers loading/collate.
+Covers loading/collate, loading/padded_values, loading/packing.
 """
 
 import sys
@@ -14,6 +14,7 @@ from batches import assert_same
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
+    PackedCollate,
     PaddedCollate,
     RaggedFeature,
     RawTensor,
@@ -98,22 +99,27 @@ HARMLESS = {
 }
 
 
+TOKENS = {name: RAGGED[name] for name in ("many", "short")}
+
+
 @pytest.mark.parametrize(
-    ("features", "collate_fn"),
+    ("features", "collate_fn", "others"),
     [
-        (FEATURES, collate),
-        (FEATURES, PaddedCollate()),
-        (RAGGED, PaddedCollate(padding_values=-1, multiple_of=8)),
+        (FEATURES, collate, HARMLESS),
+        (FEATURES, PaddedCollate(), HARMLESS),
+        (RAGGED, PaddedCollate(padding_values=-1, multiple_of=8), set()),
+        (TOKENS, PackedCollate(8, features=[*TOKENS]), set()),
+        (TOKENS, PackedCollate(8, layout="blocks", features=[*TOKENS]), set()),
     ],
-    ids=["columns", "padded", "ragged"],
+    ids=["columns", "padded", "ragged", "packed", "blocks"],
 )
-def test_torch_makes_tensors_of_arrays_and_nothing_else(path, features, collate_fn):
+def test_torch_makes_tensors_of_arrays_and_nothing_else(path, features, collate_fn, others):
     def load():
         return [collate_fn(batch) for batch in dataset._load_batches([[5, 1, 6], [0, 7]])]
 
     dataset = TFRecordDataset(path, features)
     load()  # what is looked up once
     batches, called = torch_calls(load)
-    assert called - HARMLESS <= {"from_numpy", "_make_wrapper_subclass"}
+    assert called - others <= {"from_numpy", "_make_wrapper_subclass"}
     for batch, positions in zip(batches, ([5, 1, 6], [0, 7]), strict=True):
         assert_same(batch, collate_fn([dict(dataset[position]) for position in positions]))
