@@ -516,6 +516,9 @@ def memory_of(value):
     """The tensors that hold a value, of a sample or a batch."""
     if isinstance(value, list):
         return [part for item in value for part in memory_of(item)]
+    if isinstance(value, Nested):
+        values, splits = value.tensors()
+        return [values, *splits]
     return [value.values(), value.offsets()] if value.is_nested else [value]
 
 
