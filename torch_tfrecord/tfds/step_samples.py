@@ -106,15 +106,12 @@ class StepBatch:
         possible.
         """
         numbers = self._numbers(columns)
-        batch = None if numbers is None else torch.from_numpy(numbers)
-        if batch is None:
-            pictures = self._pictures(columns)
-            batch = None if pictures is None else tv_tensors.Video(pictures)
-        return (
-            self._each(columns, lambda column, span: window(column, span, self._pad))
-            if batch is None
-            else batch
-        )
+        if numbers is not None:
+            return torch.from_numpy(numbers)
+        pictures = self._pictures(columns)
+        if pictures is not None:
+            return tv_tensors.Video(pictures)
+        return self._each(columns, lambda column, span: window(column, span, self._pad))
 
     def at(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, ...] for numbers and images, from the first step of each window; else a list."""
@@ -151,27 +148,20 @@ class StepBatch:
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
         pieces: list[npt.NDArray[np.generic]] = []
         for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
+            real = array[begin:stop]
             if before or behind:
-                pieces += self._padded(array, begin, stop, before, behind)
+                pieces += [real[:1].repeat(before, 0), real, real[-1:].repeat(behind, 0)]
             else:
-                pieces.append(array[begin:stop])
+                pieces.append(real)
         try:  # one call, which also checks that all have the same dtype and shape
             np.concatenate(
                 pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no"
             )
         except (TypeError, ValueError):
             return None
+        if self._pad == "zero":
+            self._pad_rows(out)
         return out
-
-    def _padded(
-        self, array: npt.NDArray[np.generic], begin: int, stop: int, before: int, behind: int
-    ) -> list[npt.NDArray[np.generic]]:
-        real = array[begin:stop]
-        if self._pad == "repeat":
-            return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
-        # One array for both sides.
-        zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
-        return [zeros[:before], real, zeros[:behind]]
 
     def _pictures(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
@@ -196,9 +186,7 @@ class StepBatch:
         # A view of [N, H, W, C] memory.
         shape = len(columns), self._size, *stack.shape[1:]
         batch = as_tensor(as_array(stack), stack.dtype, shape)
-        for number, span in enumerate(self._spans):
-            if span.before or span.behind:
-                self._pad_pictures(batch[number], span)
+        self._pad_rows(batch)
         return batch
 
     @functools.cached_property
@@ -211,10 +199,14 @@ class StepBatch:
             rows += range(start, start + stop - first)
         return rows
 
-    def _pad_pictures(self, row: torch.Tensor, span: Span) -> None:
-        end = self._size - span.behind
-        row[: span.before] = row[span.before] if self._pad == "repeat" else 0
-        row[end:] = row[end - 1] if self._pad == "repeat" else 0
+    def _pad_rows(self, batch: Any) -> None:
+        """Fill the padding of an array or tensor [B, steps, ...]."""
+        for number, (_, _, before, behind) in enumerate(self._spans):
+            end = self._size - behind
+            if before:
+                batch[number, :before] = batch[number, before] if self._pad == "repeat" else 0
+            if behind:
+                batch[number, end:] = batch[number, end - 1] if self._pad == "repeat" else 0
 
 
 # One window.
