@@ -26,7 +26,6 @@ __all__ = [
     "ListColumn",
     "NumberColumn",
     "Pictures",
-    "TextColumn",
     "each_leaf",
     "own_tensor",
     "read_encoded",
@@ -123,13 +122,18 @@ class ListColumn(EpisodeColumn):
     Args:
         values: One per step.
         empty: The padding value with pad="zero".
+        text: Where the feature is, for errors, if the values are UTF-8, which is decoded when a
+            sample reads it.
     """
 
-    __slots__ = ("empty", "values")
+    __slots__ = ("_text", "empty", "values")
 
-    def __init__(self, values: Sequence[Any], empty: object = b"") -> None:
+    def __init__(
+        self, values: Sequence[Any], empty: object = b"", text: FeaturePlace | None = None
+    ) -> None:
         self.values = values
         self.empty = empty
+        self._text = text
         # An instruction is one object for all steps.
         self.num_bytes = 8 * len(values) + sum(
             map(_size, {id(value): value for value in values}.values())
@@ -139,8 +143,17 @@ class ListColumn(EpisodeColumn):
         return len(self.values)
 
     def at(self, step: int) -> object:
-        """The value."""
-        return self.values[step]
+        """The value.
+
+        Raises:
+            ParseError: A text is not UTF-8.
+        """
+        if self._text is None:
+            return self.values[step]
+        try:
+            return decode_text(self.values[step])
+        except ParseError as error:
+            raise self._text.at_step(error, step) from error.__cause__
 
     def read(self, first: int, stop: int) -> list[object]:
         """A list of values."""
@@ -149,32 +162,6 @@ class ListColumn(EpisodeColumn):
 
 def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 64
-
-
-class TextColumn(ListColumn):
-    """Text as str, decoded when a sample reads it.
-
-    Args:
-        values: UTF-8, one per step.
-        place: Where the feature is, for errors.
-    """
-
-    __slots__ = ("_place",)
-
-    def __init__(self, values: Sequence[bytes], place: FeaturePlace) -> None:
-        super().__init__(values, "")
-        self._place = place
-
-    def at(self, step: int) -> str:
-        """The text.
-
-        Raises:
-            ParseError: It is not UTF-8.
-        """
-        try:
-            return decode_text(self.values[step])
-        except ParseError as error:
-            raise self._place.at_step(error, step) from error.__cause__
 
 
 class Pictures(NamedTuple):

@@ -311,16 +311,16 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
         return found
 
     def _index(self, path: str, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
-        def build() -> EpisodeIndex:
-            return build_episode_index(
-                open_records(path, records, self._access), records, step_lists
-            )
-
-        load = functools.partial(
-            EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access
-        )
         return self.find(
-            Kept(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
+            Kept(
+                path,
+                path + _NAME,
+                lambda found: EpisodeIndex.load(found, records, step_lists, self._access),
+                lambda: build_episode_index(
+                    open_records(path, records, self._access), records, step_lists
+                ),
+                lambda index: index.to_bytes(records),
+            )
         )
 
 

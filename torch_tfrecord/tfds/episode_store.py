@@ -37,7 +37,6 @@ from torch_tfrecord.tfds.episode_columns import (
     ListColumn,
     NumberColumn,
     Pictures,
-    TextColumn,
     each_leaf,
     values_per_step,
 )
@@ -279,7 +278,7 @@ class _ColumnMaker:
             # Long texts: a sample would read each of them on its own.
             values = values.read(0, len(values))
         if isinstance(element, TextElement):
-            return TextColumn(values, place)
+            return ListColumn(values, "", place)
         if isinstance(element, BytesElement):
             decode = element.decode if self._is_decoded else None
             return EncodedColumn(values, decode, place, self._pictures)
