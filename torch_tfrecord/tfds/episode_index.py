@@ -18,7 +18,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +52,7 @@ __all__ = [
     "EpisodeIndexKeeper",
     "build_episode_index",
     "frame_head",
+    "key_field",
     "parse_lists",
     "wrap",
 ]
@@ -98,12 +99,6 @@ class EpisodeIndex:
     pieces: npt.NDArray[np.uint32] | None
     path: str = ""
     begin: int = 0
-    key_fields: Mapping[str, bytes] = field(init=False, repr=False)
-    """The bytes of each key in its entry."""
-
-    def __post_init__(self) -> None:
-        # Looked for in each entry that is read; made once, as that takes longer than the search.
-        object.__setattr__(self, "key_fields", {key: wrap(key.encode()) for key in self.keys})
 
     def __len__(self) -> int:
         return len(self.num_steps)
@@ -206,19 +201,16 @@ class EpisodeIndex:
         found = read_sidecar(path, _FORMAT, most_bytes, access=access)
         num_steps, ends, pieces = (found.arrays[name] for name in _FORMAT.arrays)
         try:
-            keys = json.loads(found.metadata["keys"])
-            if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-                raise ValueError("other keys than text")
+            keys = tuple(json.loads(found.metadata["keys"]))
+            "".join(keys).encode()  # raises an error unless all are text
             if not len(num_steps) == len(ends) == len(records):
                 raise ValueError(f"one of {len(num_steps)} episodes instead of {len(records)}")
             if ((num_steps < 0) | (num_steps > _MOST_STEPS)).any():
                 raise ValueError("impossible numbers of steps")
             if (np.diff(ends, prepend=0) < 0).any() or 3 * ends[-1:].sum() != len(pieces):
                 raise ValueError("pieces that do not follow one another")
-            return cls(
-                num_steps, tuple(keys), ends, step_lists, None, path, found.places["pieces"].begin
-            )
-        except (ValueError, RecursionError) as error:
+            return cls(num_steps, keys, ends, step_lists, None, path, found.places["pieces"].begin)
+        except (TypeError, ValueError, RecursionError) as error:
             raise IndexMismatchError(
                 f"expected an episode index written by torch_tfrecord, got {error}", path=path
             ) from error
@@ -344,6 +336,12 @@ def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequen
     record = PackedRecords(payload, np.zeros(1, np.int64), np.array([len(payload)], np.int64))
     [[columns]] = _plan_of(tuple(lists)).read(record, [0, 1])
     return columns
+
+
+@functools.lru_cache(1 << 12)
+def key_field(key: str) -> bytes:
+    """The bytes of a key in its entry."""
+    return wrap(key.encode())
 
 
 def wrap(content: bytes) -> bytes:

@@ -36,7 +36,7 @@ from torch_tfrecord.records.data_file import (
 from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tfds.episode_index import EpisodeIndex, frame_head, parse_lists, wrap
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, frame_head, key_field, parse_lists, wrap
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
@@ -161,12 +161,11 @@ class EpisodeRecord:
         }
         if any(wanted[key].kind is not BYTES_LIST for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
-        fields = self.reader.episodes[self.file].key_fields
         # Of the lists that are not wanted only the keys are read.
         heads = [
             (
                 key,
-                _MOST_PREFIX_BYTES + len(fields[key]),
+                _MOST_PREFIX_BYTES + len(key_field(key)),
                 *rows[0].tolist(),
                 int(rows[-1, :2].sum() - rows[0, :2].sum()),  # of values that are frames
             )
@@ -186,7 +185,7 @@ class EpisodeRecord:
                 # Else an index that lies could exchange two features of the same form, or call one
                 # the frames of another.
                 is_whole = not values or part.endswith(b"\n" + varint(values))
-                if fields[key] not in part[:most] or not is_whole:
+                if key_field(key) not in part[:most] or not is_whole:
                     raise CorruptRecordError(
                         f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
                         f"index) at byte {begin} of the payload, got another"
