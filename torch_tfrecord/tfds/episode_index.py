@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -251,12 +251,14 @@ def build_episode_index(
         num_steps.append(steps)
         view = memoryview(payload)
         rows = [
-            (numbers.setdefault(key, len(numbers)), stop - start, crc32c(view[start:stop]))
+            (name, stop - start, crc32c(view[start:stop]))
             # Parts of a compressed record cannot be read.
             for key, cuts in (borders if has_ranges(records) else {}).items()
+            for name in [numbers.setdefault(key, len(numbers))]
             for start, stop in pairwise(cuts)
         ]
-        pieces.append(np.array(rows, np.uint32).reshape(-1, 3))
+        # A third of the time of `np.array`, which looks at each tuple as a sequence.
+        pieces.append(np.fromiter(chain.from_iterable(rows), np.uint32).reshape(-1, 3))
     ends = np.cumsum([*map(len, pieces[1:])], dtype=np.int64)
     return EpisodeIndex(
         np.array(num_steps, np.int64), tuple(numbers), ends, step_lists, np.concatenate(pieces)
@@ -387,11 +389,12 @@ def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
     for key, (kind, start, first, end) in entries.items():
         borders[key] = [start, end]
         if kind is BYTES_LIST and _is_large(end - first, counts[key]):
-            ends = [first, *columns[key].values.sum(1).tolist()]
+            spans = columns[key].values
+            ends = [first, *spans.sum(1).tolist()]
             # A length in more bytes than it needs: a reader of frames expects no such.
-            if not payload.endswith(b"\n" + varint(end - first), start, first) or not all(
-                payload.startswith(frame_head(stop - at), at) for at, stop in pairwise(ends)
-            ):
+            heads = map(len, map(frame_head, np.diff(ends).tolist()))
+            is_usual = payload.endswith(b"\n" + varint(end - first), start, first)
+            if not is_usual or sum(heads) != end - first - spans[:, 1].sum():
                 return {}, counts
             borders[key] = [start, *ends]
     return borders, counts
