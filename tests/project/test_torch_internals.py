@@ -26,6 +26,14 @@ def test_an_iterator_draws_what_torchs_draws():
     assert torch.equal(*(generator.get_state() for generator in generators))
 
 
+@pytest.mark.parametrize("are_checked", [False, True])
+def test_checks_of_sparse_tensors_stay_as_you_chose(are_checked):
+    checks = torch.sparse.check_sparse_tensor_invariants
+    with checks(are_checked):
+        torch_internals.choose_sparse_checks.__wrapped__()
+        assert checks.is_enabled() == are_checked
+
+
 def test_a_step_that_nobody_records_is_left_out(monkeypatch):
     batches = iter(DataLoader([10, 11]))
     monkeypatch.setattr(torch.autograd.profiler, "record_function", pytest.fail)
