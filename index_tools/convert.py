@@ -25,6 +25,7 @@ from index_tools._workers import Advance, work_in_processes
 from index_tools.from_images import FROM_IMAGES, add_folder_options
 from torch_tfrecord import (
     FixedLenFeature,
+    ParseError,
     RawTensor,
     TFRecordError,
     find_files,
@@ -173,7 +174,10 @@ def _convert(
                     task(part, bar.update)
         if not any(map(os.path.getsize, staged)):
             raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
-        specs = specs or infer_features(staged)
+        try:
+            specs = specs or infer_features(staged)
+        except ParseError as error:  # its record is in none of your files
+            raise ParseError(*error.args) from error
         if names and (lacking := {*names}.difference(specs)):
             raise ValueError(f"expected columns with values, got {sorted(lacking)} without")
     if not features:

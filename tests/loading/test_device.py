@@ -6,7 +6,6 @@ import copy
 import threading
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -567,23 +566,9 @@ class FakeModule:
         return Context()
 
     def current_stream(self, device):
-        return self.current
-
-    def use(self, name):
-        self.current = Stream(name, self.calls)
-
-
-class Stream(NamedTuple):
-    """A stream that compares as torch 2.11's do: it is not unlike None."""
-
-    name: str
-    calls: list
-
-    def __ne__(self, other):
-        return other is not None and self.name != other.name
-
-    def wait_event(self, event):
-        self.calls.append(f"{self.name} waits for {event}")
+        return SimpleNamespace(
+            wait_event=lambda event: self.calls.append(f"current waits for {event}")
+        )
 
 
 def test_the_order_of_calls_on_torchs_streams():
@@ -594,16 +579,13 @@ def test_the_order_of_calls_on_torchs_streams():
     def to(device, non_blocking=False):
         module.calls.append(f"copy to {device}, non_blocking={non_blocking}")
         return SimpleNamespace(
-            record_stream=lambda stream: module.calls.append(f"record_stream of {stream.name}")
+            record_stream=lambda stream: module.calls.append("record_stream of current")
         )
 
     streams.open()
     streams.open()
     blocks, event = streams.copy([SimpleNamespace(to=to)])
-    waiting = None
-    for name in ("current", "current", "another"):
-        module.use(name)
-        waiting = streams.wait(event, blocks, waiting)
+    streams.wait(event, blocks)
     assert module.calls == [
         "new stream of cpu",
         "enter side",
@@ -612,12 +594,10 @@ def test_the_order_of_calls_on_torchs_streams():
         "leave side",
         "current waits for event",
         "record_stream of current",
-        "another waits for event",
-        "record_stream of another",
     ]
     # a device without streams: all is done when it returns
     streams._stream = None
     host = streams.pinned(16)
     blocks, event = streams.copy([host])
-    assert streams.wait(event, blocks, None) is None
+    streams.wait(event, blocks)
     assert event is None and blocks[0].data_ptr() == host.data_ptr()

@@ -77,12 +77,10 @@ class DoubleDevice:
         self.copies.append([host.nbytes for host in hosts])
         return blocks, Event(self.side)
 
-    def wait(self, event, blocks, waiting):
+    def wait(self, event, blocks):
         assert threading.get_ident() in self.opened_by
         self.waits += 1
-        if waiting is not self.training:
-            self.training.work.append(event.run)
-        return self.training
+        self.training.work.append(event.run)
 
     def use(self, function):
         """What a training step launches: it sees a batch once the stream comes to it."""

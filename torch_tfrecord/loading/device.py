@@ -72,10 +72,8 @@ class Accelerator(Protocol):
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[_Blocks, Event | None]:
         """Begin to copy to the device, and the event that follows; None if all is done."""
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor], waiting: object) -> object:
-        """Let the current stream wait for the event before it uses the blocks, unless it is the one
-        that does so already; the stream that waits.
-        """
+    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
+        """Let the current stream wait for the event, before it uses the blocks."""
 
 
 class Streams:
@@ -134,16 +132,14 @@ class Streams:
             blocks = [host.to(self._device, non_blocking=True) for host in hosts]
             return blocks, self._stream.record_event()
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor], waiting: object) -> object:
+    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
         """See `Accelerator`."""
         if event is None:
-            return None
+            return
         current = self._module.current_stream(self._device)
-        if waiting is None or current != waiting:  # to torch 2.11 a stream is never unlike None
-            current.wait_event(event)
-            for block in blocks:  # whose memory is not used again before this stream is done
-                block.record_stream(current)
-        return current
+        current.wait_event(event)
+        for block in blocks:  # whose memory is not used again before this stream is done with it
+            block.record_stream(current)
 
 
 accelerator_of: Callable[[torch.device], Accelerator] = Streams
@@ -462,7 +458,6 @@ class _Ahead(Iterator[Batch]):
         self._here: deque[Batch] = deque()  # on the device once the event has passed
         self._blocks: _Blocks = []
         self._event: Event | None = None
-        self._waiting: object = None  # the stream that waits for it
         self._num_ahead = self._num_given = 0
         self._is_ended = False
         self._pool = ThreadPoolExecutor(1, "tfrecord-pin")
@@ -481,11 +476,12 @@ class _Ahead(Iterator[Batch]):
             error = self._coming[0].exception()  # waits; if that is interrupted, nothing is lost
             coming = self._coming.popleft()
             self._num_ahead -= error is not None
-            (cut, self._blocks, self._event), self._waiting = coming.result(), None
+            cut, self._blocks, self._event = coming.result()
             self._here.extend(cut.on(self._blocks))
         self._num_ahead -= 1
         self._num_given += 1
-        self._waiting = accelerator.wait(self._event, self._blocks, self._waiting)
+        # For each batch: you may ask for it in another stream.
+        accelerator.wait(self._event, self._blocks)
         batch = self._here.popleft()
         if not self._here:
             self._blocks = []
