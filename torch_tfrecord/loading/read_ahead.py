@@ -43,7 +43,7 @@ __all__ = ["ReadAheadLoader", "collate_left"]
 
 
 # Fast batches are loaded a few at a time, which the processor's caches and the memory of freed batches have room for.
-_FEW_BATCHES, _FEW_BYTES = 4, 4 << 20
+_FEW_BATCHES, _FEW_BYTES = 4, 8 << 20
 # Where a thread waits much, as many as take it about so long: each time that it asks for the GIL beside a training loop
 # that computes in Python, it waits for 5 ms.
 _TASK_SECONDS = 0.02
