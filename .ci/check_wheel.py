@@ -17,7 +17,7 @@ import torch
 
 import torch_tfrecord
 from torch_tfrecord import decode_image, encode_image, read_records
-from torch_tfrecord.images.regions import Region, decode_region
+from torch_tfrecord.media.regions import Region, decode_region
 from torch_tfrecord.native import fallback_reason, has_native
 
 PARTS = ("columns", "frames", "inflate", "jpeg", "memory", "shared")

@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.manifests.manifest import ShardRow, pack_manifest, shard_row
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.manifest import ShardRow, pack_manifest, shard_row
 
 __all__: list[str] = []
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from torch_tfrecord import RecordSampler
-from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.order.orders import BlockShuffle, Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
+from torch_tfrecord.streams.record_stream import RecordStream
+from torch_tfrecord.streams.stream_pieces import Piece
 
 CHUNK = 1 << 16
 

@@ -18,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from index_tools._terminal import byte_size, integer
+from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.storage import FileSource, LocalFile, is_remote
-from torch_tfrecord.files.transfers import infos_if_there
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.framing import masked_crc32c
-from torch_tfrecord.records.paths import is_companion, shard_name
-from torch_tfrecord.records.record_file import LocalRecordFile, RemoteRecordFile
-from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.writer import ShardedTFRecordWriter
+from torch_tfrecord.files import DEFAULT_ACCESS, AtomicFile, FileSource, LocalFile, is_remote
+from torch_tfrecord.records import (
+    LocalRecordFile,
+    RecordScanner,
+    RemoteRecordFile,
+    ShardedTFRecordWriter,
+    is_companion,
+    masked_crc32c,
+    shard_name,
+)
+from torch_tfrecord.remote import infos_if_there
 
 __all__ = [
     "FileWriter",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
+from torch_tfrecord.records import find_files, is_companion, named_manifest
 
 __all__ = [
     "PATHS_HELP",

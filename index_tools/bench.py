@@ -13,14 +13,13 @@ from typing import Any
 
 from index_tools._features import add_features, load_code
 from index_tools._terminal import Verb, add_json, add_paths, data_paths
-from torch_tfrecord.columns.image import Image
-from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.loading.loader import make_dataloader
-from torch_tfrecord.loading.nested_dataset import makes_objects
-from torch_tfrecord.loading.record_loader import RecordLoader
+from torch_tfrecord.files import open_file
+from torch_tfrecord.loading import makes_objects
+from torch_tfrecord.media import Image
 from torch_tfrecord.native import has_native
 from torch_tfrecord.phases import PHASES
-from torch_tfrecord.records.framing import encode_footer
+from torch_tfrecord.records import encode_footer
+from torch_tfrecord.train import RecordLoader, make_dataloader
 
 __all__ = ["BENCH"]
 

@@ -6,8 +6,8 @@ import argparse
 import json
 
 from index_tools._terminal import Verb, add_json, escape, format_size, pluralize
-from torch_tfrecord.files.access import remote_folder
-from torch_tfrecord.files.disk_cache import cache_info
+from torch_tfrecord.files import remote_folder
+from torch_tfrecord.remote import cache_info
 
 __all__ = ["CACHE"]
 

@@ -32,15 +32,13 @@ from torch_tfrecord import (
     infer_features,
     write_arrow,
 )
-from torch_tfrecord.columns.feature import features_code
-from torch_tfrecord.columns.inference import InferredFeatures
-from torch_tfrecord.engines.parts import open_dataset, schema_of
+from torch_tfrecord.columns import features_code
+from torch_tfrecord.engines import open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files.atomic import hidden_name
-from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.loading.arrow import ArrowColumns
+from torch_tfrecord.files import hidden_name, is_remote
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.paths import shard_name
+from torch_tfrecord.records import shard_name
+from torch_tfrecord.tables import ArrowColumns, InferredFeatures
 
 __all__ = ["CONVERT"]
 

@@ -30,11 +30,13 @@ from torch_tfrecord import (
     encode_image,
     make_dataloader,
 )
-from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
 from torch_tfrecord.errors import optional_import
-from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.images.backends import (
+from torch_tfrecord.files import open_file
+from torch_tfrecord.media import (
+    FFMPEG,
     TORCHCODEC_PIP,
+    decoders_obstacle,
+    ffmpeg_version,
     torchcodec_decoders,
 )
 from torch_tfrecord.native import (

@@ -20,13 +20,10 @@ import pyarrow.compute as pc
 import torch
 
 from index_tools._workers import Advance
-from torch_tfrecord.columns.dtypes import DType
-from torch_tfrecord.columns.feature import Feature, SequenceFeatures
-from torch_tfrecord.columns.lists import VarLenFeature
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns import DType, Feature, RecordFeatures, SequenceFeatures, VarLenFeature
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.headers import read_header
-from torch_tfrecord.loading.scan_tasks import ScanTask
+from torch_tfrecord.media import read_header
+from torch_tfrecord.tables import ScanTask
 
 __all__ = ["MOST_DISTINCT", "ROWS", "Distribution", "Statistics", "measure_task", "stored_features"]
 

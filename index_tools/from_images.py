@@ -28,14 +28,12 @@ from index_tools._terminal import (
 from index_tools.image_prices import print_prices
 from index_tools.pictures import Encoding, add_image_options, map_in_threads
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.images.codec import decode_image, image_format, image_size
-from torch_tfrecord.images.headers import guess_content
-from torch_tfrecord.order.random_stream import shuffled
+from torch_tfrecord.files import AtomicFile, open_file
+from torch_tfrecord.media import decode_image, guess_content, image_format, image_size
+from torch_tfrecord.order import shuffled
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.records.paths import labels_name
+from torch_tfrecord.protobuf import encode_example
+from torch_tfrecord.records import labels_name
 
 __all__ = ["FROM_IMAGES", "add_folder_options", "find_images", "load_image", "read_labels"]
 

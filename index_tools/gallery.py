@@ -22,11 +22,11 @@ from index_tools._features import load_features
 from index_tools._terminal import Verb, add_paths, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
-from torch_tfrecord.columns.inference import decode_record
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.loading.display import Part, caption, draw_cells, parts_of
+from torch_tfrecord.files import write_atomically
+from torch_tfrecord.loading import Part, caption, draw_cells, parts_of
 from torch_tfrecord.shown import printable, shown_value
+from torch_tfrecord.tables import decode_record
 
 if TYPE_CHECKING:
     from flask import Flask

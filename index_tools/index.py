@@ -32,21 +32,26 @@ from index_tools._terminal import (
 )
 from index_tools._workers import Outcome, exit_code, open_executor, work_on_files
 from index_tools.salvage import extent
+from torch_tfrecord.compression import INDEX_BYTES_RATIO, open_stream
+from torch_tfrecord.damage import SalvageReport
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.seek_points import INDEX_BYTES_RATIO
-from torch_tfrecord.files.storage import FileSource, is_remote
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
-from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path, write_sidecar
-from torch_tfrecord.records.kept_columns import check_columns
-from torch_tfrecord.records.manifest_shards import write_manifest
-from torch_tfrecord.records.paths import find_files, found_files
-from torch_tfrecord.records.reader import read_records
-from torch_tfrecord.records.salvage import SalvageReport
-from torch_tfrecord.records.scan import SkippedBytes
-from torch_tfrecord.records.sidecar import about_data
+from torch_tfrecord.files import DEFAULT_ACCESS, FileSource, is_remote
+from torch_tfrecord.manifests import write_manifest
+from torch_tfrecord.records import (
+    RecordIndex,
+    SkippedBytes,
+    about_data,
+    find_files,
+    found_files,
+    index_source,
+    load_fresh,
+    read_records,
+    sidecar_path,
+    visible_sidecar_path,
+    write_sidecar,
+)
 from torch_tfrecord.shown import without_secrets
+from torch_tfrecord.tables import check_columns
 
 __all__ = ["INDEX", "VERIFY"]
 
@@ -270,7 +275,7 @@ def _index_file(
         return _Indexed(len(fresh), file.file_size, place, is_new=False)
     reader = None
     if columns:
-        from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+        from torch_tfrecord.tables import ExampleColumns  # imports torch
 
         reader = ExampleColumns(columns)
     index = index_source(

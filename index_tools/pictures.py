@@ -18,8 +18,7 @@ import torch
 from torchvision.transforms.functional import to_pil_image  # torchvision ships no types
 
 from index_tools._terminal import integer
-from torch_tfrecord.images.codec import decode_image, turn_upright
-from torch_tfrecord.images.headers import read_header
+from torch_tfrecord.media import decode_image, read_header, turn_upright
 from torch_tfrecord.processors import num_processors
 
 __all__ = ["Encoding", "add_image_options", "map_in_threads"]

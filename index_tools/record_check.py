@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from index_tools._features import load_features
-from torch_tfrecord.columns.inference import decode_record
-from torch_tfrecord.columns.media import Audio
-from torch_tfrecord.columns.record_parsers import make_parser
+from torch_tfrecord.columns import make_parser
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.storage import FileSource
-from torch_tfrecord.images.codec import decode_image, image_format
-from torch_tfrecord.records.reader import read_blocks
+from torch_tfrecord.files import FileSource
+from torch_tfrecord.media import Audio, decode_image, image_format
+from torch_tfrecord.records import read_blocks
+from torch_tfrecord.tables import decode_record
 
 __all__ = ["check_records"]
 

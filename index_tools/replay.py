@@ -12,15 +12,11 @@ import torch
 
 from index_tools._terminal import Verb, add_json, integer
 from index_tools.show import show_record
-from torch_tfrecord.loading.described import open_described
-from torch_tfrecord.loading.loader import make_dataloader
-from torch_tfrecord.loading.packing import PackedCollate
-from torch_tfrecord.loading.record_loader import RecordLoader
-from torch_tfrecord.order.leaves import leaf_batches
-from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.samplers import LengthBatchSampler
-from torch_tfrecord.records.spread import SpreadRecord
+from torch_tfrecord.lengths import PackedCollate
+from torch_tfrecord.order import LengthBatchSampler, PositionBatch, leaf_batches
 from torch_tfrecord.shown import shown_value
+from torch_tfrecord.tables import SpreadRecord
+from torch_tfrecord.train import RecordLoader, make_dataloader, open_described
 
 __all__ = ["REPLAY"]
 

@@ -34,22 +34,21 @@ from index_tools._terminal import (
     pluralize,
 )
 from torch_tfrecord import IndexMismatchError, TFRecordError, read_records
-from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.requests import each_at_once
-from torch_tfrecord.files.storage import is_remote, open_file
-from torch_tfrecord.files.store import StoreError
-from torch_tfrecord.files.stores import store_of
-from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
-from torch_tfrecord.order.orders import Permutation
+from torch_tfrecord.files import DEFAULT_ACCESS, is_remote, open_file
+from torch_tfrecord.loading import RecordFiles, SingleRecords
+from torch_tfrecord.manifests import manifest_path, write_manifest
+from torch_tfrecord.order import Permutation
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.index import RecordIndex, index_source
-from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.kept_columns import check_columns
-from torch_tfrecord.records.manifest import manifest_path
-from torch_tfrecord.records.manifest_shards import write_manifest
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import (
+    OVERHEAD_BYTES,
+    IndexKeeper,
+    PackedRecords,
+    RecordIndex,
+    index_source,
+)
+from torch_tfrecord.remote import StoreError, each_at_once, store_of
 from torch_tfrecord.shown import without_secrets
+from torch_tfrecord.tables import check_columns
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
@@ -74,7 +73,7 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
             return index
     if not columns:
         return index_source(file, verify_crc=False, trusts_members=True)
-    from torch_tfrecord.columns.index_columns import ExampleColumns  # imports torch
+    from torch_tfrecord.tables import ExampleColumns  # imports torch
 
     return index_source(file, reader=ExampleColumns([*columns]))
 

@@ -27,25 +27,30 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools.recipes import RECIPES
-from torch_tfrecord.columns.example_lists import ListFeatures
-from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.inference import decode_record, features_of, looks_like, read_text
-from torch_tfrecord.columns.lists import FixedLenFeature
-from torch_tfrecord.columns.parsers import Parser
-from torch_tfrecord.columns.record_parsers import make_parser
-from torch_tfrecord.columns.tensors import parse_tensor
+from torch_tfrecord.columns import (
+    Feature,
+    FixedLenFeature,
+    ListFeatures,
+    Parser,
+    make_parser,
+    parse_tensor,
+)
+from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.images.codec import image_format, image_size
-from torch_tfrecord.protobuf.example import Values
-from torch_tfrecord.protobuf.messages import Event, parse_message
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.scan import Block, RecordScanner
-from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
+from torch_tfrecord.files import open_file
+from torch_tfrecord.media import image_format, image_size
+from torch_tfrecord.protobuf import Event, Values, parse_message
+from torch_tfrecord.records import Block, IndexKeeper, RecordIndex, RecordReader, RecordScanner
 from torch_tfrecord.shown import without_secrets
+from torch_tfrecord.tables import (
+    SpreadRecord,
+    decode_record,
+    features_of,
+    looks_like,
+    read_text,
+    records_of,
+    spread_records,
+)
 
 __all__ = ["SHOW", "describe_bytes", "describe_record", "describe_values", "show_record"]
 

@@ -32,12 +32,19 @@ from index_tools._terminal import (
 )
 from index_tools._workers import open_executor, work_in_processes
 from torch_tfrecord import Image, Text, TFRecordDataset
-from torch_tfrecord.columns.inference import Decoded, decode_record, looks_like, propose_features
 from torch_tfrecord.errors import ParseError, TFRecordError, needs_extra
-from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files import write_atomically
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
+from torch_tfrecord.tables import (
+    Decoded,
+    SpreadRecord,
+    decode_record,
+    looks_like,
+    propose_features,
+    records_of,
+    spread_records,
+)
 
 with needs_extra("tfrecord stats", "tools"):
     from index_tools.feature_statistics import (

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from pyarrow import csv, dataset, parquet
 
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.images.codec import image_format
-from torch_tfrecord.protobuf.json_text import parse_json
+from torch_tfrecord.files import AtomicFile
+from torch_tfrecord.media import image_format
+from torch_tfrecord.protobuf import parse_json
 
 __all__ = ["read_tables", "write_table"]
 

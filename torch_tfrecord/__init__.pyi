@@ -1,24 +1,29 @@
 from . import tfds
-from .columns.containers import RaggedTensor, SparseList
-from .columns.example_lists import ListFeatures, NestedExample
-from .columns.feature import SequenceFeatures
-from .columns.image import Image
-from .columns.index_columns import build_index
-from .columns.inference import infer_features
-from .columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from .columns.media import Audio, Video
-from .columns.one_value import Json, Proto, SerializedTensor, Text
-from .columns.ragged import RaggedFeature
-from .columns.raw_tensor import RawTensor
-from .columns.record_parsers import (
+from .columns import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Json,
+    ListFeatures,
+    NestedExample,
+    Proto,
+    RaggedFeature,
+    RaggedTensor,
+    RawTensor,
+    SequenceFeatures,
+    SerializedTensor,
     Source,
+    SparseFeature,
+    SparseList,
+    Text,
+    VarLenFeature,
     parse_example,
     parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
+    parse_tensor,
+    serialize_tensor,
 )
-from .columns.sparse import SparseFeature
-from .columns.tensors import parse_tensor, serialize_tensor
+from .damage import SalvageReport, salvage
 from .errors import (
     CompressionError,
     CorruptRecordError,
@@ -29,34 +34,31 @@ from .errors import (
     RemoteError,
     TFRecordError,
 )
-from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
-from .images.crops import RandomResizedCrop, ResizedCenterCrop
-from .loading.arrow import write_arrow
-from .loading.collate import collate
-from .loading.device import DevicePrefetcher
-from .loading.display import show
-from .loading.iterable_dataset import TFRecordIterableDataset
-from .loading.loader import make_dataloader
-from .loading.map_dataset import TFRecordDataset
-from .loading.packing import PackedCollate
-from .loading.padding import PaddedCollate
-from .loading.record_loader import RecordLoader
-from .loading.scan_tasks import ScanTask
-from .order.mixture import Mixture
-from .order.orders import balanced_weights
-from .order.samplers import LengthBatchSampler, RecordSampler
-from .protobuf.example import (
+from .lengths import PackedCollate, PaddedCollate
+from .loading import DevicePrefetcher, TFRecordDataset, collate, show
+from .manifests import build_manifest
+from .media import (
+    Audio,
+    Image,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+    Video,
+    decode_image,
+    encode_image,
+    resize_with_crop_or_pad,
+)
+from .mixing import Mixture
+from .order import LengthBatchSampler, RecordSampler, balanced_weights
+from .protobuf import (
     decode_example,
     decode_sequence_example,
     encode_example,
     encode_sequence_example,
 )
-from .records.index import RecordIndex
-from .records.manifest_shards import build_manifest
-from .records.paths import find_files
-from .records.reader import read_records
-from .records.salvage import SalvageReport, salvage
-from .records.writer import ShardedTFRecordWriter, TFRecordWriter
+from .records import RecordIndex, ShardedTFRecordWriter, TFRecordWriter, find_files, read_records
+from .streams import TFRecordIterableDataset
+from .tables import ScanTask, build_index, infer_features, write_arrow
+from .train import RecordLoader, make_dataloader
 
 __version__: str
 __all__ = [

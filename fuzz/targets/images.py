@@ -14,9 +14,9 @@ from PIL import Image as PillowImage
 from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.images.codec import image_size, open_image
-from torch_tfrecord.images.crop_jobs import resizes_in_core
-from torch_tfrecord.images.regions import Region, decode_region, decode_stack
+from torch_tfrecord.media.codec import image_size, open_image
+from torch_tfrecord.media.crop_jobs import resizes_in_core
+from torch_tfrecord.media.regions import Region, decode_region, decode_stack
 from torch_tfrecord.native import optional_module
 
 COMPILED = True

@@ -26,10 +26,10 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.index_paths import sidecar_path
-from torch_tfrecord.records.kept_columns import KeptColumn, StoredColumns, pack_columns
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.tfds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
-from torch_tfrecord.tfds.episode_reader import EpisodeReader
+from torch_tfrecord.rlds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
+from torch_tfrecord.rlds.episode_reader import EpisodeReader
+from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns, pack_columns
 
 COMPILED = True
 _STEP = {

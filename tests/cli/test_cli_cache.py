@@ -7,10 +7,10 @@ import re
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.files import disk_cache
 from torch_tfrecord.files.access import remote_folder
-from torch_tfrecord.files.disk_cache import DiskCache
-from torch_tfrecord.files.store import FileRange, RemotePart
+from torch_tfrecord.remote import disk_cache
+from torch_tfrecord.remote.disk_cache import DiskCache
+from torch_tfrecord.remote.store import FileRange, RemotePart
 
 
 def fill(folder, monkeypatch):

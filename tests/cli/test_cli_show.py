@@ -22,8 +22,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files.storage import LocalFile
-from torch_tfrecord.records import spread
 from torch_tfrecord.records.framing import frame
+from torch_tfrecord.tables import spread
 
 # The first record of tensorflow_ranking/examples/data/train_elwc.tfrecord.
 TF_RANKING = bytes.fromhex(

@@ -19,7 +19,7 @@ import torch_tfrecord
 from index_tools import doctor
 from index_tools.main import main
 from torch_tfrecord import native
-from torch_tfrecord.columns import media_decoders as decoders
+from torch_tfrecord.media import media_decoders as decoders
 from torch_tfrecord.native import fallback_reason, optional_module
 from torch_tfrecord.shared_memory import WorkerMemory
 

@@ -21,7 +21,6 @@ from wire_examples import UNKNOWN, WIRE_EXAMPLE
 from torch_tfrecord.columns import parsers, plan_parts
 from torch_tfrecord.columns.column_plan import ColumnPlan
 from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList, wrap_nested
-from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueReader, SerializedTensor, Text
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
@@ -32,6 +31,7 @@ from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.loading.sample import take_apart
+from torch_tfrecord.media.image import Image
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.protobuf.messages import parse_message

@@ -1,6 +1,6 @@
 """Specs: what they accept, how they print, that they travel.
 
-Covers columns/feature, columns/image, columns/dtypes.
+Covers columns/feature, media/image, columns/dtypes.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
@@ -31,14 +31,14 @@ from torch_tfrecord.columns.feature import (
     make_reader,
     make_step_reader,
 )
-from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from torch_tfrecord.columns.media import Audio, Video
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import is_ragged, mark_ragged
+from torch_tfrecord.media.image import Image
+from torch_tfrecord.media.sounds import Audio, Video
 
 I64 = torch.int64
 SPECS = {

@@ -20,7 +20,6 @@ from wire_examples import length_delimited
 
 from torch_tfrecord.columns.dtypes import cast
 from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.image import Image
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.parsers import ExampleParser
@@ -29,7 +28,8 @@ from torch_tfrecord.columns.record_parsers import parse_example, parse_single_ex
 from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.media.codec import encode_image
+from torch_tfrecord.media.image import Image
 from torch_tfrecord.protobuf.example import decode_example, encode_example
 
 I64, F32 = torch.int64, torch.float32

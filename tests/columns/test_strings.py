@@ -1,7 +1,7 @@
 """Features with one or several byte strings, as TensorFlow reads them: RawTensor, and Image with
 several.
 
-Covers columns/raw_tensor, columns/raw_tensor, columns/image.
+Covers columns/raw_tensor, columns/raw_tensor, media/image.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 

@@ -253,4 +253,4 @@ def test_every_public_name_stands_in_the_reference_once():
     names = [name for name in torch_tfrecord.__all__ if name != "tfds"] + [
         f"tfds.{name}" for name in tfds.__all__
     ]
-    assert sorted(shown) == sorted([*names, *RETURNED, "loading.loader.LoaderOptions"])
+    assert sorted(shown) == sorted([*names, *RETURNED, "train.loader.LoaderOptions"])

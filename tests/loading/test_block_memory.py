@@ -9,10 +9,10 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import RecordIndex, build_index
-from torch_tfrecord.files import transfers
 from torch_tfrecord.files.read import BlockMemory, read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.remote import transfers
 
 BLOCK = 1000
 LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]

@@ -18,9 +18,9 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.files import seek_points
-from torch_tfrecord.files.inflated import InflatedSource
-from torch_tfrecord.files.inflated_file import Stretches
+from torch_tfrecord.compression import seek_points
+from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.compression.inflated_file import Stretches
 from torch_tfrecord.loading import record_files
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import epochs

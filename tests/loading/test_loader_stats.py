@@ -33,8 +33,8 @@ from torch_tfrecord import (
     encode_image,
     make_dataloader,
 )
-from torch_tfrecord.columns import image
 from torch_tfrecord.loading import transport
+from torch_tfrecord.media import image
 from torch_tfrecord.phases import PHASES, Counters, Phase, count
 
 NUMBERS = {"x": FixedLenFeature((), torch.float32)}

@@ -7,7 +7,7 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import make_dataloader
-from torch_tfrecord.loading import record_loader
+from torch_tfrecord.train import record_loader
 
 
 @pytest.mark.parametrize(

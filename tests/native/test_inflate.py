@@ -9,8 +9,8 @@ import pytest
 from helpers import framed, pure_python
 
 from torch_tfrecord import build_index, errors
-from torch_tfrecord.files import seek_points
-from torch_tfrecord.files.deflate import lead_in
+from torch_tfrecord.compression import seek_points
+from torch_tfrecord.compression.deflate import lead_in
 from torch_tfrecord.native import how_to_install, optional_module
 
 inflate = optional_module("inflate")

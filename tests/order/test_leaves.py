@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 from torch_tfrecord import Mixture
-from torch_tfrecord.order.leaves import leaf_batches, leaves, read_leaf, salted
+from torch_tfrecord.order.nested import leaf_batches, leaves, read_leaf, salted
 from torch_tfrecord.order.position_batch import PositionBatch
 
 A, B = list(range(100, 110)), list(range(200, 206))

@@ -5,30 +5,55 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from helpers import for_each
 
 import torch_tfrecord
+from torch_tfrecord import tfds
 
 PACKAGE = Path(torch_tfrecord.__file__).parent
 TESTS = Path(__file__).parents[1]
 
-# A module imports only from its own room and from those above it; the root's modules, which are
-# not in a room, from the root and from `native`.
-ROOMS = [
-    "native",
-    "files",
-    "order",
-    "protobuf",
-    "records",
-    "images",
-    "columns",
-    "loading",
-    "tfds",
-    "engines",
-]
+# The core: a module imports only from its own room and from those above it; the root's modules,
+# which are not in a room, from the root and from `native`.
+CORE = ["native", "files", "order", "protobuf", "records", "columns", "loading"]
+# An extension imports from the core, and from the extensions named here.
+EXTENSIONS = {
+    "remote": [],
+    "compression": ["damage", "remote"],
+    "manifests": ["remote"],
+    "damage": ["compression"],
+    "media": [],
+    "lengths": [],
+    "mixing": [],
+    "streams": ["compression"],
+    "tables": ["compression", "media", "remote"],
+    "tfds": ["media", "remote", "rlds"],
+    "rlds": ["media", "tfds"],
+    "engines": ["tables"],
+    "train": ["lengths", "mixing"],
+}
+ROOMS = [*CORE, *EXTENSIONS]
+# What rooms of the core import from extensions still, as room, extension and number of names:
+# only ever fewer.
+LEFT = {
+    ("files", "remote"): 11,
+    ("loading", "compression"): 5,
+    ("loading", "lengths"): 2,
+    ("loading", "manifests"): 2,
+    ("loading", "media"): 10,
+    ("loading", "remote"): 3,
+    ("loading", "tables"): 4,
+    ("order", "lengths"): 4,
+    ("records", "compression"): 18,
+    ("records", "damage"): 2,
+    ("records", "manifests"): 5,
+    ("records", "remote"): 8,
+    ("records", "tables"): 3,
+}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -95,19 +120,36 @@ def test_every_module_has_its_tests():
 @pytest.mark.slow
 @for_each("name", modules())
 def test_imports_only_from_rooms_above(name):
-    above = ["", *ROOMS]
-    allowed = (
-        {"", "native"} if room_of(name) == "" else set(above[: above.index(room_of(name)) + 1])
-    )
+    room = room_of(name)
+    if room in CORE:
+        allowed = {"", *CORE[: CORE.index(room) + 1]} | {other for r, other in LEFT if r == room}
+    elif room:
+        allowed = {"", *CORE, room, *EXTENSIONS[room]}
+    else:
+        allowed = {"", "native"}
     found = imported_modules(source_of(name))
     assert {other for other in found if room_of(other) not in allowed} == set()
+
+
+def test_what_the_core_imports_from_extensions():
+    found = Counter()
+    for room in CORE:
+        names = {
+            (node.module.split(".")[1], alias.name)
+            for path in (PACKAGE / room).glob("*.py")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("torch_tfrecord.")
+            for alias in node.names
+        }
+        found.update((room, other) for other, _ in names if other in EXTENSIONS)
+    assert found == LEFT
 
 
 # Who reads a file that it has written itself, in its own form.
 OWN_FILES = {"order.epoch_count", "records.record_file", "shared_memory"}
 
 
-@for_each("name", [name for name in modules() if room_of(name) != "files"])
+@for_each("name", [name for name in modules() if room_of(name) not in ("files", "remote")])
 def test_bytes_of_data_come_from_files(name):
     """No other room reads by offset, or knows a storage's client."""
     tree = ast.parse(source_of(name).read_text(encoding="utf-8"))
@@ -121,9 +163,58 @@ def test_bytes_of_data_come_from_files(name):
     assert not imported & {"fsspec", "obstore", "s3fs", "gcsfs", "aiohttp"}
 
 
+def shown_by(room: str) -> dict[str, str]:
+    """What a room's door shows -> the module that it comes from."""
+    stub = PACKAGE / room / "__init__.pyi"
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    return {
+        alias.name: f"{room}.{node.module or alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_each_door_shows_what_is_used():
+    """As the stub says, which type checkers read; nothing that no other room uses."""
+    used = set()
+    for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "index_tools").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").count(".") == 1:
+                used |= {(node.module.split(".")[1], alias.name) for alias in node.names}
+    root = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    used |= {
+        (node.module, alias.name)
+        for node in root.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for room in ROOMS:
+        if room == "native":
+            continue
+        shown = shown_by(room)
+        public = tfds.__all__ if room == "tfds" else []
+        assert sorted(name for name in shown if (room, name) not in used) == sorted(
+            name for name in public if (room, name) not in used
+        )
+        door = importlib.import_module(f"torch_tfrecord.{room}")
+        for name, module in shown.items():
+            found = importlib.import_module(f"torch_tfrecord.{module}")
+            assert getattr(door, name) is getattr(found, name, found)
+
+
 @pytest.mark.slow
 def test_no_module_imports_itself_through_others():
-    imports = {name: imported_modules(source_of(name)) & set(modules()) for name in modules()}
+    doors = {room: shown_by(room) for room in ROOMS if room != "native"}
+    known = set(modules())
+    imports = {}
+    for name in known:
+        tree = ast.parse(source_of(name).read_text(encoding="utf-8"))
+        imports[name] = imported_modules(source_of(name)) & known - set(doors)
+        for node in ast.walk(tree):
+            room = (getattr(node, "module", None) or "").removeprefix("torch_tfrecord.")
+            if isinstance(node, ast.ImportFrom) and room in doors:
+                imports[name] |= {doors[room][alias.name] for alias in node.names}
     while free := {name for name, others in imports.items() if not others}:
         imports = {name: others - free for name, others in imports.items() if name not in free}
     assert imports == {}
@@ -132,7 +223,8 @@ def test_no_module_imports_itself_through_others():
 @for_each("name", modules())
 def test_all_is_sorted_and_true(name):
     module = importlib.import_module(f"torch_tfrecord.{name}")
-    assert module.__all__ == sorted(module.__all__, key=_constants_first)
+    is_door = name in ROOMS and name != "native"
+    assert module.__all__ == sorted(module.__all__, key=None if is_door else _constants_first)
     assert [item for item in module.__all__ if not hasattr(module, item)] == []
 
 

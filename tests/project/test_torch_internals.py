@@ -160,21 +160,21 @@ LISTED = {
     "torch_tfrecord/records/record_file.py": {
         "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
     },
-    "torch_tfrecord/records/compression.py": {
+    "torch_tfrecord/compression/formats.py": {
         "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
     },
     "torch_tfrecord/records/writer.py": {
         "multiprocessing.util": (PYTHON, "a worker that ends removes its temporary files"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends removes its temporary files"),
     },
-    "torch_tfrecord/files/fsspec_store.py": {
+    "torch_tfrecord/remote/fsspec_store.py": {
         "._*": ("fsspec 2026.9", "an asynchronous file system's coroutines, which have a timeout"),
     },
     "torch_tfrecord/shared_memory.py": {
         "multiprocessing.util": (PYTHON, "a worker that ends gives its memory back"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends gives its memory back"),
     },
-    "torch_tfrecord/tfds/episode_columns.py": {
+    "torch_tfrecord/rlds/episode_columns.py": {
         "._values": ("ours", "columns of our own have this name, too"),
     },
     "torch_tfrecord/protobuf/example.py": {
@@ -259,12 +259,12 @@ def _go_on(self):
     ("module", "text", "found"),
     [
         (
-            "read_ahead",
+            "loading.read_ahead",
             "class ReadAheadLoader:\n def _get_iterator(self): return self._auto_collation, self._order",
             {"._get_iterator", "._auto_collation"},
         ),
         (
-            "record_loader",
+            "train.record_loader",
             "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'batch_size', self._order)",
             {"object.__setattr__('batch_size')"},
         ),
@@ -272,7 +272,7 @@ def _go_on(self):
 )
 def test_what_a_class_takes_from_its_base_is_found(module, text, found):
     defined = ["_dataset", "_pool", "_order", "drop_last"]
-    assert internals(f"torch_tfrecord.loading.{module}", ast.parse(text), defined) == found
+    assert internals(f"torch_tfrecord.{module}", ast.parse(text), defined) == found
 
 
 def test_internals_of_python_in_compiled_code_are_found():

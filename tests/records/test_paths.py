@@ -24,10 +24,10 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.disk_cache import DiskCache, cache_info
-from torch_tfrecord.loading.described import describe
 from torch_tfrecord.records import paths
 from torch_tfrecord.records.paths import find_files, shard_name
+from torch_tfrecord.remote.disk_cache import DiskCache, cache_info
+from torch_tfrecord.train.described import describe
 
 RECORD = framed(b"abc")
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
-from torch_tfrecord.files.inflated_file import InflatedFile, Stretches
+from torch_tfrecord.compression.inflated_file import InflatedFile, Stretches
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records.reader import RecordReader

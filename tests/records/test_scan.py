@@ -21,10 +21,11 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.compression.formats import open_stream
+from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.damage import resync
 from torch_tfrecord.files.storage import LocalFile, open_file
-from torch_tfrecord.records import resync, scan
-from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records import scan
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 

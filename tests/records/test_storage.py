@@ -21,9 +21,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
+from torch_tfrecord.compression.formats import open_stream
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.storage import LocalFile, open_file
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path
 from torch_tfrecord.records.paths import find_files
@@ -162,7 +162,7 @@ def _count_calls(monkeypatch, action):
 def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch):
     path, _ = data
     monkeypatch.setattr(LocalFile, "chunk_bytes", 64)
-    monkeypatch.setattr("torch_tfrecord.files.inflated._INPUT_BYTES", 50)
+    monkeypatch.setattr("torch_tfrecord.compression.inflated._INPUT_BYTES", 50)
 
     def scan_with_retry():
         stream, _ = open_stream(open_file(path), "auto")

@@ -23,7 +23,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.columns import media_decoders as decoders
+from torch_tfrecord.media import media_decoders as decoders
 
 FOLDER = Path(__file__).parents[1] / "data" / "media"
 

@@ -40,7 +40,8 @@ from torch_tfrecord import (
 from torch_tfrecord.files import descriptors, per_process
 from torch_tfrecord.records import array_record as our_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
-from torch_tfrecord.tfds import elements, step_samples
+from torch_tfrecord.rlds import step_samples
+from torch_tfrecord.tfds import elements
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 

@@ -9,7 +9,7 @@ from rlds_episodes import LENGTHS, write_episodes
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord import tfds
-from torch_tfrecord.files import transfers
+from torch_tfrecord.remote import transfers
 
 OPTIONS = {"skip_instance_cache": True}
 TREE = {"x": f.Tensor(shape=(3,), dtype=np.int64), "label": f.ClassLabel(names=["a", "b"])}

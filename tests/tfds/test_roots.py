@@ -1,7 +1,8 @@
 """Datasets whose features are not a FeaturesDict of values, and those without features.json, by
 every way in.
 
-Covers tfds/dataset_info, tfds/loading. That the values are TFDS's, test_structures.py says.
+Covers tfds/dataset_info, tfds/episodes, tfds/loading.
+That the values are TFDS's, test_structures.py says.
 """
 
 import copy

@@ -1,3 +1,5 @@
-"""Feature specs: what to read from a record."""
+"""Record bytes become columns, by a spec."""
 
-__all__: list[str] = []
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -29,7 +29,7 @@ from torch_tfrecord.columns.stacking import mark_ragged, rows_of
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.phases import spent
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 
 __all__ = ["ColumnPlan", "Pick", "RowPlan", "make_picks"]
 

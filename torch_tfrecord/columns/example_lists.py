@@ -38,11 +38,14 @@ from torch_tfrecord.columns.reading import (
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.order.random_stream import shuffled
-from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.protobuf.json_text import example_of_json
-from torch_tfrecord.protobuf.messages import ExampleListWithContext, parse_message
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.order import shuffled
+from torch_tfrecord.protobuf import (
+    ExampleListWithContext,
+    encode_example,
+    example_of_json,
+    parse_message,
+)
+from torch_tfrecord.records import PackedRecords
 
 __all__ = ["ExampleListParser", "ListFeatures", "NestedExample"]
 

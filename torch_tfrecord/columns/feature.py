@@ -39,7 +39,7 @@ import torch
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepReader
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.protobuf.example import HELD, ListValues, int64_error, list_values
+from torch_tfrecord.protobuf import HELD, ListValues, int64_error, list_values
 from torch_tfrecord.shown import show_code
 
 __all__ = [

@@ -26,7 +26,7 @@ from torch_tfrecord.columns.reading import (
 )
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.protobuf.example import join_arrays
+from torch_tfrecord.protobuf import join_arrays
 
 __all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
 

@@ -38,8 +38,7 @@ from torch_tfrecord.columns.reading import (
 from torch_tfrecord.columns.stacking import JsonList, JsonObject, stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.protobuf.json_text import parse_json
-from torch_tfrecord.protobuf.messages import parse_message
+from torch_tfrecord.protobuf import parse_json, parse_message
 
 __all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]
 

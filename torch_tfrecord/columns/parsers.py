@@ -40,8 +40,8 @@ from torch_tfrecord.columns.reading import (
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.protobuf.messages import SequenceExample, parse_message
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.protobuf import SequenceExample, parse_message
+from torch_tfrecord.records import PackedRecords
 
 __all__ = [
     "ExampleParser",

@@ -16,8 +16,8 @@ from torch_tfrecord.columns.message_columns import columns_of
 from torch_tfrecord.columns.reading import NO_OFFSETS, Buffer, Column, Want, reserve_for
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf.messages import Example, parse_message
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.protobuf import Example, parse_message
+from torch_tfrecord.records import PackedRecords
 
 __all__ = ["Found", "Memory", "PartWork", "PlanPart", "Slot", "plain_form_of", "ways"]
 

@@ -26,7 +26,7 @@ from torch_tfrecord.columns.parsers import (
 )
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Keys, Reader, read_columns
 from torch_tfrecord.columns.stacking import as_plain, rows_of
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 
 __all__ = [

@@ -19,8 +19,8 @@ from torch_tfrecord.columns.plan_parts import Slot, plain_form_of, ways
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf.messages import SequenceExample, parse_message
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.protobuf import SequenceExample, parse_message
+from torch_tfrecord.records import PackedRecords
 
 __all__ = ["SequenceColumns", "SequencePlan"]
 

@@ -28,7 +28,7 @@ from torch_tfrecord.columns.dtypes import (
     torch_dtype,
 )
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.protobuf.messages import TensorProto, parse_message
+from torch_tfrecord.protobuf import TensorProto, parse_message
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
 

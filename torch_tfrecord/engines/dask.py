@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.loading.scan_tasks import ScanTask
-from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.records import Paths
+from torch_tfrecord.tables import ScanTask
 
 with needs_extra("Dask", "dask"):
     import dask.dataframe

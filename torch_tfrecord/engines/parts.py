@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_tfrecord.columns.inference import infer_features
-from torch_tfrecord.columns.record_parsers import RecordFeatures
-from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.loading.arrow import ArrowColumns, write_arrow
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.protobuf.example import WritableSpec
-from torch_tfrecord.records.index_paths import remove_sidecar
-from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.files import is_remote
+from torch_tfrecord.loading import TFRecordDataset
+from torch_tfrecord.protobuf import WritableSpec
+from torch_tfrecord.records import Paths, remove_sidecar
+from torch_tfrecord.tables import ArrowColumns, infer_features, write_arrow
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,14 +8,14 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files.storage import local_path
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.scan_tasks import ScanTask
-from torch_tfrecord.protobuf.example import WritableSpec
-from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.files import local_path
+from torch_tfrecord.loading import TFRecordDataset
+from torch_tfrecord.protobuf import WritableSpec
+from torch_tfrecord.records import Paths
+from torch_tfrecord.tables import ScanTask
 
 with needs_extra("Ray", "ray"):
     import pyarrow

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from torch_tfrecord.columns.one_value import Text
+from torch_tfrecord.columns import Text
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import IndexMismatchError, needs_extra
-from torch_tfrecord.files.storage import local_path
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.scan_tasks import ScanTask
+from torch_tfrecord.files import local_path
+from torch_tfrecord.loading import TFRecordDataset
+from torch_tfrecord.tables import ScanTask
 
 with needs_extra("Spark", "spark"):
     import pyarrow

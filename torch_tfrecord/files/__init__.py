@@ -1,5 +1,5 @@
-"""Storages behind a ``scheme://``: who may read there, by which client, and many requests at
-once.
-"""
+"""Bytes of local files by ranges, the options of reading, files that appear complete or not at all."""
 
-__all__: list[str] = []
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

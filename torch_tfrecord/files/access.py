@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from torch_tfrecord.files.disk_cache import DiskCache
+from torch_tfrecord.remote import DiskCache
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["DEFAULT_ACCESS", "Access", "cache_dir", "remote_folder"]
@@ -181,4 +181,4 @@ def _texts(value: Any) -> set[str]:
     return set().union(*map(_texts, value)) if isinstance(value, (list, tuple)) else set()
 
 
-DEFAULT_ACCESS = Access()
+DEFAULT_ACCESS: Access = Access()

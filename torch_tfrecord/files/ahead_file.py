@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.read import PendingRange
-from torch_tfrecord.files.requests import Transfer
 from torch_tfrecord.files.storage import FileSource, RemoteFile, is_remote, open_file
-from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import start_info
+from torch_tfrecord.remote import RemoteInfo, Transfer, start_info
 
 __all__ = ["AheadFile", "FilesAhead", "read_ahead"]
 

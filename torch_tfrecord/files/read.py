@@ -19,9 +19,8 @@ from torch_tfrecord.files.descriptors import Descriptor
 from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import plan_reads
 from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile, truncated
-from torch_tfrecord.files.store import FileRange
-from torch_tfrecord.files.transfers import begin_range, read_into
 from torch_tfrecord.native import native_module
+from torch_tfrecord.remote import FileRange, begin_range, read_into
 
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job

@@ -20,13 +20,15 @@ from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES, REMOTE_GAP_BYTES
-from torch_tfrecord.files.store import FileRange, RemoteInfo, RemotePart
-from torch_tfrecord.files.transfers import (
+from torch_tfrecord.native import native_module
+from torch_tfrecord.remote import (
+    FileRange,
+    RemoteInfo,
+    RemotePart,
     fetch,
     forget,
     infos,
 )
-from torch_tfrecord.native import native_module
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

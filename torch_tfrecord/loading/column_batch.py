@@ -13,14 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.record_parsers import RecordFeatures, Source, make_parser
-from torch_tfrecord.columns.stacking import WHOLE_KINDS, as_plain, rows_of
-from torch_tfrecord.loading.collate import make_batch, numbers, take_columns
+from torch_tfrecord.columns import (
+    WHOLE_KINDS,
+    RecordFeatures,
+    SequenceFeatures,
+    Source,
+    as_plain,
+    make_parser,
+    rows_of,
+)
+from torch_tfrecord.loading.collating import make_batch, numbers, take_columns
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
     Batch,
     Columns,

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from torch_tfrecord.arguments import one_of
-from torch_tfrecord.columns.inference import infer_through
-from torch_tfrecord.columns.record_parsers import RecordFeatures
-from torch_tfrecord.files.access import Access
+from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import BatchParser, ChainedTransforms, ColumnTransform
-from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Columns, Transform, Value
+from torch_tfrecord.tables import infer_through
 
 __all__ = ["dataset_parser", "with_label"]
 

@@ -27,8 +27,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.batch_memory import BORN_IN
-from torch_tfrecord.columns.containers import RaggedTensor
-from torch_tfrecord.columns.stacking import WHOLE_KINDS
+from torch_tfrecord.columns import WHOLE_KINDS, RaggedTensor
 from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.loading.transport import Node, Packer, View, build, span
 from torch_tfrecord.samples import Batch, Samples, Value, Values

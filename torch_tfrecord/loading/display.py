@@ -19,9 +19,8 @@ import torch
 from PIL import Image, ImageDraw
 from torchvision.tv_tensors import BoundingBoxes
 
-from torch_tfrecord.columns.media_decoders import read_wav
 from torch_tfrecord.errors import TFRecordError, needs_extra
-from torch_tfrecord.images.codec import decode_image, image_format
+from torch_tfrecord.media import decode_image, image_format, read_wav
 from torch_tfrecord.shown import shown_value
 
 if TYPE_CHECKING:

@@ -20,11 +20,12 @@ from torch_tfrecord.arguments import (
     knows_keywords,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
+from torch_tfrecord.columns import RecordFeatures, is_record_features
+from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.files import Access
+from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
 from torch_tfrecord.loading.display import to_html
@@ -36,19 +37,25 @@ from torch_tfrecord.loading.record_files import (
     warn_of_no_records,
 )
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
-from torch_tfrecord.loading.tables import TableDataset
+from torch_tfrecord.manifests import open_shards
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.leaves import defines_last, salted
-from torch_tfrecord.order.position_batch import DrawEpoch, is_batch_of_positions, list_of_positions
-from torch_tfrecord.records.array_record import is_array_record
-from torch_tfrecord.records.compression import check_compression_type
-from torch_tfrecord.records.data_file import array_record_indexes
-from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.manifest_shards import open_shards
-from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.order import (
+    DrawEpoch,
+    defines_last,
+    is_batch_of_positions,
+    list_of_positions,
+    salted,
+)
+from torch_tfrecord.records import (
+    IndexKeeper,
+    PackedRecords,
+    Paths,
+    array_record_indexes,
+    is_array_record,
+)
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
+from torch_tfrecord.tables import TableDataset
 
 __all__ = ["DatasetOptions", "TFRecordDataset"]
 

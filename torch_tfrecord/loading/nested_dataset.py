@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import HintsOfDataset
-from torch_tfrecord.columns.one_value import Json, Proto, Text
+from torch_tfrecord.columns import Json, Proto, Text
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.loading.sample_maker import NotCroppedError, UncroppedBatch, is_users
 from torch_tfrecord.native import has_native
-from torch_tfrecord.order.leaves import (
+from torch_tfrecord.order import (
+    DrawEpoch,
     LeafBatch,
     defines_last,
     join_samples,
     leaf_batches,
     leaves,
     needs_salt,
+    ranks_on_host,
     read_leaf,
     stores,
 )
-from torch_tfrecord.order.position_batch import DrawEpoch
-from torch_tfrecord.order.ranks import ranks_on_host
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import (

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.images.leading_crops import helped_by
-from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.lengths import PackedCollate, PaddedCollate
+from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.device import Cut, DevicePrefetcher, Pins, pinned_bytes
 from torch_tfrecord.loading.nested_dataset import (
     NestedDataset,
@@ -31,10 +31,8 @@ from torch_tfrecord.loading.nested_dataset import (
     sample_bytes,
     usual_num_threads,
 )
-from torch_tfrecord.loading.packing import PackedCollate
-from torch_tfrecord.loading.padding import PaddedCollate
-from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.media import helped_by
+from torch_tfrecord.order import RandomStream, draw_salt, leaves, salted, stores
 from torch_tfrecord.phases import Counters, Phase, count, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling

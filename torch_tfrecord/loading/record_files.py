@@ -12,32 +12,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.inflated_file import (
+from torch_tfrecord.compression import (
     MOST_INFLATED_BYTES,
     InflatedFile,
     Stretches,
     fetch_parts,
 )
-from torch_tfrecord.files.per_process import ProcessCache
-from torch_tfrecord.files.read import BlockMemory
-from torch_tfrecord.files.requests import each_at_once
-from torch_tfrecord.files.storage import FileSource, is_remote, open_file
-from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.stores import store_of
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.files import (
+    DEFAULT_ACCESS,
+    Access,
+    BlockMemory,
+    FileSource,
+    ProcessCache,
+    is_remote,
+    open_file,
+)
+from torch_tfrecord.manifests import ManifestShards
 from torch_tfrecord.phases import Phase
-from torch_tfrecord.records.array_record import ArrayRecordFile
-from torch_tfrecord.records.data_file import ArrayRecordIndex
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.kept_columns import KeptColumn
-from torch_tfrecord.records.manifest_shards import ManifestShards
-from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records import (
+    OVERHEAD_BYTES,
+    ArrayRecordFile,
+    ArrayRecordIndex,
+    PackedRecords,
+    RecordIndex,
+    RecordReader,
+    RecordTable,
+)
+from torch_tfrecord.remote import RemoteInfo, each_at_once, store_of
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable, shown_files
+from torch_tfrecord.tables import KeptColumn
 
 __all__ = [
     "ArrayRecordFiles",

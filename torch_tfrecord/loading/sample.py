@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from torch_tfrecord.batch_memory import as_array, as_tensor
-from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList
-from torch_tfrecord.columns.stacking import rows_of
+from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, rows_of
 from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.samples import Columns, Samples, Value
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts

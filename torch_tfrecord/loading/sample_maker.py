@@ -16,14 +16,9 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.inference import KeyCheck
-from torch_tfrecord.columns.lists import FixedLenFeature
+from torch_tfrecord.columns import FixedLenFeature
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
-from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
-from torch_tfrecord.images.regions import StoredImage
 from torch_tfrecord.loading.column_batch import (
     BatchParser,
     ChainedTransforms,
@@ -31,8 +26,16 @@ from torch_tfrecord.loading.column_batch import (
     ColumnTransform,
 )
 from torch_tfrecord.loading.transport import register_in_worker
+from torch_tfrecord.media import (
+    CHANNELS,
+    DEFAULT_MAX_PIXELS,
+    Image,
+    LeadingCrop,
+    StoredImage,
+    find_leading_crop,
+)
 from torch_tfrecord.phases import Phase, count
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
     Columns,
@@ -45,6 +48,7 @@ from torch_tfrecord.samples import (
     transform_each,
     transform_one,
 )
+from torch_tfrecord.tables import KeyCheck
 
 __all__ = [
     "NotCroppedError",

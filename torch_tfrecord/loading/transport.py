@@ -21,10 +21,10 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import as_array
-from torch_tfrecord.columns.containers import RaggedTensor, longest_of, make_sparse
+from torch_tfrecord.columns import RaggedTensor, longest_of, make_sparse
 from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
 from torch_tfrecord.phases import Phase
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.torch_internals import jagged, jagged_parts, sparse_parts

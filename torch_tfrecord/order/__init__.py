@@ -1,3 +1,5 @@
-"""Which rank and worker reads which records, in what order: orders, shares, mixtures, samplers."""
+"""Which record comes when, and for which rank: arithmetic on positions, epochs, states to resume from."""
 
-__all__: list[str] = []
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

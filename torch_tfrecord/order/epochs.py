@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.leaves import record_places, stores
+from torch_tfrecord.order.nested import record_places, stores
 from torch_tfrecord.order.orders import (
     BlockShuffle,
     Order,

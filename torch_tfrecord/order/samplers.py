@@ -10,10 +10,10 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords, true_or_false
-from torch_tfrecord.order.buckets import Buckets, LengthOptions, TooLong, checked_lengths
+from torch_tfrecord.lengths import Buckets, LengthOptions, TooLong, checked_lengths
 from torch_tfrecord.order.epochs import Epochs
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
-from torch_tfrecord.order.leaves import draws_at_random
+from torch_tfrecord.order.nested import draws_at_random
 from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, StepOrder
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.ranks import RankSampler

@@ -1,3 +1,5 @@
 """Encode and decode Examples and SequenceExamples."""
 
-__all__: list[str] = []
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

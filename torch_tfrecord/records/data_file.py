@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.compression import open_stream
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, LocalFile, open_file
 from torch_tfrecord.records.array_record import ArrayRecordFile
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.reader import RecordReader
 

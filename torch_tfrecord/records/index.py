@@ -20,27 +20,30 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.deflate import MOST_EXPANSION
-from torch_tfrecord.files.gzip_members import member_lengths
-from torch_tfrecord.files.seek_points import (
+from torch_tfrecord.compression import (
+    DETECTED_BYTES,
     INDEX_BYTES_RATIO,
+    MOST_EXPANSION,
     MOST_POINT_BYTES,
     PointFinder,
     SeekPoints,
-)
-from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file
-from torch_tfrecord.records.compression import (
-    DETECTED_BYTES,
     check_compression_type,
     detect_compression,
+    member_lengths,
     open_stream,
 )
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files import (
+    DEFAULT_ACCESS,
+    Access,
+    FileSource,
+    is_remote,
+    local_path,
+    open_file,
+    read_ahead,
+    write_atomically,
+)
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.kept_columns import KeptColumns, StoredColumns, pack_columns
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
     ArrayPlace,
@@ -50,6 +53,7 @@ from torch_tfrecord.records.sidecar import (
     stored_number,
 )
 from torch_tfrecord.samples import RecordPlace
+from torch_tfrecord.tables import KeptColumns, StoredColumns, pack_columns
 
 __all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex", "index_source", "load_fresh"]
 

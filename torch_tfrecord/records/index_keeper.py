@@ -32,11 +32,16 @@ from torch_tfrecord.errors import (
     TFRecordError,
     outer_level,
 )
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.atomic import hidden_name
-from torch_tfrecord.files.requests import each_at_once
-from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file, open_files
-from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files import (
+    DEFAULT_ACCESS,
+    Access,
+    FileSource,
+    hidden_name,
+    is_remote,
+    local_path,
+    open_file,
+    open_files,
+)
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.index_paths import (
@@ -48,6 +53,7 @@ from torch_tfrecord.records.index_paths import (
 )
 from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
+from torch_tfrecord.remote import RemoteInfo, each_at_once
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]

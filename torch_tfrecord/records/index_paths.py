@@ -16,11 +16,9 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files.access import cache_dir
-from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.files.store import without_signature
+from torch_tfrecord.files import cache_dir, is_remote, write_atomically
 from torch_tfrecord.records.sidecar import is_marked
+from torch_tfrecord.remote import without_signature
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

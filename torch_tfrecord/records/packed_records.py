@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files.read import is_done
+from torch_tfrecord.files import is_done
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,

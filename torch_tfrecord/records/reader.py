@@ -13,20 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnError, one_of
+from torch_tfrecord.compression import PipeSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
     LimitExceededError,
     TFRecordError,
 )
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.inflated import PipeSource
-from torch_tfrecord.files.inflated_file import offset_note
-from torch_tfrecord.files.ranges import reading_order
-from torch_tfrecord.files.read import BlockMemory, SourceOf, read_local_records, read_pieces
-from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, local_path, open_file
-from torch_tfrecord.records.compression import check_compression_type, open_stream
+from torch_tfrecord.files import (
+    DEFAULT_ACCESS,
+    Access,
+    BlockMemory,
+    ByteSource,
+    FileSource,
+    LocalFile,
+    SourceOf,
+    local_path,
+    open_file,
+    read_ahead,
+    read_local_records,
+    read_pieces,
+    reading_order,
+)
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,

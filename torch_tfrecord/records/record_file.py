@@ -18,22 +18,19 @@ from typing import IO
 
 import numpy as np
 
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.atomic import (
+from torch_tfrecord.compression import MemberPacker, Packing, PointFinder, SeekPoints
+from torch_tfrecord.files import (
+    Access,
     AtomicFile,
     claim_folder,
     clear_dead,
+    fingerprint,
+    name_path,
+    open_path,
     remove_folder,
     sync_directory,
     temporary_names,
 )
-from torch_tfrecord.files.descriptors import name_path, open_path
-from torch_tfrecord.files.gzip_members import MemberPacker
-from torch_tfrecord.files.seek_points import PointFinder, SeekPoints
-from torch_tfrecord.files.storage import fingerprint
-from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import Upload, infos_if_there, remove, upload
-from torch_tfrecord.records.compression import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_paths import (
@@ -45,6 +42,7 @@ from torch_tfrecord.records.index_paths import (
     sidecar_path,
     visible_sidecar_path,
 )
+from torch_tfrecord.remote import RemoteInfo, Upload, infos_if_there, remove, upload
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

@@ -12,13 +12,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.files.per_process import PerProcess
-from torch_tfrecord.files.ranges import block_around
+from torch_tfrecord.files import PerProcess, block_around
+from torch_tfrecord.manifests import BLOCK_RECORDS, Manifest
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.orders import block_starts
+from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.manifest import BLOCK_RECORDS, Manifest
 
 __all__ = ["ManifestTable", "RecordPlaces", "RecordTable", "is_range", "open_table"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.compression import Gap, SequentialSource, offset_note
+from torch_tfrecord.damage import DamageKind, RecordSearch
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.files.inflated import Gap, SequentialSource
-from torch_tfrecord.files.inflated_file import offset_note
-from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile
+from torch_tfrecord.files import ByteSource, FileSource, LocalFile
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -28,7 +28,6 @@ from torch_tfrecord.records.framing import (
     is_header,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, walk
-from torch_tfrecord.records.resync import DamageKind, RecordSearch
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import FileSource, open_file
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, open_file
 
 __all__ = [
     "ArrayPlace",

@@ -16,11 +16,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_tfrecord.arguments import at_least, knows_keywords
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec, locate_value
-from torch_tfrecord.records.compression import MEMBER_BYTES, Packing, check_written_type
+from torch_tfrecord.compression import MEMBER_BYTES, Packing, check_written_type
+from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
+from torch_tfrecord.protobuf import RowEncoder, WritableSpec, locate_value
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
 from torch_tfrecord.records.record_file import (

@@ -1,15 +1,8 @@
 """Read and write TensorFlow Datasets (TFDS) directories of TFRecord files without TensorFlow."""
 
-import torch_tfrecord.tfds.features as features
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
-from torch_tfrecord.tfds.loading import load
-from torch_tfrecord.tfds.normalization import Normalize
-from torch_tfrecord.tfds.rlds import RLDSDataset, RLDSEpisodes
-from torch_tfrecord.tfds.splits import ReadInstruction, even_splits
-from torch_tfrecord.tfds.statistics import dataset_statistics
-from torch_tfrecord.tfds.windows import UniformGoals
-from torch_tfrecord.tfds.writing import write
+import lazy_loader
 
+__getattr__, __dir__, _ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [
     "DatasetInfo",
     "Normalize",

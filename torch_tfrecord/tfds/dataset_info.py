@@ -11,13 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard, TypeVar
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
+from torch_tfrecord.columns import Feature, RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.descriptors import open_path
-from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.files.transfers import listing
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, local_path, open_path
+from torch_tfrecord.remote import listing
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.features_json import (
     JsonFields,

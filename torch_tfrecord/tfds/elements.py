@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
-from torch_tfrecord.columns.dtypes import (
+from torch_tfrecord.columns import (
     BYTES_LIST,
     FLOAT_LIST,
     INT64_LIST,
@@ -27,14 +27,13 @@ from torch_tfrecord.columns.dtypes import (
     cast,
     decode_text,
     from_bytes,
+    inflate,
     nest,
+    read_each,
+    stack,
 )
-from torch_tfrecord.columns.media_decoders import decode_sound, read_wav
-from torch_tfrecord.columns.raw_tensor import inflate
-from torch_tfrecord.columns.reading import read_each
-from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.images.codec import decode_image
+from torch_tfrecord.media import decode_image, decode_sound, read_wav
 from torch_tfrecord.tfds.features import Shape, fits
 
 __all__ = [

@@ -19,10 +19,9 @@ import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.columns.containers import RaggedTensor
-from torch_tfrecord.columns.stacking import rows_of
-from torch_tfrecord.images.codec import encode_image
-from torch_tfrecord.protobuf.example import encode_example, locate_value
+from torch_tfrecord.columns import RaggedTensor, rows_of
+from torch_tfrecord.media import encode_image
+from torch_tfrecord.protobuf import encode_example, locate_value
 from torch_tfrecord.tfds.features import fits, innermost
 from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, open_file
 from torch_tfrecord.shown import shown_value
 from torch_tfrecord.tfds.features import Shape, innermost, set_fields
 

@@ -20,19 +20,20 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
-from torch_tfrecord.columns.containers import nest_rows
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
-from torch_tfrecord.columns.reading import (
+from torch_tfrecord.columns import (
+    BYTES_LIST,
+    INT64_LIST,
     Column,
     Ints,
     Want,
+    nest_rows,
     read_each,
     reserve_for_values,
+    rows_of,
     splits_of,
 )
-from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.media import image_size
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 
 __all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf"]

@@ -14,15 +14,17 @@ import numpy as np
 
 from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.columns.record_parsers import RecordFeatures
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.storage import is_remote
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
-from torch_tfrecord.loading.record_files import ArrayRecordFiles, RecordFiles
-from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex, array_record_indexes
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.files import Access, is_remote
+from torch_tfrecord.loading import ArrayRecordFiles, RecordFiles, TFRecordDataset
+from torch_tfrecord.records import (
+    ArrayRecordIndex,
+    FileIndex,
+    IndexKeeper,
+    RecordIndex,
+    array_record_indexes,
+)
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.parser import Chosen, Decoding, TFDSParser

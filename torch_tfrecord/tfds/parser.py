@@ -15,16 +15,21 @@ import torch
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.columns.dtypes import BYTES_LIST
-from torch_tfrecord.columns.feature import Feature, make_reader
-from torch_tfrecord.columns.image import Image
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import Text
-from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.columns.reading import Reader, Want
+from torch_tfrecord.columns import (
+    BYTES_LIST,
+    ExampleParser,
+    Feature,
+    FixedLenFeature,
+    Reader,
+    Text,
+    VarLenFeature,
+    Want,
+    make_reader,
+)
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.loading.column_batch import ColumnBatch
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.loading import ColumnBatch
+from torch_tfrecord.media import Image
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
 from torch_tfrecord.tfds.elements import (

@@ -13,20 +13,19 @@ from pathlib import Path
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.atomic import (
+from torch_tfrecord.files import (
+    Access,
     claim_folder,
+    is_remote,
+    local_path,
+    open_path,
     remove_folder,
     sync_directory,
     temporary_names,
     write_atomically,
 )
-from torch_tfrecord.files.descriptors import open_path
-from torch_tfrecord.files.storage import is_remote, local_path
-from torch_tfrecord.files.transfers import Upload, listing, remove, upload
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.reader import read_records
-from torch_tfrecord.records.writer import TFRecordWriter
+from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_records
+from torch_tfrecord.remote import Upload, listing, remove, upload
 from torch_tfrecord.tfds.dataset_info import (
     FEATURES_FILE,
     INFO_FILE,

@@ -1,0 +1,227 @@
+"""Compressed files entered at seek points.
+
+Covers compression/inflated_file, compression/seek_points, compression/deflate.
+
+The oracle is Python's own gzip and zlib: what is read at random equals what they decompress.
+"""
+
+import gzip
+import random
+import zlib
+
+import numpy as np
+import pytest
+from helpers import framed
+
+from torch_tfrecord import (
+    CompressionError,
+    TFRecordDataset,
+    TFRecordWriter,
+    build_index,
+    read_records,
+)
+from torch_tfrecord.compression import inflated, seek_points
+from torch_tfrecord.compression.deflate import lead_in
+from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.compression.inflated_file import InflatedFile, Stretches
+from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.native import optional_module
+
+needs_inflate = pytest.mark.skipif(
+    optional_module("inflate") is None, reason="built without zlib's headers"
+)
+
+
+def payloads(count=5000):
+    rng = random.Random(0)
+    words = [rng.randbytes(rng.randrange(2, 9)) for _ in range(500)]
+    return [b"%d " % number + b"".join(rng.choices(words, k=40)) for number in range(count)]
+
+
+RECORDS = payloads()
+DATA = framed(*RECORDS)
+
+
+def deflated(data, kind, level=6, strategy=0):
+    bits = 31 if kind == "GZIP" else 15
+    packer = zlib.compressobj(level, zlib.DEFLATED, bits, 9, strategy)
+    return packer.compress(data) + packer.flush()
+
+
+def flushed(data, kind):
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31 if kind == "GZIP" else 15)
+    parts = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
+    modes = [zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]
+    packed = [packer.compress(part) + packer.flush(modes[n % 2]) for n, part in enumerate(parts)]
+    return b"".join(packed) + packer.flush()
+
+
+def members(data, size, empty=False):
+    found = [gzip.compress(data[at : at + size], mtime=0) for at in range(0, len(data), size)]
+    return b"".join(one + gzip.compress(b"") * empty for one in found)
+
+
+def with_header_fields(data):
+    body = gzip.compress(data, mtime=0)
+    extra = b"AB\x04\x00wxyz"
+    head = body[:3] + b"\x1c" + body[4:10] + len(extra).to_bytes(2, "little") + extra
+    return head + b"name\0comment\0" + body[10:]
+
+
+WAYS = {
+    **{
+        f"{kind}{level}": deflated(DATA, kind, level)
+        for kind in ("GZIP", "ZLIB")
+        for level in range(10)
+    },
+    **{f"{kind} fixed": deflated(DATA, kind, 6, zlib.Z_FIXED) for kind in ("GZIP", "ZLIB")},
+    **{f"{kind} flushed": flushed(DATA, kind) for kind in ("GZIP", "ZLIB")},
+    "members": members(DATA, 70_000),
+    "empty members": members(DATA, 200_000, empty=True),
+    "small members": members(DATA, 999),
+    "header fields": with_header_fields(DATA),
+}
+
+
+@pytest.fixture(autouse=True)
+def close_points(monkeypatch):
+    monkeypatch.setattr(inflated, "_OUTPUT_BYTES", 1 << 14)  # a block begins in few pieces
+    monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 15)
+    monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 14)
+    monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("way", WAYS)
+def test_at_random_as_in_order(tmp_path, way):
+    path = tmp_path / "x"
+    path.write_bytes(WAYS[way])
+    assert list(read_records(path)) == RECORDS
+    index = build_index(path)
+    if optional_module("inflate") is not None or "members" in way:
+        assert len(index._points) > 1
+    ds = TFRecordDataset(path)  # its points come from the index file
+    order = random.Random(1).sample(range(len(RECORDS)), 300)
+    assert [ds[number] for number in order] == [RECORDS[number] for number in order]
+    assert list(ds[::-1]) == RECORDS[::-1]
+
+
+@pytest.mark.parametrize("way", ["GZIP1", "GZIP9", "ZLIB6", "GZIP flushed", "members"])
+def test_each_point_begins_where_it_says(tmp_path, way):
+    path = tmp_path / "x"
+    path.write_bytes(WAYS[way])
+    points, kind = build_index(path)._points, way[:4] if way != "members" else "GZIP"
+    again = SeekPoints.from_bytes(points.to_bytes(), len(points), len(WAYS[way]))
+    for number, offset in enumerate(points.offsets):
+        assert again.find(offset) == number
+        source = InflatedSource(open_file(str(path)), kind, again.point(number))
+        assert source.read(len(DATA), offset) == DATA[offset:]  # up to the file's end
+        source.check_end()
+
+
+@needs_inflate
+def test_points_keep_to_their_budget(monkeypatch):
+    monkeypatch.setattr(seek_points, "_LEAST_BYTES", 100_000)
+    packed = WAYS["GZIP9"]
+    finder = PointFinder(len(packed), ratio=0.0)
+
+    class Memory:
+        path, size, chunk_bytes = "x", len(packed), 1 << 19
+
+        def read(self, num_bytes, offset):
+            return packed[offset : offset + num_bytes]
+
+    source = InflatedSource(Memory(), "GZIP", finder=finder)
+    assert source.read(len(DATA), 0) == DATA
+    assert len(finder.points()) >= 2 and len(finder.points().to_bytes()) <= 100_000
+
+
+@needs_inflate
+def test_a_point_that_lies_is_an_error(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(WAYS["GZIP6"])
+    points, rng = build_index(path, save=True)._points, random.Random(0)
+    offsets = np.cumsum([0, *(len(record) + 16 for record in RECORDS)])
+    wrong = 0
+    for _ in range(100):
+        table = points._table.copy()
+        row = rng.randrange(1, len(table))
+        table[row, rng.choice([0, 1])] += rng.choice([-9, -8, -1, 1, 3, 8, 64])
+        lying = SeekPoints(table, points._windows, len(WAYS["GZIP6"]))
+        file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), lying, Stretches())
+        number = int(np.searchsorted(offsets, points.offsets[row]))
+        ds = TFRecordDataset(path, index="require")
+        ds._record_files._sources.find(0, lambda _, file=file: file)
+        try:
+            assert ds[number] == RECORDS[number]
+        except TFRecordError:
+            wrong += 1
+    assert wrong > 50
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        [(-8, 0, 0, 0)],
+        [(0, 1, 0, 0)],
+        [(0, 0, 2, 0)],
+        [(0, 0, 0, 0), (0, 5, 0, 0)],
+        [(0, 0, 0, 0), (8, 0, 0, 0)],
+        [(0, 0, 0, 0), (9, 5, 0, 0)],  # a header in the midst of a byte
+        [(0, 0, 0, 0), (800, 5, 0, 0)],
+        [(0, 0, 0, 0), (8, 1 << 62, 0, 0)],
+        [(0, 0, 0, 0), (1 << 62, 5, 0, 0), (-(1 << 62) - 8, 9, 0, 0)],  # the difference overflows
+        [(0, 0, 0, 3), (8, 5, 0, 2)],
+        [(0, 0, 0, 0), (8, 5, 0, 2)],
+    ],
+)
+def test_points_that_cannot_be(table):
+    with pytest.raises(IndexMismatchError, match="expected ascending seek points"):
+        SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"", 100)
+
+
+def test_points_that_can_be():
+    table = np.array([(0, 0, 0, 0), (9, 5, 1, 2), (16, 6, 0, 2)], np.int64)
+    assert SeekPoints(table, b"ab", 100).offsets == [0, 5, 6]
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("shift", range(8))
+def test_blocks_that_begin_within_a_byte(shift):
+    # After `shift` bits that belong to a block before: one that is stored, at the next whole byte.
+    data = bytes([0xFF >> (8 - shift), 0]) if shift > 5 else bytes([0xFF >> (8 - shift)])
+    data += b"\x03\x00\xfc\xff" + b"abc" + b"\x03\x00"
+    inflater = inflated.fastest().decompressobj(-15)
+    assert inflater.decompress(lead_in(data, shift)) == b"abc"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zlib"])
+def test_what_we_write_is_entered_at_its_members(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    with TFRecordWriter(path, write_index=True, member_bytes=20_000) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    inflater = gzip.decompress if suffix == ".gz" else zlib.decompress
+    assert inflater(path.read_bytes()) == DATA
+    ds = TFRecordDataset(path, index="require")
+    assert len(ds._record_files._facts[0]._seek_points()) > len(DATA) // 25_000
+    order = random.Random(1).sample(range(len(RECORDS)), 300)
+    assert [ds[number] for number in order] == [RECORDS[number] for number in order]
+
+
+def test_damage_behind_the_index_is_named(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(WAYS["members"])
+    index = build_index(path)
+    content = bytearray(WAYS["members"])
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index._points, Stretches())
+    try:
+        assert file.read(len(DATA), 0) != DATA  # the records' checksums tell
+    except CompressionError as error:
+        assert "x: gzip: the stream is damaged" in str(error)
+    assert file.read(1000, 0) == DATA[:1000]

@@ -1,0 +1,140 @@
+"""Packs: every record once, no row too full, the same rows on any world size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from torch_tfrecord.lengths.packs import PackOrder, pack_lengths
+from torch_tfrecord.order.samplers import RecordBatchSampler
+
+
+def best_fit_decreasing(lengths, size):
+    """One record at a time: the oracle for the number of rows."""
+    spaces = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [number for number, space in enumerate(spaces) if space >= length]
+        if fitting:
+            tightest = min(fitting, key=lambda number: spaces[number])
+            spaces[tightest] -= length
+        else:
+            spaces.append(size - length)
+    return sorted(spaces)
+
+
+def random_lengths(rng, size):
+    return np.minimum(rng.lognormal(np.log(size / 4), 1, rng.integers(0, 80)).astype(int), size)
+
+
+def batches_of(lengths, size, num_rows, *, world_size=1, epoch=0, **options):
+    order = PackOrder(
+        np.asarray(lengths, np.int32),
+        size,
+        options.pop("too_long", "error"),
+        num_rows,
+        options.pop("shuffle", True),
+        options.pop("seed", 0),
+        options.get("drop_last", False),
+    )
+    found = []
+    for rank in range(world_size):
+        sampler = RecordBatchSampler.of_order(
+            lengths, order, 1, rank, world_size, options.get("drop_last", False)
+        )
+        sampler.set_epoch(epoch)
+        found.append([list(batch) for batch in sampler])
+    return order, found
+
+
+def rows_of(lengths, size):
+    """Rows in order: a new one where the next record does not fit."""
+    rows, left = 0, 0
+    for length in lengths:
+        if length > left:
+            rows, left = rows + 1, size
+        left -= length
+    return rows
+
+
+def test_as_full_as_best_fit_decreasing():
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        size = int(rng.choice([7, 20, 100]))
+        lengths = np.maximum(random_lengths(rng, size), 1)
+        values, counts = np.unique(lengths, return_counts=True)
+        found = pack_lengths(values[::-1].tolist(), counts[::-1].tolist(), size)
+        spaces = []
+        used = Counter()
+        for count, content in found:
+            spaces += [
+                size - sum(each * int(values[::-1][number]) for number, each in content)
+            ] * count
+            for number, each in content:
+                used[number] += count * each
+        assert sorted(spaces) == best_fit_decreasing(lengths.tolist(), size)
+        assert [used[number] for number in range(len(values))] == counts[::-1].tolist()
+
+
+def test_every_record_once_and_no_row_too_full():
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        size, num_rows = int(rng.choice([7, 20, 100])), int(rng.integers(1, 5))
+        lengths = random_lengths(rng, size)
+        shuffle, epoch = bool(rng.integers(2)), int(rng.integers(3))
+        _, (batches,) = batches_of(lengths, size, num_rows, epoch=epoch, shuffle=shuffle, seed=seed)
+        assert sorted(p for batch in batches for p in batch) == list(range(len(lengths)))
+        assert all(rows_of(lengths[batch], size) <= num_rows for batch in batches)
+        # Ranks: the same number of batches, each record on one; rows come twice to even them out.
+        world_size = int(rng.integers(2, 4))
+        order, ranks = batches_of(lengths, size, num_rows, world_size=world_size, epoch=epoch)
+        assert len({len(batches) for batches in ranks}) == 1
+        given = Counter(p for batches in ranks for batch in batches for p in batch)
+        assert {*given} == {*range(len(lengths))}
+        assert sum(given.values()) == len(lengths) or order.num_records % world_size
+        _, ranks = batches_of(lengths, size, num_rows, world_size=world_size, drop_last=True)
+        given = Counter(p for batches in ranks for batch in batches for p in batch)
+        assert not given or max(given.values()) == 1
+
+
+def test_epochs_differ_and_are_deterministic():
+    lengths = np.random.default_rng(0).integers(1, 10, 500)
+    runs = [
+        batches_of(lengths, 32, 4, epoch=epoch, seed=seed)[1]
+        for epoch, seed in product((0, 1), (0, 5))
+    ]
+    assert len({str(run) for run in runs}) == 4
+    assert batches_of(lengths, 32, 4, epoch=1, seed=5)[1] == runs[3]
+
+
+def test_in_order_every_epoch_is_the_same():
+    """For Lightning's overfit_batches."""
+    lengths = np.random.default_rng(0).integers(1, 10, 100)
+    order, (shuffled,) = batches_of(lengths, 32, 4)
+    sampler = RecordBatchSampler.of_order(lengths, order.in_order(), 1, 0, 1, False)
+    first = [list(batch) for batch in sampler]
+    assert first == [list(batch) for batch in sampler] != shuffled
+    assert sorted(p for batch in first for p in batch) == list(range(100))
+
+
+def test_what_is_too_long():
+    lengths = [3, 40, 5, 33, 32]
+    with pytest.raises(
+        ValueError,
+        match=r"record at position 1 has length 40: expected at most 32 \(max_length=32\)",
+    ):
+        batches_of(lengths, 32, 2)
+    order, (batches,) = batches_of(lengths, 32, 2, too_long="drop")
+    assert sorted(p for batch in batches for p in batch) == [0, 2, 4]
+    assert (order.num_dropped, order.padded_tokens(0, 1)) == (2, (40, 64))
+
+
+def test_a_real_distribution_is_above_98_percent():
+    """Log-normal, mu 5.5 and sigma 0.9, cut at 2,048: about as the texts of a crawl."""
+    lengths = np.minimum(np.random.default_rng(1).lognormal(5.5, 0.9, 20_000), 2048).astype(int)
+    order, _ = batches_of(lengths, 2048, 8)
+    tokens, size = order.padded_tokens(0, 1)
+    assert tokens == lengths.sum()
+    assert tokens / size > 0.98

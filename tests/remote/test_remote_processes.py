@@ -1,0 +1,298 @@
+"""Processes and remote data: each makes its own clients, also where the parent had read before it
+forked.
+
+Covers remote/stores.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+from odd_server import odd_server
+from range_server import range_server
+from torch.utils.data import DataLoader
+
+from torch_tfrecord import (
+    CorruptRecordError,
+    RemoteError,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    errors,
+)
+from torch_tfrecord.files import per_process
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.remote import fsspec_store, requests, stores
+
+NUM_RECORDS = 40
+ALL = [b"%04d" % number * 500 for number in range(2 * NUM_RECORDS)]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(2):
+        with TFRecordWriter(folder / f"x-{shard:05d}-of-00002") as writer:
+            for record in ALL[shard * NUM_RECORDS : (shard + 1) * NUM_RECORDS]:
+                writer.write(record)
+    with range_server(folder, latency=0.002) as url:
+        yield url
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def paths(request, server):
+    """Of the files; what has a query goes to fsspec, in every process."""
+    pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
+    query = "?by=fsspec" if request.param == "fsspec" else ""
+    found = [f"{server}/x-{shard:05d}-of-00002{query}" for shard in range(2)]
+    assert type(stores.store_of(found[0])[0]).__name__ == ("HttpStore" if query else "ObstoreStore")
+    return found
+
+
+def in_child(check):
+    """Whether the check passes in a forked process, within a minute."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # also where it stands in code that is not Python's
+            code = 0 if check() else 2
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_child_leaves_the_connections_of_a_client_that_was_dropped(tmp_path, monkeypatch):
+    """fsspec's, whose sessions share the parent's epoll."""
+    pytest.importorskip("aiohttp")
+    with TFRecordWriter(tmp_path / "a") as writer:
+        for record in ALL[:4]:
+            writer.write(record)
+    data = (tmp_path / "a").read_bytes()
+
+    def answer(request):  # by a connection that stays
+        begin, end = request.asked(len(data))
+        headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "ETag": '"1"'}
+        request.send(206 if "Range" in request.headers else 200, headers, data[begin:end])
+
+    monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 2)  # else it waits five minutes
+    monkeypatch.setattr(requests, "MOST_ATTEMPTS", 1)
+    options = {"storage_options": {"headers": {"X-Key": "1"}}, "index": "memory"}
+    with odd_server(answer) as server:
+        assert TFRecordDataset(f"{server.url}/a", **options)[1] == ALL[1]
+        stores._STORES.get().found.clear()  # as after many other options
+        other = TFRecordDataset(f"{server.url}/a?by=fsspec", index="memory")
+        assert in_child(lambda: other[2] == ALL[2] and gc.collect() >= 0)
+        assert TFRecordDataset(f"{server.url}/a", **options)[3] == ALL[3]
+
+
+@pytest.mark.slow
+@needs_fork
+def test_forked_after_the_parent_has_read(paths):
+    dataset = TFRecordDataset(paths, index="memory")
+    assert dataset.__getitems__([1, 70]) == [ALL[1], ALL[70]]
+    for _ in range(3):
+        assert in_child(lambda: dataset.__getitems__([5, 41, 79]) == [ALL[5], ALL[41], ALL[79]])
+    assert in_child(lambda: [*TFRecordIterableDataset(paths)] == ALL)
+    assert dataset[7] == ALL[7]
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_child_of_a_child(paths):
+    dataset = TFRecordDataset(paths, index="memory")
+    assert dataset[1] == ALL[1]
+    assert in_child(
+        lambda: (
+            dataset[2] == ALL[2] and in_child(lambda: dataset[3] == ALL[3]) and dataset[4] == ALL[4]
+        )
+    )
+
+
+@needs_fork
+def test_an_iterator_goes_on_on_both_sides(paths):
+    stream = iter(TFRecordIterableDataset(paths))
+    assert [next(stream) for _ in range(3)] == ALL[:3]
+    assert in_child(lambda: [*stream] == ALL[3:])
+    assert [*stream] == ALL[3:]
+
+
+@pytest.mark.daily
+@needs_fork
+def test_forked_while_threads_read(paths):
+    dataset = TFRecordDataset(paths, index="memory")
+    is_ended = threading.Event()
+
+    def read():
+        while not is_ended.is_set():
+            dataset.__getitems__([*range(0, 80, 7)])
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(
+            in_child(lambda: dataset.__getitems__([0, 60]) == [ALL[0], ALL[60]]) for _ in range(5)
+        )
+    finally:
+        is_ended.set()
+        for thread in threads:
+            thread.join(200)
+
+
+@needs_fork
+def test_a_child_reads_and_lists_by_obstore_as_its_parent_does(server):
+    pytest.importorskip("obstore")
+    path = f"{server}/x-00000-of-00002"
+
+    def is_forked(store):
+        return type(store).__name__ == "_ForkedStore"
+
+    def answers():
+        (store, name), found = stores.store_of(path), []
+        for call in (
+            lambda: store.info(name)[:2],
+            lambda: bytes(store.read_range(name, 3, 70_000)),
+            lambda: store.info("nothing"),
+            lambda: store.read_range(name, 3, 9, "another"),
+            lambda: store.path_of(name),
+        ):
+            try:
+                found.append(call())
+            except Exception as error:
+                found.append((type(error), str(error).partition(":")[0]))
+        return found
+
+    here = answers()
+    assert [kind for kind, _ in here[2:4]] == [FileNotFoundError, CorruptRecordError]
+    assert len(here[1]) == 69_997 and here[4] == path
+    assert in_child(lambda: answers() == here and is_forked(stores.store_of(path)[0]))
+
+
+@needs_fork
+def test_the_process_of_a_child_ends(server):
+    """When it is killed, that is an error; after the child, nothing stays."""
+    pytest.importorskip("obstore")
+    psutil = pytest.importorskip("psutil")
+    dataset = TFRecordDataset(f"{server}/x-00000-of-00002", index="memory")
+    assert dataset[1] == ALL[1]
+    ours, theirs = os.pipe()
+
+    def check():
+        assert dataset[2] == ALL[2]
+        (process,) = psutil.Process().children()
+        os.write(theirs, b"%d" % process.pid)
+        process.kill()
+        process.wait(60)
+        for _ in range(2):  # also whoever asks later
+            with pytest.raises(RemoteError, match="the process that uses obstore for this forked"):
+                dataset[3]
+        return True
+
+    def leave():
+        assert dataset[2] == ALL[2]
+        os.write(theirs, b"%d" % psutil.Process().children()[0].pid)
+        return True
+
+    for task in (check, leave):
+        assert in_child(task)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(os.read(ours, 20))).wait(60)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_an_obstore_that_does_not_load_is_told(monkeypatch):
+    """In one warning with the reason, not in silence."""
+    pytest.importorskip("obstore")
+
+    def broken(name):
+        raise ImportError(f"{name}: undefined symbol: PyFoo")
+
+    monkeypatch.setattr(per_process, "_loaded", {})
+    monkeypatch.setattr(errors.importlib, "import_module", broken)
+    errors.warn_once.cache_clear()
+    text = r"^obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"
+    with pytest.warns(RuntimeWarning, match=text):
+        assert stores.obstore_stores() is None
+    assert stores.obstore_stores() is None  # and not again
+
+
+def test_options_that_obstore_does_not_take_are_told(monkeypatch):
+    pytest.importorskip("s3fs")
+
+    def refuse(root, config, access):
+        raise ValueError("no key of this kind: top-s3cret")
+
+    monkeypatch.setattr(stores, "_STORES", per_process.PerProcess(stores._Stores))
+    monkeypatch.setattr(stores, "obstore_stores", lambda: refuse)
+    errors.warn_once.cache_clear()
+    text = r"^s3://bucket: obstore: no key of this kind: \.\.\.: fsspec reads in its place$"
+    with pytest.warns(RuntimeWarning, match=text):
+        store, _ = stores.store_of("s3://bucket/x", Access({"secret": "top-s3cret"}))
+    assert type(store).__name__ == "FsspecStore"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.daily),
+        pytest.param("forkserver", marks=pytest.mark.daily),
+    ],
+)
+def test_a_bucket_by_the_extra_alone(method):
+    """Without s3fs and aiohttp, workers read and write as their parent does."""
+    pytest.importorskip("obstore")
+    boto3, moto_server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    server = moto_server.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        keys = {"aws_access_key_id": "somebody", "aws_secret_access_key": "s3cret"}
+        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys)
+        client.create_bucket(Bucket="alone")
+        done = run_job(Path(__file__).with_name("bucket_job.py"), url, method)
+        client.close()
+    finally:
+        server.stop()
+    told = [line for line in done.stderr.splitlines() if "DataLoader will create" not in line]
+    assert (done.returncode, told) == (0, []), done.stderr
+    name = {"fork": "_ForkedStore"}.get(method, "ObstoreStore")
+    assert done.stdout.splitlines() == [f"True {{'{name}'}}", "[0, 20]"]
+
+
+@pytest.mark.slow
+@needs_fork
+@pytest.mark.parametrize("style", ["map", "stream"])
+def test_forked_workers(paths, style):
+    if style == "map":
+        dataset = TFRecordDataset(paths, index="memory")
+        assert dataset[0] == ALL[0]
+    else:
+        dataset = TFRecordIterableDataset(paths)
+        assert next(iter(dataset)) == ALL[0]
+    batch_size = 10 if style == "map" else None
+    loader = DataLoader(
+        dataset,
+        batch_size=batch_size,
+        collate_fn=list,
+        num_workers=2,
+        multiprocessing_context="fork",
+        timeout=120,
+    )
+    records = [record for batch in loader for record in (batch if style == "map" else [batch])]
+    assert sorted(map(bytes, records)) == ALL

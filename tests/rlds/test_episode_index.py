@@ -1,0 +1,215 @@
+"""The episode index: its file, its freshness, what is refused, and where it is kept."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from crc32c import crc32c
+from rlds_episodes import LENGTHS, write_episodes
+
+from torch_tfrecord import IndexMismatchError, read_records
+from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.rlds import episode_index
+from torch_tfrecord.tfds import RLDSDataset
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    directory = write_episodes(tmp_path_factory.mktemp("rlds") / "drawn" / "1.0.0")
+    RLDSDataset(directory)
+    return directory
+
+
+@pytest.fixture
+def own(drawn, tmp_path):
+    return Path(shutil.copytree(drawn, tmp_path / "own" / "1.0.0"))
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The paths for which an episode index was built."""
+    built = []
+    real = episode_index.build_episode_index
+
+    def build(stream, *arguments):
+        built.append(Path(stream.path).name)
+        return real(stream, *arguments)
+
+    monkeypatch.setattr(episode_index, "build_episode_index", build)
+    return built
+
+
+def sidecar(directory, number=1):
+    return Path(sidecar_path(str(directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps")))
+
+
+def test_it_is_built_once_and_kept_beside_the_data(own, builds):
+    assert sidecar(own, 0).exists()
+    assert sidecar(own, 1).exists()
+    assert RLDSDataset(own).num_steps.tolist() == list(LENGTHS)
+    assert builds == []
+    sidecar(own).unlink()
+    RLDSDataset(own)
+    assert builds == ["drawn-train.tfrecord-00001-of-00002"]
+
+
+def test_its_file(own):
+    content = sidecar(own).read_bytes()
+    arrays = safetensors.numpy.load(content)
+    assert set(arrays) == {"num_steps", "ends", "pieces"}
+    assert arrays["num_steps"].tolist() == [40, 3]
+    with safetensors.safe_open(sidecar(own), "numpy") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "torch_tfrecord.episodes"
+    assert json.loads(metadata["step_lists"])["steps/action"] == 3
+    keys = json.loads(metadata["keys"])
+    # The number of a key, a length and a checksum for each piece: they are those of the record.
+    assert arrays["ends"][-1] == len(arrays["pieces"]) / 3
+    pieces = arrays["pieces"].reshape(-1, 3)[: arrays["ends"][0]]
+    record = next(read_records(own / "drawn-train.tfrecord-00001-of-00002"))
+    at = len(record) - int(pieces[:, 1].sum())
+    for _, size, crc in pieces.tolist():
+        assert crc32c(record[at : at + size]) == crc
+        at += size
+    frames = keys.index("steps/observation/image")
+    assert (pieces[:, 0] == frames).sum() == 1 + 40
+
+
+def test_long_lists_are_frames(own):
+    store = RLDSDataset(own)._store
+    places = store.record(2).places()
+    assert len(places["steps/observation/image"]) == 1 + LENGTHS[2]
+    assert len(places["steps/observation/wrist_image"]) == 1 + LENGTHS[2]
+    assert len(places["steps/language_instruction"]) == 1
+    assert store._reader.episodes[1].pieces is None
+
+
+def change_features(own):
+    features = json.loads((own / "features.json").read_text())
+    steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"][
+        "features"
+    ]
+    del steps["reward"]
+    (own / "features.json").write_text(json.dumps(features))
+
+
+def rewrite_data(own):
+    path = own / "drawn-train.tfrecord-00001-of-00002"
+    path.write_bytes(path.read_bytes())
+
+
+def cut_index(own):
+    path = sidecar(own)
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty_index(own):
+    sidecar(own).write_bytes(b"")
+
+
+def flip_table(own):
+    content = bytearray(sidecar(own).read_bytes())
+    content[-5] ^= 1
+    sidecar(own).write_bytes(content)
+
+
+def foreign_index(own):
+    shutil.copy(sidecar(own, 0), sidecar(own, 1))
+
+
+def other_version(own):
+    path = sidecar(own)
+    arrays = safetensors.numpy.load(path.read_bytes())
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = {**file.metadata(), "version": "99"}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+
+
+def other_dtypes(own):
+    path = sidecar(own)
+    arrays = safetensors.numpy.load(path.read_bytes())
+    arrays["num_steps"] = arrays["num_steps"].astype(np.float32)
+    with safetensors.safe_open(path, "numpy") as file:
+        path.write_bytes(safetensors.numpy.save(arrays, metadata=file.metadata()))
+
+
+STALE = [
+    change_features,
+    rewrite_data,
+    cut_index,
+    empty_index,
+    flip_table,
+    foreign_index,
+    other_version,
+    other_dtypes,
+]
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_a_stale_or_damaged_index_is_built_again(own, builds, change):
+    change(own)
+    ds = RLDSDataset(own)
+    assert "drawn-train.tfrecord-00001-of-00002" in builds
+    assert ds.num_steps.tolist() == list(LENGTHS)
+    assert torch.equal(ds[6]["action"], torch.tensor([[2, 0, 0.5]]))
+    builds.clear()
+    RLDSDataset(own)
+    assert builds == []
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_with_require_it_is_an_error(own, builds, change):
+    change(own)
+    with pytest.raises(IndexMismatchError, match="drawn-train"):
+        RLDSDataset(own, index="require")
+    assert builds == []
+
+
+def test_with_require_and_without_an_index(own):
+    sidecar(own).unlink()
+    with pytest.raises(IndexMismatchError, match=r"expected an episode index at .*, got none"):
+        RLDSDataset(own, index="require")
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 6, 8, 11])
+def test_pieces_that_change_while_they_are_used(own, at):
+    ds = RLDSDataset(own)
+    content = bytearray(sidecar(own).read_bytes())
+    content[ds._store._reader.episodes[1].begin + at] ^= 1
+    with open(sidecar(own), "r+b") as file:
+        file.write(content)
+    if not at:  # two lists become one, which can be no list of numbers: the whole record is read
+        assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
+        return
+    with pytest.raises(IndexMismatchError) as caught:
+        ds[10]
+    assert str(caught.value).startswith(
+        str(own / "drawn-train.tfrecord-00001-of-00002") + ": record 0 at byte 0: "
+    )
+    assert "the episode index" in str(caught.value)
+
+
+def test_in_memory_nothing_is_written(own, builds):
+    shutil.rmtree(own / ".torch_index")
+    before = sorted(own.iterdir())
+    ds = RLDSDataset(own, window_size=2, index="memory")
+    assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
+    assert ds[10]["observation"]["image"].shape == (2, 3, 32, 40)
+    assert sorted(own.iterdir()) == before
+    assert len(builds) == 2
+    assert not Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").exists()
+
+
+def test_index_dir(own, tmp_path, builds):
+    shutil.rmtree(own / ".torch_index")
+    folder = tmp_path / "indexes"
+    RLDSDataset(own, index_dir=folder)
+    assert len(list(folder.glob("*.safetensors"))) == 4
+    assert not list(own.rglob("*.safetensors"))
+    RLDSDataset(own, index_dir=folder)
+    assert len(builds) == 2

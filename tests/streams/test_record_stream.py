@@ -1,0 +1,337 @@
+"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by
+other consumers.
+
+Covers streams/stream_pieces.
+"""
+
+import json
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.scan import Block
+from torch_tfrecord.streams.record_stream import RecordStream
+from torch_tfrecord.streams.stream_pieces import Piece, deal_out, picked_pieces
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+
+
+class Files:
+    """Files of so many records, each with its name as payload, read in blocks of 4."""
+
+    def __init__(self, sizes):
+        self.sizes = (
+            dict(enumerate(sizes)) if isinstance(sizes, list) else dict(enumerate(sizes.values()))
+        )
+        self.names = [*map(str, self.sizes)] if isinstance(sizes, list) else [*sizes]
+        self.opened, self.open_now, self.most = [], set(), 0
+
+    def __call__(self, file):
+        token = object()
+        self.opened.append(file)
+        self.open_now.add(token)
+        self.most = max(self.most, len(self.open_now))
+        for begin in range(0, self.sizes[file], 4):
+            payloads = [
+                f"{self.names[file]}.{n}".encode()
+                for n in range(begin, min(begin + 4, self.sizes[file]))
+            ]
+            lengths = np.array([*map(len, payloads)], dtype=np.int64)
+            packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
+            yield Block(begin, np.arange(begin, begin + len(payloads)) * 100, lengths, packed)
+        self.open_now.discard(token)
+
+
+def stream(files, pieces=None, *, cycle_length=1, block_length=1, buffer_size=0, seed=0):
+    pieces = [Piece(file) for file in files.sizes] if pieces is None else pieces
+    return RecordStream(
+        pieces,
+        files,
+        cycle_length=cycle_length,
+        block_length=block_length,
+        buffer_size=buffer_size,
+        random=RandomStream(seed),
+    )
+
+
+def text(records):
+    return " ".join(payload.decode().replace(".", "") for payload, *_ in records)
+
+
+FILES = {"a": 5, "b": 3, "c": 1, "e": 4}
+INTERLEAVED = [  # robustness 84: TensorFlow's order
+    (1, 1, "a0 a1 a2 a3 a4 b0 b1 b2 c0 e0 e1 e2 e3"),
+    (2, 1, "a0 b0 a1 b1 a2 b2 a3 a4 c0 e0 e1 e2 e3"),
+    (3, 1, "a0 b0 c0 a1 b1 a2 b2 e0 a3 e1 a4 e2 e3"),
+    (4, 1, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
+    (8, 1, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
+    (2, 2, "a0 a1 b0 b1 a2 a3 b2 a4 c0 e0 e1 e2 e3"),
+    (3, 3, "a0 a1 a2 b0 b1 b2 c0 a3 a4 e0 e1 e2 e3"),
+]
+
+
+@pytest.mark.parametrize(("cycle_length", "block_length", "order"), INTERLEAVED)
+def test_interleave_as_tensorflow(cycle_length, block_length, order):
+    assert (
+        text(stream(Files(FILES), cycle_length=cycle_length, block_length=block_length).records())
+        == order
+    )
+
+
+def test_groups_are_the_records():
+    found = stream(Files(FILES))
+    assert [payload for group in found.parts() for payload in group.records.tolist()] == [
+        record[0] for record in stream(Files(FILES)).records()
+    ]
+
+
+@pytest.mark.slow
+@given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 6))
+def test_everything_once_with_few_open(sizes, cycle_length):
+    files = Files(sizes)
+    items = [
+        (file, number) for _, file, _, number in stream(files, cycle_length=cycle_length).records()
+    ]
+    assert Counter(items) == Counter(
+        (file, number) for file, count in enumerate(sizes) for number in range(count)
+    )
+    for file in range(len(sizes)):
+        assert [number for other, number in items if other == file] == list(range(sizes[file]))
+    assert files.most <= cycle_length
+    assert not files.open_now
+
+
+def test_a_file_is_opened_no_earlier_than_needed():
+    files = Files([3] * 10)
+    records = stream(files, cycle_length=2).records()
+    assert [next(records)[1] for _ in range(3)] == [0, 1, 0]
+    assert files.opened == [0, 1]
+
+
+def test_nothing():
+    assert list(stream(Files([]), cycle_length=3).records()) == []
+    assert list(stream(Files([0, 0]), cycle_length=3).records()) == []
+    assert list(stream(Files([])).parts()) == []
+
+
+def taken(found, count=None):
+    """Numbers of records, one by one; of a plain stream as its user takes them."""
+    source = (
+        plainly(found)
+        if found.is_plain
+        else ((file, number) for _, file, _, number in found.records())
+    )
+    return list(islice(source, count))
+
+
+def plainly(found):
+    for group in found.parts():
+        for pair in zip(group.files.tolist(), group.numbers.tolist(), strict=True):
+            found.num_taken += 1
+            yield pair
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "cycle_length": st.integers(1, 4),
+        "block_length": st.integers(1, 3),
+        "buffer_size": st.sampled_from([0, 1, 2, 5, 30]),
+        "seed": st.integers(0, 3),
+    }
+)
+
+
+@pytest.mark.daily
+@given(st.lists(st.integers(0, 9), max_size=6), OPTIONS)
+@settings(max_examples=60)
+def test_going_on_from_every_place(sizes, options):
+    whole = taken(stream(Files(sizes), **options))
+    for count in range(len(whole) + 1):
+        first = stream(Files(sizes), **options)
+        assert taken(first, count) == whole[:count]
+        place = json.loads(json.dumps(first.place()))
+        again = stream(Files(sizes), **options)
+        again.check(place, len(sizes))
+        again.go_to(place)
+        assert again.place() == place
+        middle = (count + len(whole)) // 2
+        assert taken(again, middle - count) == whole[count:middle]
+        last = stream(Files(sizes), **options)
+        last.go_to(json.loads(json.dumps(again.place())))
+        assert taken(last) == whole[middle:]
+        left = stream(Files(sizes), first.left(place), **options)
+        assert sorted(taken(left)) == sorted(whole[count:])
+
+
+class DamagedFiles(Files):
+    """Files of which one ends with an error."""
+
+    def __init__(self, sizes, damaged):
+        super().__init__(sizes)
+        self.damaged = damaged
+
+    def __call__(self, file):
+        yield from super().__call__(file)
+        if file == self.damaged:
+            raise OSError(f"no more of {file}")
+
+
+def one_by_one(found, size=None):
+    """The records, the place before each, and how it ends: read no further than they are taken."""
+    records, places = [], [found.place()]
+    try:
+        for record in islice(found.records(), size):
+            records.append(record)
+            places.append(found.place())
+    except OSError as error:
+        return records, [*places, found.place()], str(error)
+    return records, [*places, found.place()], None
+
+
+def in_parts(found):
+    """The same of records that are read ahead."""
+    records, places = [], [found.place()]
+    try:
+        for part in found.parts():
+            for row, payload in enumerate(part.records.tolist()):
+                assert found.place() == places[-1]
+                found.num_taken += 1
+                records.append((payload, *part.place(row)))
+                places.append(found.place())
+    except OSError as error:
+        return records, [*places, found.place()], str(error)
+    return records, [*places, found.place()], None
+
+
+MIXED = OPTIONS.filter(lambda options: options["cycle_length"] > 1 or options["buffer_size"])
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.integers(0, 40), max_size=5),
+    MIXED,
+    st.integers(0, 60),
+    st.none() | st.integers(0, 4),
+)
+@settings(max_examples=60)
+def test_records_read_ahead_are_not_taken(sizes, options, before, damaged):
+    """The place is the same as if nobody had read ahead, at every record, from wherever it went
+    on.
+    """
+    files = DamagedFiles(sizes, damaged)
+    expected = one_by_one(stream(files, **options))
+    assert in_parts(stream(files, **options)) == expected
+    begin = expected[1][before % (len(expected[1]) - 1)]
+    streams = [stream(Files(sizes), **options) for _ in range(2)]
+    for each in streams:
+        each.go_to(begin)
+    assert in_parts(streams[1]) == one_by_one(streams[0])
+
+
+def test_parts_grow_and_stay_small():
+    plain, mixed = stream(Files([0]), cycle_length=1), stream(Files([5000]), buffer_size=3)
+    assert [len(part.numbers) for part in mixed.parts()] == [
+        *(16, 16, 32, 64, 128, 256, 512),
+        *[1024] * 3,
+        904,
+    ]
+    sizes = [100] * 40 + [600_000] * 30 + [14_000_000] * 2 + [100] * 3
+    payloads = [bytes(size) for size in sizes]
+    lengths = np.array(sizes, dtype=np.int64)
+    packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
+    block = Block(0, np.arange(len(payloads)), lengths, packed)
+    blocks = [
+        Block(begin, block.offsets[rows], lengths[rows], packed[rows])
+        for begin in range(0, len(sizes), 7)
+        for rows in [slice(begin, begin + 7)]
+    ]
+    # A part of large records ends with the first power of two that is more than 4 MiB,
+    # or at 16 MiB.
+    for options in ({}, {"cycle_length": 2}):
+        for whole in ([block], blocks):
+            found = RecordStream(
+                [Piece(0)],
+                lambda _, whole=whole: iter(whole),
+                **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
+                random=RandomStream(0),
+            )
+            parts = [part.records.tolist() for part in found.parts()]
+            assert [payload for part in parts for payload in part] == payloads
+            assert [*map(len, parts)] == [16, 16, 16, 8, 8, 7, 1, 3]
+    assert list(plain.parts()) == []
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=6),
+    OPTIONS,
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_any_sequence_of_consumers(sizes, options, counts, data):
+    """Each takes some of its part; what they left is dealt out to the next ones; the last ones take
+    all.
+    """
+    pieces, seen = [Piece(file) for file in range(len(sizes))], []
+    for generation, count in enumerate(counts):
+        left = []
+        for consumer in range(count):
+            found = stream(Files(sizes), deal_out(pieces, consumer, count), **options)
+            is_last = generation == len(counts) - 1
+            seen += taken(found, None if is_last else data.draw(st.integers(0, 9)))
+            place = json.loads(json.dumps(found.place()))
+            left += found.left(place)
+        pieces = [
+            Piece.from_json(json.loads(json.dumps(piece.as_json())), len(sizes)) for piece in left
+        ]
+    assert Counter(seen) == Counter(
+        (file, number) for file, size in enumerate(sizes) for number in range(size)
+    )
+
+
+def test_pieces():
+    assert [piece.picked for piece in picked_pieces([(2, 5), (0, 1), (2, 3)])] == [(1,), (3, 5)]
+    assert Piece(3, picked=(1, 4, 9)).split(1, 2) == Piece(3, picked=(4,))
+    assert Piece(3, 1, 2, 7).split(1, 3) == Piece(3, 3, 6, 7)
+    for wrong in (
+        [4, 0, 1, 0, None],
+        [0, 1, 1, 0, None],
+        [0, 0, 1, -1, None],
+        [0, 0, 1],
+        None,
+        [0, 0, 1, 0, ["a"]],
+    ):
+        with pytest.raises(ValueError, match="expected a piece of one of 4 files in the state"):
+            Piece.from_json(wrong, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"next_piece": 5},
+        {"slot": 2},
+        {"slots": [None]},
+        {"slots": [None, [9, 0]]},
+        {"waiting": [[4, 0]]},
+        {"slots": 3},
+    ],
+    ids=str,
+)
+def test_a_place_of_another_stream(change):
+    found = stream(Files([3, 3]), cycle_length=2, buffer_size=2)
+    place = {**found.place(), **change}
+    with pytest.raises(ValueError, match="expected a place of a stream of 2 pieces in the state"):
+        found.check(place, 2)
+
+
+def test_a_record_that_is_there_no_more():
+    found = stream(Files([9]), buffer_size=4)
+    taken(found, 2)
+    with pytest.raises(ValueError, match="file 0 no longer has record"):
+        stream(Files([2]), buffer_size=4).go_to(found.place())

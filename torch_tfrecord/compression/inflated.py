@@ -1,0 +1,426 @@
+"""Streams that can only be read forward, read by offset: what a compressed file holds, and pipes.
+
+Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams
+is read, and a truncated stream or trailing bytes are errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import ModuleType
+from typing import BinaryIO, NamedTuple, Protocol
+
+from torch_tfrecord.compression.deflate import (
+    GZIP_MAGIC,
+    TRAILER_BYTES,
+    WINDOW_BITS,
+    fastest,
+    lead_in,
+)
+from torch_tfrecord.compression.gzip_members import MembersAhead
+from torch_tfrecord.compression.seek_points import PointFinder, SeekPoint
+from torch_tfrecord.damage import find_start
+from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files import ByteSource
+from torch_tfrecord.native import optional_module
+
+__all__ = [
+    "MAX_INFLATED_RECORD_BYTES",
+    "InflatedSource",
+    "PipeSource",
+    "SequentialSource",
+    "is_zlib_header",
+]
+
+# Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one
+# call.
+_INPUT_BYTES = 1 << 17
+_OUTPUT_BYTES = 1 << 18
+_MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
+
+# A record of a compressed stream may be this long, or this many times the compressed file, as its
+# length cannot be checked against the file's size. Real data above the first limit does not expand
+# beyond the second; a bomb does.
+MAX_INFLATED_RECORD_BYTES = 1 << 29
+_MAX_HONEST_EXPANSION = 100
+
+
+def is_zlib_header(first_bytes: bytes) -> bool:
+    """Whether a zlib stream may begin so."""
+    try:
+        zlib.decompressobj().decompress(first_bytes[:2])
+    except zlib.error:
+        return False
+    return len(first_bytes) > 1 and not first_bytes[1] & 0x20  # RFC 1950: no preset dictionary
+
+
+class SequentialSource(ABC):
+    """A `ByteSource` over something that can only be read forward.
+
+    Keeps bytes from the last requested offset on; an earlier offset starts over, if possible.
+    Memory is bounded by the bytes that really exist, whatever is requested. Safe to call from
+    threads.
+
+    Attributes:
+        keep_from: Bytes from this offset on are also kept; set by callers that look ahead, or read
+            at random.
+        most_bytes: About how many it may keep.
+        kept_behind: So many bytes before the last requested offset are always kept.
+    """
+
+    def __init__(self, path: str, max_record_bytes: int, begin: int = 0) -> None:
+        self.path = path
+        self.size: int | None = None
+        self.max_record_bytes: int | None = max_record_bytes
+        self.chunk_bytes = 1 << 19
+        self._lock = threading.Lock()
+        self.keep_from: int | None = None
+        self.most_bytes = 1 << 20
+        self.kept_behind = 0
+        self._kept = bytearray()
+        self._begin = self._offset = begin  # offset of the first kept byte
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+        with self._lock:
+            begin = self._advance(num_bytes, offset)
+            with memoryview(self._kept) as kept:
+                return bytes(kept[begin : begin + num_bytes])
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, as of `read`."""
+        with self._lock:
+            begin = self._advance(len(buffer), offset)
+            with memoryview(self._kept) as kept:
+                got = min(len(buffer), max(len(kept) - begin, 0))
+                buffer[:got] = kept[begin : begin + got]
+                return got
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]], buffer: memoryview) -> bool:
+        """Fill a writable buffer with ascending ranges, all of which are kept at once: first byte,
+        end, and place in the buffer; whether all came.
+        """
+        begin, end = ranges[0][0], ranges[-1][1]
+        with self._lock:
+            first = self._advance(end - begin, begin) - begin
+            with memoryview(self._kept) as kept:
+                if first + end > len(kept):
+                    return False
+                for begin, end, start in ranges:
+                    buffer[start : start + end - begin] = kept[first + begin : first + end]
+                return True
+
+    def _advance(self, num_bytes: int, offset: int) -> int:
+        """Read up to a range; return where it begins among the kept bytes."""
+        if offset < self._offset:
+            self._restart()
+            self._kept, self._offset = bytearray(), self._begin
+        while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
+            self._kept += piece
+            self._drop(offset)
+        self._drop(offset)
+        return max(offset - self._offset, 0)
+
+    def _drop(self, offset: int) -> None:
+        """Drop bytes before an offset, unless they are to be kept."""
+        if self.keep_from is not None:
+            offset = min(offset, self.keep_from)
+        excess = min(offset - self.kept_behind - self._offset, len(self._kept))
+        if excess > 0:
+            del self._kept[:excess]  # cheap: only moves the start of the bytearray
+            self._offset += excess
+
+    def check_end(self) -> None:  # noqa: B027 - nothing to check for a stream without an end marker
+        """Raise if the stream is truncated or damaged."""
+
+    @abstractmethod
+    def _more(self) -> bytes:
+        """The next piece of the stream, of bounded size; empty at the end."""
+
+    @abstractmethod
+    def _restart(self) -> None:
+        """Go back to the beginning."""
+
+
+class _Inflater(Protocol):
+    """What zlib, isal and our core call a decompression object."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+class Gap(NamedTuple):
+    """Damage that the decompression of a file went past.
+
+    Attributes:
+        begin: First byte of the file that was passed over.
+        end: Where decompression went on.
+        kind: "cut", "trailing bytes", or such as "gzip CRC" (all was decompressed, and some of it is
+            wrong) and "gzip data".
+        error: What was wrong.
+    """
+
+    begin: int
+    end: int
+    kind: str
+    error: CompressionError
+
+
+class InflatedSource(SequentialSource):
+    """The decompressed stream of a gzip or zlib file.
+
+    Offsets are positions in the decompressed stream. Reading backwards decompresses again from the
+    beginning. Damage does not raise at once: everything before it can be read, then `check_end`
+    raises.
+
+    Args:
+        source: The compressed bytes.
+        compression_type: "GZIP" or "ZLIB".
+        start: Where it begins; None for the file's first byte.
+        finder: Is shown the places where decompression may begin.
+        gaps: Takes the damage, which the stream goes past; what comes behind it may have wrong
+            bytes. Without it damage ends the stream.
+
+    Attributes:
+        end: Offset that reading stops at.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        compression_type: str,
+        start: SeekPoint | None = None,
+        finder: PointFinder | None = None,
+        gaps: list[Gap] | None = None,
+    ) -> None:
+        self._start = SeekPoint(0, 0) if start is None else start
+        expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
+        limit = max(MAX_INFLATED_RECORD_BYTES, expansion)
+        super().__init__(source.path, limit, self._start.offset)
+        self._source, self._type, self._finder = source, compression_type, finder
+        self._gaps = gaps
+        self.end = 1 << 62
+        # What isal cannot read is read again by zlib, which says what is wrong.
+        can_read_again = source.size is not None
+        of_blocks = finder and optional_module("inflate")
+        self._engine = (of_blocks or fastest()) if can_read_again else zlib
+        are_ahead = can_read_again and start is None and compression_type == "GZIP"
+        self._members = MembersAhead(source) if are_ahead else None
+        self._restart()
+
+    def _restart(self) -> None:
+        self._error: CompressionError | None = None
+        self._to_drop = 0  # bytes that were returned already
+        self._again = 0  # compressed bytes gone through again for members that damage hid
+        self._original = self._start  # where they came from
+        if self._gaps:
+            self._gaps.clear()
+        self._enter(self._start)
+
+    def _enter(self, point: SeekPoint) -> None:
+        """Begin at a header, or between two blocks."""
+        self._member = point
+        self._input = b""
+        self._lead = point.bit & 7  # bits of the next byte that are before the first block
+        self._consumed = point.bit >> 3  # compressed bytes taken from the source
+        self._produced = point.offset  # end of what was decompressed
+        self._is_full = False  # whether the decompressor may hold more of it
+        self._inflater = self._new_inflater(self._engine) if point.is_block else None
+
+    def _new_inflater(self, engine: ModuleType) -> _Inflater:
+        """What decompresses the member, or the rest of it."""
+        window = {"zdict": self._member.window} if self._member.window else {}
+        bits = -15 if self._member.is_block else WINDOW_BITS[self._type]
+        found: _Inflater = engine.decompressobj(bits, **window)
+        return found
+
+    def check_end(self) -> None:
+        """Raise the CompressionError that ended the stream, if one did."""
+        if self._error is not None:  # a new error each time, as callers add to it
+            raise CompressionError(
+                str(self._error.args[0]), path=self.path
+            ) from self._error.__cause__
+
+    def _more(self) -> bytes:
+        while self._error is None and self._produced < self.end:
+            if self._inflater is None and (piece := self._whole_member()):
+                return piece
+            if not self._input and not self._is_full:
+                self._input = self._next_input()
+            at_end = not self._input and not self._is_full
+            if self._inflater is None:
+                if at_end:
+                    return b""
+                self._begin_member()
+                continue
+            before = self._produced
+            if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
+                return piece
+            is_cut = at_end and self._inflater is not None and self._produced == before
+            if is_cut and not hasattr(self._inflater, "copy"):
+                self._read_again()  # isal may hold back the last bytes
+            elif is_cut:
+                self._fail(
+                    "the stream is truncated: expected its end marker and checksum, got the end of the file",
+                    "cut",
+                )
+        return b""
+
+    def _whole_member(self) -> bytes:
+        """What the next members hold, decompressed ahead; nothing where that cannot be."""
+        content = b""
+        while self._members is not None and not content:
+            begin = self._consumed - len(self._input)
+            found = self._members.take(begin)
+            if found is None:
+                break
+            self._add_member(begin)
+            content, self._consumed = found
+            self._input = b""
+            self._produced += len(content)
+            content = self._without_known(content)
+        return content
+
+    def _add_member(self, begin: int) -> None:
+        self._member = SeekPoint(8 * begin, self._produced)
+        if self._finder is not None:
+            self._finder.add_member(begin, self._produced)
+
+    def _next_input(self) -> bytes:
+        data = self._source.read(_INPUT_BYTES, self._consumed)
+        self._consumed += len(data)
+        lead, self._lead = self._lead, 0
+        return lead_in(data, lead)
+
+    def _begin_member(self) -> None:
+        while len(self._input) < 4 and (more := self._next_input()):
+            self._input += more
+        head, is_gzip = self._input[:4], self._type == "GZIP"
+        matches = GZIP_MAGIC.startswith(head[:2]) if is_gzip else is_zlib_header(head)
+        begin = self._consumed - len(self._input)
+        if begin > self._start.bit >> 3 and not matches:
+            self._fail(
+                f"expected the end of the file or another {self._type} stream after the data, got other bytes",
+                "trailing bytes",
+            )
+            return
+        self._add_member(begin)
+        # Reserved flags mean a format to come: zlib refuses it, isal reads on.
+        reserved = is_gzip and len(head) == 4 and head[3] & 0xE0
+        self._inflater = self._new_inflater(zlib if reserved else self._engine)
+
+    def _inflate(self, inflater: _Inflater) -> bytes:
+        # An error loses what was decompressed before it: `_salvage` does that again from here.
+        copy = getattr(inflater, "copy", None)
+        before = None if copy is None else copy()
+        data, wanted = self._input, min(_OUTPUT_BYTES, self.end - self._produced)
+        try:
+            piece = inflater.decompress(data, wanted)
+        except (zlib.error, self._engine.error) as error:
+            if before is not None:
+                return self._salvage(before, data, error)
+            self._read_again()
+            return b""
+        if self._finder is not None:
+            border, begin = getattr(inflater, "border", None), self._consumed - len(data)
+            self._finder.see(border, data, begin, self._produced)
+        self._produced += len(piece)
+        self._is_full = len(piece) == wanted and not inflater.eof
+        if inflater.eof:
+            self._end_member(inflater)
+        else:
+            self._input = inflater.unconsumed_tail
+        return self._without_known(piece)
+
+    def _read_again(self) -> None:
+        """Decompress the member again, by zlib."""
+        self._to_drop += self._produced - self._member.offset
+        self._enter(self._member)
+        self._inflater = self._new_inflater(zlib)
+
+    def _without_known(self, piece: bytes) -> bytes:
+        dropped = min(self._to_drop, len(piece))
+        self._to_drop -= dropped
+        return piece[dropped:]
+
+    def _end_member(self, inflater: _Inflater) -> None:
+        self._input, self._inflater = inflater.unused_data, None
+        if self._member.is_block:  # the checksum is of more than what came from here
+            self._consumed += TRAILER_BYTES[self._type] - len(self._input)
+            self._input = b""
+
+    def _salvage(self, inflater: _Inflater, data: bytes, error: Exception) -> bytes:
+        """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by
+        byte.
+        """
+        pieces = []
+        position = 0
+        try:
+            for position in range(len(data)):
+                pieces.append(inflater.decompress(data[position : position + 1]))
+        except zlib.error:
+            self._input = data[position:]
+        piece = b"".join(pieces)
+        self._produced += len(piece)
+        piece = self._without_known(piece)
+        what = "CRC" if "check" in str(error) else "data"
+        self._fail(f"the stream is damaged: {error}", f"{self._type.lower()} {what}", error)
+        return piece
+
+    def _fail(self, text: str, kind: str, cause: Exception | None = None) -> None:
+        at = self._consumed - len(self._input)
+        text = f"{self._type.lower()}: {text} (near compressed byte {at})"
+        error = CompressionError(text, path=self.path)
+        error.__cause__ = cause
+        if self._gaps is None or self._type not in WINDOW_BITS:
+            self._error = error
+        else:
+            end = self._pass(at)
+            self._gaps.append(Gap(min(at, end), end, kind, error))
+
+    def _pass(self, at: int) -> int:
+        """Go on behind damage; the byte where."""
+        if not self._to_drop:
+            self._original = self._member
+        elif self._finder is not None:  # nothing new came from what was to be read again
+            self._finder.add_start(self._original)
+        self._produced += self._to_drop
+        self._to_drop = 0
+        begin: int | None = max(self._member.bit >> 3, at - _MOST_AGAIN_BYTES)
+        self._again += at - (begin or 0)
+        if self._again > _MOST_AGAIN_BYTES + 4 * at:  # members in members would take quadratic time
+            begin = None
+        point = find_start(self._source, at, self._type, begin)._replace(offset=self._produced)
+        if self._finder is not None:
+            self._finder.add_start(point)
+        self._enter(point)
+        return self._consumed
+
+
+class PipeSource(SequentialSource):
+    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(str(getattr(file, "name", "<stream>")), MAX_INFLATED_RECORD_BYTES)
+        self._file = file
+
+    def _more(self) -> bytes:
+        data = self._file.read(self.chunk_bytes)
+        if data is None:  # the end of the file is b""
+            raise BlockingIOError(
+                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
+            )
+        return data
+
+    def _restart(self) -> None:
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)

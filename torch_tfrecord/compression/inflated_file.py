@@ -1,0 +1,208 @@
+"""A compressed file read at random: it is decompressed from the last seek point on, and what was
+decompressed is kept for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
+
+from torch_tfrecord.compression.deflate import MOST_EXPANSION, WINDOW_BITS
+from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.compression.seek_points import BEGINNING, SeekPoints
+from torch_tfrecord.compression.snappy import SnappySource
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files import (
+    LOCAL_GAP_BYTES,
+    Access,
+    ByteSource,
+    FileSource,
+    ProcessCache,
+    RemoteFile,
+    read_ahead,
+)
+from torch_tfrecord.remote import FileRange, fetch
+
+__all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "fetch_parts", "offset_note"]
+
+MOST_INFLATED_BYTES = 1 << 28
+"""Decompressed bytes that a dataset keeps in each process."""
+
+# A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
+_MOST_STRETCH_BYTES = 1 << 26
+
+
+class Stretches(ProcessCache[InflatedSource]):
+    """What is decompressed of several files, by file and number of the seek point."""
+
+    def __init__(self, most_bytes: int = MOST_INFLATED_BYTES) -> None:
+        super().__init__(most_bytes, attrgetter("most_bytes"))
+
+
+def offset_note(source: ByteSource) -> str:
+    """A note for errors about a stream whose offsets differ from those of the file."""
+    is_inflated = isinstance(source, (InflatedSource, InflatedFile))
+    return " (offset in the decompressed stream)" if is_inflated else ""
+
+
+class InflatedFile(FileSource):
+    """The decompressed content of a file, of known size. Safe from threads, which share what is
+    decompressed: each stretch from one seek point to the next once.
+
+    Args:
+        file: The compressed file.
+        compression_type: "GZIP", "ZLIB" or "SNAPPY".
+        size: Decompressed bytes.
+        points: Where decompression can begin; None for the beginning only.
+        stretches: Keeps what is decompressed.
+        number: Of the file among those that share `stretches`.
+
+    Raises:
+        IndexMismatchError: The file cannot hold so much.
+    """
+
+    max_gap_bytes = LOCAL_GAP_BYTES
+    chunk_bytes = 1 << 19
+
+    def __init__(
+        self,
+        file: FileSource,
+        compression_type: str,
+        size: int,
+        points: SeekPoints | None,
+        stretches: Stretches,
+        number: int = 0,
+    ) -> None:
+        # Before memory is taken for what it says.
+        most = MOST_EXPANSION * file.file_size
+        if compression_type in WINDOW_BITS and size > most:
+            text = f"expected at most {most} decompressed bytes in a file of {file.file_size}, got {size} in the index"
+            raise IndexMismatchError(text, path=file.path)
+        self.path, self.size, self.file_size = file.path, size, size
+        self.mtime_ns, self.etag = file.mtime_ns, file.etag
+        self._file, self._type, self._points = file, compression_type, points or BEGINNING
+        self._stretches, self._number = stretches, number
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file.
+
+        Raises:
+            CompressionError: The file is damaged before that.
+        """
+        buffer = bytearray(max(min(num_bytes, self.file_size - offset), 0))
+        got = self.read_into(memoryview(buffer), offset)
+        return bytes(buffer[:got])
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `read`, and `FileSource`."""
+        done, wanted = 0, min(len(buffer), self.file_size - offset)
+        while done < wanted:
+            number = self._find(offset + done)
+            end = min(wanted, self._end(number) - offset)
+            stretch = self._stretches.find((self._number, number), self._open)
+            got = stretch.read_into(buffer[done:end], offset + done)
+            done += got
+            if done < end:
+                stretch.check_end()
+                break
+        return done
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+        """See `FileSource`: those of one stretch at once."""
+        for number, group in groupby(ranges, lambda range_: self._find(range_[0])):
+            parts = [*group]
+            if self._is_short(number) and parts[-1][1] <= self._end(number):
+                stretch = self._stretches.find((self._number, number), self._open)
+                if stretch.read_ranges(parts, buffer):
+                    continue
+            super().read_ranges(parts, buffer)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        numbers = range(self._find(begin), self._find(end) + 1)
+        for number in numbers:
+            self._stretches.drop((self._number, number))
+        return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
+
+    def missing(self, begin: int, end: int) -> dict[int, FileRange]:
+        """The stretches of a range that must be fetched from a storage, by number."""
+        if not isinstance(self._file, RemoteFile):
+            return {}
+        return {
+            number: FileRange(self._file.part, *self._extent(number))
+            for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
+            if self._is_short(number) and (self._number, number) not in self._stretches
+        }
+
+    def give(self, number: int, data: bytes | memoryview) -> None:
+        """Take the compressed bytes of a stretch."""
+        source = _Part(self.path, data, *self._extent(number))
+        self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
+
+    def _find(self, offset: int) -> int:
+        return self._points.find(max(offset, 0))
+
+    def _end(self, number: int) -> int:
+        offsets = self._points.offsets
+        return offsets[number + 1] if number + 1 < len(offsets) else self.file_size
+
+    def _extent(self, number: int) -> tuple[int, int]:
+        """The compressed bytes of a stretch."""
+        is_last = number + 1 == len(self._points)
+        # with the bits before the next point
+        end = self._file.file_size if is_last else self._points.byte(number + 1) + 1
+        return self._points.byte(number), end
+
+    def _is_short(self, number: int) -> bool:
+        begin, end = self._extent(number)
+        num_bytes = self._end(number) - self._points.offsets[number]
+        return max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES
+
+    def _open(self, key: tuple[int, int]) -> InflatedSource:
+        number = key[1]
+        if not isinstance(self._file, RemoteFile) or not self._is_short(number):
+            return self._stretch(number, read_ahead(self._file))
+        extent = self._extent(number)
+        (data,) = fetch([FileRange(self._file.part, *extent)], self._file.access)
+        return self._stretch(number, _Part(self.path, data, *extent))
+
+    def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
+        point = self._points.point(number)
+        kind = SnappySource if self._type == "SNAPPY" else InflatedSource
+        stretch = kind(source, self._type, point)
+        if self._is_short(number):
+            stretch.keep_from = point.offset
+            stretch.end = self._end(number)
+            stretch.most_bytes = stretch.end - point.offset
+        return stretch
+
+
+def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]], access: Access) -> None:
+    """Fetch what is missing of some ranges from their storages, all at once."""
+    parts = {
+        (id(file), number): (file, number, part)
+        for file, *range_ in wanted
+        for number, part in file.missing(*range_).items()
+    }
+    found = fetch([part for *_, part in parts.values()], access) if parts else []
+    for (file, number, _), data in zip(parts.values(), found, strict=True):
+        file.give(number, data)
+
+
+class _Part:
+    """A `ByteSource` over a part of a file in memory; offsets are those in the file."""
+
+    max_record_bytes: int | None = None
+    chunk_bytes = 1 << 19
+
+    def __init__(self, path: str, data: bytes | memoryview, begin: int, end: int) -> None:
+        self.path, self._data, self._begin = path, memoryview(data), begin
+        self.size: int | None = end
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        at = max(offset - self._begin, 0)
+        return bytes(self._data[at : at + num_bytes])
+
+    def check_end(self) -> None:
+        """A part simply ends."""

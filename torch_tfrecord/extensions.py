@@ -1,0 +1,37 @@
+"""What extensions attach to the core, looked up by name, so that the core imports none of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+__all__ = ["attached"]
+
+
+@functools.cache
+def attached(room: str, name: str) -> object:
+    """An object that an extension attaches at one of the core's seams; the caller's room defines
+    its Protocol.
+
+    Args:
+        room: Folder of the extension.
+        name: The object's name at its door.
+
+    Raises:
+        ImportError: The extension is not there.
+
+    Example:
+        >>> from torch_tfrecord.extensions import attached
+        >>> attached("media", "Image").__name__
+        'Image'
+    """
+    door = f"torch_tfrecord.{room}"
+    try:
+        found: object = getattr(importlib.import_module(door), name)
+    except ModuleNotFoundError as error:
+        if error.name != door:
+            raise
+        raise ImportError(
+            f"expected the extension {door}, which is not installed", name=door
+        ) from None
+    return found

@@ -1,0 +1,72 @@
+from .access import DEFAULT_ACCESS, Access, cache_dir, remote_folder
+from .ahead_file import FilesAhead, read_ahead
+from .atomic import (
+    AtomicFile,
+    claim_folder,
+    clear_dead,
+    hidden_name,
+    remove_folder,
+    sync_directory,
+    temporary_names,
+    write_atomically,
+)
+from .descriptors import Descriptor, name_path, open_path, reserve_descriptor
+from .per_process import PerProcess, ProcessCache, compiled_copy, in_threads, module_of_process
+from .ranges import LOCAL_GAP_BYTES, block_around, reading_order
+from .read import BlockMemory, SourceOf, is_done, read_local_records, read_pieces
+from .storage import (
+    ByteSource,
+    FileSource,
+    FileWindow,
+    LocalFile,
+    RemoteFile,
+    fingerprint,
+    is_remote,
+    local_path,
+    open_file,
+    open_files,
+)
+
+__all__ = [
+    "DEFAULT_ACCESS",
+    "LOCAL_GAP_BYTES",
+    "Access",
+    "AtomicFile",
+    "BlockMemory",
+    "ByteSource",
+    "Descriptor",
+    "FileSource",
+    "FileWindow",
+    "FilesAhead",
+    "LocalFile",
+    "PerProcess",
+    "ProcessCache",
+    "RemoteFile",
+    "SourceOf",
+    "block_around",
+    "cache_dir",
+    "claim_folder",
+    "clear_dead",
+    "compiled_copy",
+    "fingerprint",
+    "hidden_name",
+    "in_threads",
+    "is_done",
+    "is_remote",
+    "local_path",
+    "module_of_process",
+    "name_path",
+    "open_file",
+    "open_files",
+    "open_path",
+    "read_ahead",
+    "read_local_records",
+    "read_pieces",
+    "reading_order",
+    "remote_folder",
+    "remove_folder",
+    "reserve_descriptor",
+    "sync_directory",
+    "temporary_names",
+    "write_atomically",
+]

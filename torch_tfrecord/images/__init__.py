@@ -1,3 +1,0 @@
-"""Encoded images: read headers, decode, crop."""
-
-__all__: list[str] = []

@@ -1,0 +1,390 @@
+"""Batches of records of like length: buckets of lengths, and the steps that all ranks take together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.arguments import at_least, one_of
+from torch_tfrecord.order import Job, Permutation, Place, Rank, digest, has_mixture, record_lengths
+
+__all__ = [
+    "BucketSteps",
+    "Buckets",
+    "LengthOptions",
+    "TooLong",
+    "check_too_long",
+    "checked_lengths",
+]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_Lengths: TypeAlias = "npt.NDArray[np.int32]"
+
+TooLong: TypeAlias = Literal["error", "alone", "drop"]
+"""What to do about a record that is longer than a batch may be."""
+
+_MOST_BUCKETS = 64
+_MOST_CANDIDATES = 512  # boundaries that are tried
+_STEPS_A_BUCKET = 4  # on average at least, since the last step of each bucket is short
+
+
+def checked_lengths(dataset: Sized, lengths: str | npt.ArrayLike | None) -> _Lengths:
+    """The lengths of all records as int32 [N]: as given, or what the dataset knows.
+
+    Args:
+        dataset: The dataset.
+        lengths: Integers [N]; the name of a kept column; None for the bytes of the records.
+
+    Raises:
+        TypeError: They are not integers, the dataset does not know them, or it has a `Mixture`.
+        ValueError: They are not one for each record, or one is not from 0 to 2^31 - 1.
+    """
+    if has_mixture(dataset):
+        raise TypeError(
+            "batches by length need the same record at a position in each epoch: expected a ConcatDataset, or a "
+            "loader for each dataset, got a Mixture"
+        )
+    if lengths is None or isinstance(lengths, str):
+        lengths = record_lengths(dataset, lengths)
+    array = np.ma.filled(np.asanyarray(lengths), 0)  # a list that is missing has no length
+    if array.shape != (len(dataset),):
+        raise ValueError(
+            f"lengths must have one number for each of {len(dataset)} records, got shape {list(array.shape)}"
+        )
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be integers, got {array.dtype}")
+    if array.size and not 0 <= array.min() <= array.max() < 1 << 31:
+        raise ValueError(f"lengths must be from 0 to 2^31 - 1, got {array.min()} to {array.max()}")
+    return array.astype(np.int32, copy=False)
+
+
+def check_too_long(lengths: _Lengths, limit: int, too_long: TooLong, limits: str) -> None:
+    """ValueError if a record is longer than a limit, and that is an error."""
+    one_of("too_long", too_long, "error", "alone", "drop")
+    if too_long == "error" and len(lengths) and lengths.max() > limit:
+        position = int(lengths.argmax())
+        raise ValueError(
+            f"the record at position {position} has length {lengths[position]}: expected at most {limit} "
+            f'({limits}), or too_long="drop" or "alone"'
+        )
+
+
+class LengthOptions(NamedTuple):
+    """How records of like length make batches; see `LengthBatchSampler`."""
+
+    batch_size: int | None = None
+    max_tokens: int | None = None
+    boundaries: Sequence[int] | None = None
+    multiple_of: int = 1
+    too_long: TooLong = "error"
+
+
+class LengthGroups:
+    """Records in groups of like length; each group has an order of its own in each epoch.
+
+    Args:
+        groups: [N]: the group of each record, from 0; in few bits, which NumPy sorts fast.
+        counts: int64 [G]: records of each; those of any further group are left out.
+        shuffle: False for the order of the files.
+        seed: An integer of any size.
+
+    Attributes:
+        members: uint32 [N], beyond 2^32 int64: the positions, group by group.
+        offsets: int64 [G]: where each group begins there.
+    """
+
+    def __init__(
+        self, groups: npt.NDArray[Any], counts: _Integers, shuffle: bool, seed: int
+    ) -> None:
+        self.counts, self.shuffle, self.seed = counts, shuffle, seed
+        small = len(groups) <= 1 << 32
+        self.members = np.argsort(groups, kind="stable").astype(np.uint32 if small else np.int64)
+        self.offsets = np.cumsum(counts) - counts
+        self._orders: dict[tuple[int, int], Permutation] = {}
+
+    def order(self, group: int, epoch: int) -> Permutation | None:
+        """The order of a group's places; None for that of the files."""
+        if not self.shuffle:
+            return None
+        order = self._orders.get((epoch, group))
+        if order is None:
+            if len(self._orders) > 2 * len(self.counts):
+                self._orders.clear()  # of epochs long past
+            order = Permutation(int(self.counts[group]), self.seed, epoch, 1 + group)
+            self._orders[epoch, group] = order
+        return order
+
+    def positions(self, group: int, places: _Integers, epoch: int) -> list[int]:
+        """The positions at places of a group's order."""
+        order = self.order(group, epoch)
+        places = places if order is None else order.positions(places)
+        found: list[int] = self.members[self.offsets[group] + places].tolist()
+        return found
+
+
+class Buckets(LengthGroups):
+    """The records by length, and the order of each epoch: a pure function of (seed, epoch).
+
+    Bucket b has the records with ``boundaries[b - 1] <= length < boundaries[b]``, as for tf.data's
+    ``bucket_by_sequence_length``. The records of a bucket come in a random order of their own, and
+    so do the steps; each step takes the next records of one bucket, on all ranks. So the shuffle is
+    exact over the whole epoch, except that a batch has records of one bucket. It takes 4 bytes a
+    record, and each step is found without those before it.
+
+    Args:
+        lengths: int32 [N].
+        options: See `LengthBatchSampler`.
+        shuffle: False for the order of the files; each batch comes where its last record is.
+        seed: An integer of any size.
+        drop_last: Drop the last step of each bucket if it is not full.
+
+    Attributes:
+        num_records, num_dropped: Records of an epoch, and those that are too long.
+        boundaries: As given, or chosen for the least padding.
+        counts: int64 [B]: records of each bucket; empty ones are left out.
+        batch_sizes: int64 [B]: samples in a full batch of each.
+        batch_size: 0: of no one size.
+
+    Raises:
+        ValueError: An option is out of range, or a record is too long.
+    """
+
+    batch_size, is_sized = 0, False
+
+    def __init__(
+        self, lengths: _Lengths, options: LengthOptions, shuffle: bool, seed: int, drop_last: bool
+    ) -> None:
+        batch_size, max_tokens, boundaries, multiple_of, too_long = options
+        if batch_size is None and max_tokens is None:
+            raise ValueError("expected batch_size or max_tokens, got neither")
+        most = at_least(1, "batch_size", 1 << 31 if batch_size is None else batch_size)
+        at_least(1, "multiple_of", multiple_of)
+        self._lengths, self._options = lengths, options
+        self.drop_last = drop_last
+        limit = int(lengths.max()) if len(lengths) else 0
+        if max_tokens is not None:
+            limit = at_least(1, "max_tokens", max_tokens) // multiple_of * multiple_of
+        check_too_long(
+            lengths, limit, too_long, f"max_tokens={max_tokens}, multiple_of={multiple_of}"
+        )
+        values, counts = np.unique(lengths, return_counts=True)
+        padded = -(-values.astype(np.int64) // multiple_of) * multiple_of
+        if boundaries is None:
+            num_steps = max(len(lengths) / most, float(padded @ counts) / (max_tokens or np.inf))
+            num_buckets = min(max(int(num_steps) // _STEPS_A_BUCKET, 1), _MOST_BUCKETS)
+            rounded, first = np.unique(padded, return_index=True)
+            self.boundaries = best_boundaries(rounded, np.add.reduceat(counts, first), num_buckets)
+        else:
+            self.boundaries = _checked(boundaries)
+        # Those that are too long have buckets of their own.
+        borders = np.unique([*self.boundaries, limit + 1])
+        ends = np.append(np.searchsorted(values, borders), len(values))
+        ends = ends[np.diff(ends, prepend=0) > 0]
+        counts = np.diff(np.append(0, np.cumsum(counts))[ends], prepend=0)
+        self.batch_sizes = np.full(len(ends), most)
+        if max_tokens is not None:
+            fitting = np.maximum(max_tokens // np.maximum(padded[ends - 1], 1), 1)
+            self.batch_sizes = np.minimum(self.batch_sizes, fitting)
+        if too_long == "drop":
+            kept = values[ends - 1] <= limit
+            counts, self.batch_sizes = counts[kept], self.batch_sizes[kept]
+        buckets = np.searchsorted(values[ends - 1], lengths).astype(np.uint16)
+        super().__init__(buckets, counts, shuffle, seed)
+        self.num_records = int(counts.sum())
+        self.num_dropped = len(lengths) - self.num_records
+        self._identity = {
+            **options._asdict(),
+            "boundaries": self.boundaries,
+            "lengths": digest(lengths),
+            "num_records": self.num_records,
+            "seed": seed,
+            "shuffle": shuffle,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the order, as JSON values."""
+        return self._identity
+
+    def in_order(self) -> Buckets:
+        """The same records, unshuffled in every epoch."""
+        return Buckets(self._lengths, self._options, False, self.seed, self.drop_last)
+
+    def steps(self, epoch: int, rank: Rank, jobs: tuple[Job, ...], _start: int = 0) -> BucketSteps:
+        """The steps of an epoch, after those that some jobs have taken of it."""
+        return BucketSteps(self, epoch, rank, jobs, self.drop_last)
+
+    def padded_tokens(self, epoch: int, world_size: int) -> tuple[int, int]:
+        """Tokens of an epoch's records, and with padding where each step has the size of its
+        longest record.
+        """
+        steps = self.steps(epoch, Rank(0, world_size), ())
+        tokens = padded = 0
+        for bucket, num_steps in enumerate(steps.num_steps.tolist()):
+            starts = steps.starts(bucket, np.arange(num_steps + 1))
+            positions = self.positions(bucket, np.arange(starts[-1]), epoch)
+            lengths = self._lengths[positions].astype(np.int64)
+            tokens += int(lengths.sum())
+            longest = np.maximum.reduceat(lengths, starts[:-1]) if num_steps else starts[:-1]
+            rounded = -(-longest // self._options.multiple_of) * self._options.multiple_of
+            padded += int(np.diff(starts) @ rounded)
+        return tokens, padded
+
+    def check(self, place: Place) -> None:
+        """ValueError if a place of a state cannot be one of this order."""
+        consumed = 0
+        if place.jobs:
+            *others, last = place.jobs
+            steps = self.steps(place.epoch, Rank(0, last.world_size), tuple(others))
+            consumed = steps.consumed(last.num_steps)
+        if consumed != place.consumed:
+            raise ValueError(
+                f"consumed must be {consumed} after the jobs in the state, got {place.consumed}"
+            )
+
+
+class BucketSteps:
+    """The steps of an epoch: in each one all ranks have a batch of the same bucket.
+
+    The last step of a bucket is shared evenly. If it has fewer records than there are ranks, the
+    one before it gives it some; if there is none to give, records of the bucket come twice.
+
+    Args:
+        buckets: The records.
+        epoch: From 0.
+        rank: Whose batches.
+        jobs: Steps that were taken before, of this epoch, perhaps with another world size.
+        drop_last: Drop steps that are not full.
+    """
+
+    def __init__(
+        self, buckets: Buckets, epoch: int, rank: Rank, jobs: tuple[Job, ...], drop_last: bool
+    ) -> None:
+        self._buckets, self._epoch, self.rank, self._num_jobs = buckets, epoch, rank, len(jobs)
+        self._begins = np.zeros(len(buckets.counts), np.int64)
+        if jobs:
+            before = buckets.steps(epoch, Rank(0, jobs[-1].world_size), jobs[:-1])
+            self._begins = before._ends(jobs[-1].num_steps)
+        self._at_once = buckets.batch_sizes * rank.world_size
+        left = buckets.counts - self._begins
+        self.num_steps = left // self._at_once if drop_last else -(-left // self._at_once)
+
+    def __len__(self) -> int:
+        return int(self.num_steps.sum())
+
+    @cached_property
+    def _order(self) -> tuple[_Integers, _Integers]:
+        """The bucket of each step, and how many of this bucket come before it."""
+        num_steps, buckets = self.num_steps, self._buckets
+        found = np.repeat(np.arange(len(num_steps)), num_steps)
+        firsts = np.cumsum(num_steps) - num_steps
+        numbers = np.arange(len(found)) - firsts[found]
+        if buckets.shuffle:
+            seeds = (self._epoch, 0, self._num_jobs)
+            found = found[
+                Permutation(len(found), buckets.seed, *seeds).positions(np.arange(len(found)))
+            ]
+            by_bucket = np.argsort(found, kind="stable")
+            again = np.empty_like(numbers)
+            again[by_bucket] = numbers
+            return found, again
+        last = [
+            buckets.positions(bucket, self.starts(bucket, np.arange(1, count + 1)) - 1, self._epoch)
+            for bucket, count in enumerate(num_steps.tolist())
+        ]
+        order = np.argsort(np.concatenate(last)) if last else numbers
+        return found[order], numbers[order]
+
+    def starts(self, bucket: int | _Integers, numbers: _Integers) -> _Integers:
+        """The place in its bucket where a step begins; the step after the last begins at the end."""
+        count, begin, at_once = (
+            self._buckets.counts[bucket],
+            self._begins[bucket],
+            self._at_once[bucket],
+        )
+        world_size, is_last = self.rank.world_size, numbers + 1 == self.num_steps[bucket]
+        starts = begin + numbers * at_once
+        # A last step of too few takes from the one before it, if that has at least two for each rank.
+        gives = is_last & (self._buckets.batch_sizes[bucket] > 1) & (numbers > 0)
+        starts = np.where(gives, np.minimum(starts, count - world_size), starts)
+        found: _Integers = np.minimum(starts, count)
+        return found
+
+    def _extents(self, begin: int, end: int) -> tuple[_Integers, _Integers, _Integers]:
+        """Of some steps the bucket, and where each begins and ends in it."""
+        buckets, numbers = (part[begin:end] for part in self._order)
+        return buckets, self.starts(buckets, numbers), self.starts(buckets, numbers + 1)
+
+    def batches(self, begin: int, end: int) -> list[list[int]]:
+        """This rank's batches of some steps."""
+        rank, world_size = self.rank
+        found = []
+        for bucket, start, stop in zip(
+            *map(np.ndarray.tolist, self._extents(begin, end)), strict=True
+        ):
+            size = stop - start
+            places = np.arange(rank, max(size, world_size), world_size) % size
+            found.append(self._buckets.positions(bucket, start + places, self._epoch))
+        return found
+
+    def num_positions(self, begin: int, end: int) -> int:
+        """Positions in this rank's batches of some steps."""
+        _, starts, ends = self._extents(begin, end)
+        each = -(-(ends - starts - self.rank.rank) // self.rank.world_size)
+        return int(np.maximum(each, 1).sum())
+
+    def consumed(self, step: int) -> int:
+        """Records that all ranks have taken of the epoch after some steps."""
+        return int(self._ends(step).sum())
+
+    def _ends(self, step: int) -> _Integers:
+        """Where each bucket is after some steps."""
+        taken = np.bincount(self._order[0][:step], minlength=len(self.num_steps))
+        return self.starts(np.arange(len(taken)), taken)
+
+
+def _checked(boundaries: Sequence[int]) -> list[int]:
+    found = [at_least(1, "boundaries", boundary) for boundary in boundaries]
+    if any(low >= high for low, high in pairwise(found)):
+        raise ValueError(f"boundaries must ascend, got {found}")
+    return found
+
+
+def best_boundaries(values: _Integers, counts: _Integers, num_buckets: int) -> list[int]:
+    """The boundaries of at most so many buckets for which padding is least, where each record is as
+    long as the longest of its bucket: by dynamic programming over the lengths, or about 500 of them.
+
+    Args:
+        values: int64 [V]: lengths, ascending, from 0.
+        counts: int64 [V]: records of each.
+
+    Example:
+        >>> best_boundaries(np.array([1, 2, 9, 10]), np.array([5, 5, 5, 5]), 2)
+        [3]
+    """
+    sums, ends = np.cumsum(counts), np.arange(len(values))
+    if len(values) > _MOST_CANDIDATES:
+        # Half of them at equal shares of the records, half at equal shares of the tokens.
+        shares = np.arange(1, _MOST_CANDIDATES // 2 + 1) / (_MOST_CANDIDATES // 2)
+        totals = (sums, np.cumsum(counts * values))
+        ends = np.unique([np.searchsorted(each, shares * each[-1]) for each in totals])
+    uppers, sums = values[ends], np.append(0, sums[ends])
+    # Of a bucket's records with padding, from one candidate up to another.
+    cost = np.where(ends[:, None] <= ends, uppers * (sums[1:] - sums[:-1, None]), np.inf)
+    least, choices = sums[:0].astype(float), []
+    for number in range(min(num_buckets, len(ends))):
+        every = np.append(0, least[:-1])[:, None] + cost if number else cost[:1]
+        choices.append(every.argmin(axis=0))
+        least = every.min(axis=0)
+    found: list[int] = []
+    end = len(ends) - 1
+    for choice in choices[:0:-1]:
+        end = int(choice[end]) - 1
+        if end < 0:
+            break
+        found.insert(0, int(uppers[end]) + 1)
+    return found

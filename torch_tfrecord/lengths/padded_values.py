@@ -1,0 +1,330 @@
+"""Pad one column of a batch: a tensor that holds all its rows, or a list of values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, reserve
+from torch_tfrecord.columns import Array, Nested, as_plain, dtype_name, pad_rows
+from torch_tfrecord.errors import LimitExceededError
+from torch_tfrecord.loading import numbers
+from torch_tfrecord.samples import Batch, Value, Values
+
+__all__ = [
+    "Nest",
+    "Padded",
+    "Wish",
+    "flatten",
+    "pad_numbers",
+    "pad_rows_of",
+    "pad_strings",
+    "sizes_of_rows",
+]
+
+Padded: TypeAlias = tuple[Batch, Batch]
+"""A batch and its lengths, nested alike."""
+
+_Shape: TypeAlias = tuple[int, ...]
+_Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
+
+_POINTER_BYTES = 8  # of one entry in a Python list
+
+
+Nest: TypeAlias = Any
+"""An argument of `PaddedCollate`, nested like the samples."""
+
+
+class Wish(NamedTuple):
+    """What is asked of one feature, or of a nest of them: the arguments of `PaddedCollate` for it,
+    and its name in errors, such as ``['x'][0]``.
+    """
+
+    name: str
+    padded_shapes: Nest
+    padding_values: Nest
+    multiple_of: int = 1
+    return_lengths: bool = False
+
+
+def sizes_of_rows(rows: Nested) -> _Sizes:
+    """The shapes of a column's rows."""
+    inner = np.tile(np.array(rows.values.shape[1:], np.int64), (rows.num_rows, 1))
+    return np.hstack([np.diff(np.asarray(ends))[:, None] for ends in rows.row_splits] + [inner])
+
+
+def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
+    """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
+    sizes = sizes_of_rows(rows)
+    size, fill = _prepare(sizes, wish, rows.dtype)
+    # First all dimensions but the first of a ragged row: then rows are of one size.
+    inner = size[len(rows.row_splits) :]
+    if not rows.row_splits and rows.values.shape[1:] == inner:
+        return as_plain(rows), _lengths_of(sizes, wish)
+    values, row_splits = rows.arrays()
+    plain = values
+    if plain.shape[1:] != inner:
+        plain = np.full((len(values), *inner), fill)
+        plain[tuple(map(slice, values.shape))] = values
+    for ends in row_splits:
+        plain = pad_rows(plain, ends, size[0], fill)
+    return as_tensor(plain, rows.dtype), _lengths_of(sizes, wish)
+
+
+def pad_numbers(values: Values, wish: Wish) -> Padded:
+    """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
+
+    Raises:
+        TypeError: A value is not a number, dtypes differ, or the dtype cannot hold the padding
+            value.
+        ValueError: Samples have different numbers of dimensions, or one is larger than the size to
+            pad to.
+    """
+    # What comes from columns is a tensor already; these are samples that were changed, or others'.
+    tensors = _tensors(values, wish.name)
+    _check_alike(tensors, wish.name)
+    sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)
+    size, fill = _prepare(sizes, wish, tensors[0].dtype)
+    batch = tensors[0].as_subclass(torch.Tensor).new_empty((len(tensors), *size))
+    padded: Any = batch
+    rows: list[Any] = tensors
+    with suppress(RuntimeError, TypeError):  # gradients must pass, or they are on a device
+        rows = [*map(as_array, tensors)]
+        padded = as_array(batch)
+    if (sizes != size).any():
+        padded[...] = fill if padded is not batch else as_tensor(fill, batch.dtype)
+    for number, row in enumerate(rows):
+        place = (number, *map(slice, row.shape))
+        padded[place] = row
+    return batch, _lengths_of(sizes, wish)
+
+
+def _tensors(values: Values, name: str) -> list[torch.Tensor]:
+    try:
+        if isinstance(values[0], (bool, int, float, complex, list)):
+            arrays = [np.asarray(value) for value in values]
+            # An empty list has no dtype of its own.
+            dtype = np.result_type(*(array for array in arrays if array.size))
+            flat = values
+            while list in (kinds := {*map(type, flat)}):
+                flat = [*chain.from_iterable(flat)]
+            if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and numbers(flat) is flat:
+                raise TypeError
+            return [torch.from_numpy(array.astype(dtype)) for array in arrays]
+        return [
+            torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+            for value in values
+        ]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name or 'samples'}: expected only numbers, in lists of equal length, that one dtype holds as they are"
+        ) from error
+
+
+def _check_alike(tensors: Values, name: str) -> None:
+    for number, tensor in enumerate(tensors):
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.is_nested
+            or tensor.layout != torch.strided
+        ):
+            kind = (
+                "a jagged or sparse tensor"
+                if isinstance(tensor, torch.Tensor)
+                else type(tensor).__name__
+            )
+            raise TypeError(
+                f"{name or 'samples'}: padding is only supported for dense tensors, numbers, bytes and str, got {kind} "
+                f"in sample {number}"
+            )
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(
+                f"{name or 'samples'}: expected one dtype, got {dtype_name(tensors[0].dtype)} in sample 0, "
+                f"{dtype_name(tensor.dtype)} in sample {number}"
+            )
+
+
+def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Array]:
+    """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
+    size, value = _padded_size(sizes, wish), wish.padding_values
+    fill = np.zeros((), array_dtype(dtype))
+    if size and value is not None:
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+            value = value.item()
+        # By its text, too: 0.0 equals -0.0, and a NaN nothing.
+        fill = _exact_number(value, str(value), dtype, wish.name)
+    _reserve_padded(sizes, size, dtype.itemsize, wish.name)
+    return size, fill
+
+
+@functools.lru_cache
+def _exact_number(value: Any, text: str, dtype: torch.dtype, name: str) -> Array:
+    """The padding value; an error unless the dtype can hold it exactly."""
+    found = held = None
+    with suppress(RuntimeError, TypeError, ValueError, OverflowError):
+        found = torch.tensor(value, dtype=dtype)
+        held = found.item()
+    # NaN differs from itself.
+    if found is None or not (held == value or (held != held and value != value)):
+        nearest = (
+            f"; the nearest is {held!r}"
+            if isinstance(held, float) and isinstance(value, float)
+            else ""
+        )
+        raise TypeError(
+            f"{name or 'samples'}: Invalid `padding_values`. {dtype_name(dtype)} cannot hold {value!r} exactly{nearest}"
+        )
+    return as_array(found)
+
+
+def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Padded:
+    """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the
+    first.
+
+    Raises:
+        TypeError: A value or the padding value has another type.
+        ValueError: As for `pad_numbers`, or lists within a sample have unequal lengths.
+    """
+    name, padding = wish.name, wish.padding_values
+    sizes = _sizes_of(_string_sizes(values, kind, name), name)
+    size = _padded_size(sizes, wish)
+    if padding is not None and not isinstance(padding, kind) and size and any(flatten(values)):
+        raise TypeError(
+            f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
+        )
+    _reserve_padded(sizes, size, _POINTER_BYTES, name)
+    fill = kind() if padding is None else padding
+    return _pad_lists(values, size, fill), _lengths_of(sizes, wish)
+
+
+def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> list[_Shape]:
+    """The shape of each of several nested lists; an empty one counts as having as many dimensions
+    as the others.
+    """
+    types = set(map(type, values))
+    # the usual case: lists of strings,
+    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:
+        return [(len(value),) for value in values]
+    if types == {kind}:  # or strings
+        return [()] * len(values)
+    for scalar in flatten(values):
+        if not isinstance(scalar, kind):
+            raise TypeError(
+                f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
+            )
+    # Nested lists: each must be rectangular by itself.
+    sizes = []
+    for number, value in enumerate(values):
+        try:
+            sizes.append(_list_size(value))
+        except ValueError:
+            raise ValueError(
+                f"{name or 'samples'}: expected lists of equal length within sample {number}"
+            ) from None
+    # An empty list does not say how deep it would be.
+    rank = max(map(len, sizes))
+    return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
+
+
+def _list_size(value: object) -> _Shape:
+    if not isinstance(value, list):
+        return ()
+    (inner,) = {_list_size(item) for item in value} or {()}
+    return len(value), *inner
+
+
+def _pad_lists(values: Values, size: _Shape, fill: bytes | str) -> Values:
+    """Several nested lists, each padded at the end of each dimension to a shape that is not
+    smaller.
+    """
+    if len(size) < 2:
+        fills = [fill] * sum(size)
+        return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    # Missing rows are empty lists, padded in the next dimension.
+    rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
+    return [_pad_lists(row, size[1:], fill) for row in rows]
+
+
+def flatten(value: object) -> Iterator[Value]:
+    """The values in nested lists, in row-major order.
+
+    Example:
+        >>> list(flatten([[b"a"], [], [b"b"]]))
+        [b'a', b'b']
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from flatten(item)
+    else:
+        yield value
+
+
+def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
+    """The shapes of at least one sample; ValueError if their numbers of dimensions differ."""
+    rank = len(shapes[0])
+    if len(set(map(len, shapes))) > 1:
+        number = next(number for number, shape in enumerate(shapes) if len(shape) != rank)
+        raise ValueError(
+            f"{name or 'samples'}: expected tensors of one rank, got shape {list(shapes[0])} in sample 0, "
+            f"{list(shapes[number])} in sample {number}"
+        )
+    return np.array(shapes, np.int64).reshape(len(shapes), rank)
+
+
+def _padded_size(sizes: _Sizes, wish: Wish) -> _Shape:
+    """The size of one sample in the batch."""
+    shape, rank, name = wish.padded_shapes, sizes.shape[1], wish.name
+    entries = [None] * rank if shape is None else [shape] if isinstance(shape, int) else shape
+    if isinstance(entries, Mapping) or any(
+        isinstance(entry, (Mapping, list, tuple)) for entry in entries
+    ):
+        raise ValueError(
+            f"padded_shapes{name}: expected a shape, nested like the samples, got {shape!r}"
+        )
+    wanted = tuple(None if entry == -1 else entry for entry in entries)
+    if len(wanted) != rank:
+        raise ValueError(
+            f"{name or 'samples'}: The padded shape {wanted!r} is not compatible with the shape {(None,) * rank!r} of "
+            "the corresponding input component"
+        )
+    largest: list[int] = sizes.max(axis=0).tolist()
+    padded = tuple(
+        most + -most % wish.multiple_of if size is None else size
+        for size, most in zip(wanted, largest, strict=True)
+    )
+    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
+        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
+        raise ValueError(
+            f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
+            f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
+        )
+    return padded
+
+
+def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:
+    """Call `reserve` for a padded column; the error's position is the number of the largest
+    sample.
+    """
+    try:
+        reserve(len(sizes) * math.prod(size) * itemsize)
+    except LimitExceededError as error:
+        largest = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
+        raise LimitExceededError(
+            f"{name or 'samples'}: {error.args[0]}", position=largest
+        ) from None
+
+
+def _lengths_of(sizes: _Sizes, wish: Wish) -> torch.Tensor | None:
+    """The sizes as PaddedCollate returns them: [B] for one dimension, [B, R] for R, None for no
+    dimension, or where nobody wants them.
+    """
+    rank = sizes.shape[1] if wish.return_lengths else 0
+    return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None

@@ -1,0 +1,66 @@
+from .collating import collate, make_batch, numbers, take_columns
+from .column_batch import BatchParser, ColumnBatch
+from .dataset_options import dataset_parser, with_label
+from .device import DevicePrefetcher
+from .display import Part, caption, draw_cells, parts_of, show
+from .map_dataset import DatasetOptions, TFRecordDataset
+from .nested_dataset import (
+    NestedDataset,
+    StagedDataset,
+    loads_ahead,
+    makes_objects,
+    transform_samples,
+    usual_num_threads,
+)
+from .read_ahead import ReadAheadLoader, collate_left
+from .record_files import (
+    ArrayRecordFiles,
+    NotKeptError,
+    RecordFiles,
+    SingleRecords,
+    open_indexed,
+    warn_of_no_records,
+)
+from .sample import find_rows, is_jagged, take_apart
+from .sample_maker import RecordRows, SampleMaker
+from .transport import for_transport, register_in_worker
+
+__all__ = [
+    "ArrayRecordFiles",
+    "BatchParser",
+    "ColumnBatch",
+    "DatasetOptions",
+    "DevicePrefetcher",
+    "NestedDataset",
+    "NotKeptError",
+    "Part",
+    "ReadAheadLoader",
+    "RecordFiles",
+    "RecordRows",
+    "SampleMaker",
+    "SingleRecords",
+    "StagedDataset",
+    "TFRecordDataset",
+    "caption",
+    "collate",
+    "collate_left",
+    "dataset_parser",
+    "draw_cells",
+    "find_rows",
+    "for_transport",
+    "is_jagged",
+    "loads_ahead",
+    "make_batch",
+    "makes_objects",
+    "numbers",
+    "open_indexed",
+    "parts_of",
+    "register_in_worker",
+    "show",
+    "take_apart",
+    "take_columns",
+    "transform_samples",
+    "usual_num_threads",
+    "warn_of_no_records",
+    "with_label",
+]

@@ -1,0 +1,399 @@
+"""The Image spec, which decodes encoded bytes to tv_tensors.Image, and its reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.arguments import at_least, knows_keywords, one_of
+from torch_tfrecord.columns import (
+    Column,
+    Feature,
+    Keys,
+    OneValueReader,
+    OneValueSpec,
+    Shape,
+    Value,
+    dtype_name,
+    labelled,
+    raise_first,
+    rows_of,
+    shape_with_names,
+    stack,
+)
+from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
+from torch_tfrecord.media.codec import DEFAULT_MAX_PIXELS, decode_image
+from torch_tfrecord.media.crop_jobs import (
+    CropWork,
+    batch_tensor,
+    empty_batch,
+    normalization,
+    place_pixels,
+    run_job,
+)
+from torch_tfrecord.media.crops import Crop
+from torch_tfrecord.media.headers import read_header
+from torch_tfrecord.media.regions import check_image_shape, decode_stack, view_pixels
+from torch_tfrecord.phases import Phase, spent
+
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
+
+__all__ = ["Image", "ImageReader"]
+
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
+
+
+@knows_keywords
+@dataclass(frozen=True, repr=False)
+class Image(OneValueSpec, Feature):
+    """An encoded image (JPEG, PNG, GIF, BMP, WebP), decoded to a ``torchvision.tv_tensors.Image``.
+
+    A sample is uint8 [C, H, W], values 0 to 255; a batch is one image tensor [B, C, H, W] if all
+    sizes are equal, else a list. With ``crop``, all images have the crop's size, and a batch is
+    decoded straight into its tensor, decoding only the region that the crop needs: see
+    docs/images.md.
+
+    With ``several``, the feature has any number of images, such as the masks of objects, or none if
+    the record lacks it. Each gets the record's crop. A batch is a tensor if all samples have the
+    same shape, else a list of samples.
+
+    Args:
+        mode: "RGB", "L" (gray), "RGBA" or "unchanged" (the stored channels).
+        key: Name of the feature in the record, if it differs from the output's name.
+        shape: Expected shape of the decoded image before any crop, as (height, width, channels); an
+            entry is an int, None (not checked) or the key of another feature of the record that
+            holds one integer. A mismatch raises ParseError.
+        apply_orientation: Rotate and flip the image according to its EXIF orientation; TensorFlow
+            does not.
+        crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
+        normalize: (mean, std), one number per channel, for values from 0 to 1: returns float32 like
+            torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``. Not
+            for mode "unchanged".
+        several: "stack" for one image tensor [N, C, H, W] in each sample: images of different sizes
+            raise ParseError, and without images H and W are those of ``crop`` or ``shape``, else 0.
+            "list" for a list of N images [C, H, W]. None for exactly one image.
+        default_value: The bytes of an encoded image for records that lack the feature
+            (:func:`encode_image` makes them), decoded and cropped like those of a record; ``shape``
+            must not name keys, and ``several`` be None. None if such a record raises ParseError.
+        max_pixels: Maximum height times width, of the stored image and of the size a crop resizes
+            it to; more raises ImageDecodeError before memory is allocated. None means 178,956,970,
+            or a quarter of that for whole images with ``normalize``, as a float32 takes four bytes.
+
+    Raises:
+        TypeError: An entry of ``shape``, ``crop``, ``default_value`` or ``max_pixels`` has the
+            wrong type.
+        ValueError: The mode or ``several`` is unknown, the shape does not have three entries,
+            ``normalize`` does not fit the mode, ``max_pixels`` is below 1 or below the crop's size,
+            or ``default_value`` is no image that this spec reads.
+
+    Example:
+        >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
+        Image(key='image/encoded', shape=('image/height', 'image/width', 3))
+    """
+
+    _decodes = True
+
+    mode: str = "RGB"
+    shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
+    apply_orientation: bool = field(default=False, kw_only=True)
+    crop: Crop | None = field(default=None, kw_only=True)
+    normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
+    max_pixels: int | None = field(default=None, kw_only=True)
+    several: Literal["stack", "list"] | None = field(default=None, kw_only=True)
+    default_value: bytes | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if not isinstance(self.mode, str) or self.mode not in _CHANNELS:
+            modes = ", ".join(map(repr, _CHANNELS))
+            hint = "for pictures of one size crop=RandomResizedCrop(224), or a transform"
+            if isinstance(self.mode, str):
+                meant = self.mode.upper()
+                hint = (
+                    f"did you mean {f'{meant!r}' if meant in _CHANNELS else f'key={self.mode!r}'}?"
+                )
+            raise ValueError(f"mode must be one of {modes}, got {self.mode!r}: {hint}")
+        if self.crop is not None and not isinstance(self.crop, Crop):
+            kind = f"{type(self.crop).__module__}.{type(self.crop).__qualname__}"
+            raise TypeError(
+                "crop must be torch_tfrecord.RandomResizedCrop(size) or torch_tfrecord.ResizedCenterCrop(size), got "
+                f"{kind.removeprefix('builtins.')}; transforms of torchvision go in transform="
+            )
+        channels = _CHANNELS[self.mode]
+        if channels is None and (self.crop is not None or self.normalize is not None):
+            raise ValueError(
+                "crop and normalize need one number of channels: mode must not be 'unchanged'"
+            )
+        # As tuples, so that the spec has a hash.
+        if channels is not None and self.normalize is not None:
+            object.__setattr__(self, "normalize", _mean_and_std(self.normalize, channels))
+        if self.shape is not None:
+            shape = shape_with_names(
+                self.shape, "an int, None or the key of a feature", unknown=None
+            )
+            if len(shape) != 3:
+                raise ValueError(f"shape must be (height, width, channels), got {shape!r}")
+            object.__setattr__(self, "shape", shape)
+        if self.max_pixels is not None:
+            at_least(
+                1 if self.crop is None else math.prod(self.crop.size), "max_pixels", self.max_pixels
+            )
+        one_of("several", self.several, None, "stack", "list")
+        super().__post_init__()
+
+    def _reader(self, name: str, *, pads: bool = False) -> ImageReader:
+        """Build the reader for Examples."""
+        return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
+
+    def _stored(self, value: object) -> object:
+        """The bytes of a picture, or several, of a format that can be decoded and whole by their
+        headers.
+        """
+        pictures = value if isinstance(value, (list, tuple)) else [value]
+        for picture in pictures:
+            if not isinstance(picture, bytes):
+                raise TypeError(
+                    f"expected an encoded picture, as from encode_image, got {type(picture).__name__}"
+                )
+            # The header tells a picture from other bytes, for much less than decoding it.
+            read_header(picture)
+        return value
+
+    def _check_no_draw(self, name: str) -> None:
+        if self.crop is not None and self.crop.is_random:
+            raise ValueError(
+                f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same "
+                "one); crop them in the transform"
+            )
+
+
+def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Check (mean, std): one number per channel, and no std of 0."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"normalize must be (mean, std), got {value!r}")
+    mean, std = (tuple(map(float, numbers)) for numbers in value)
+    if len(mean) != channels or len(std) != channels:
+        raise ValueError(
+            f"normalize must have {channels} means and {channels} deviations, got {value!r}"
+        )
+    if not all(map(math.isfinite, mean + std)) or 0 in std:
+        raise ValueError(
+            f"normalize must have finite means and deviations other than 0, got {value!r}"
+        )
+    return mean, std
+
+
+@dataclass
+class _Begun:
+    """A `Work`."""
+
+    job: Job | None
+    finish: Callable[[Sequence[Column]], Value]
+
+
+class ImageReader(OneValueReader):
+    """Reads an Image. With a random crop, it takes the records' random keys: see `Reader`."""
+
+    keyed = False
+
+    def __init__(self, name: str, spec: Image) -> None:
+        super().__init__(
+            name, spec, self._read_one, spec.shape or (), several=spec.several is not None
+        )
+        self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
+        self._table = None if spec.normalize is None else normalization(*spec.normalize)
+        self._max_pixels = _max_pixels(spec)
+        self._crop: Crop | None = spec.crop
+        self.keyed = spec.crop is not None and spec.crop.is_random
+
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
+        """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
+        values = self._completed(columns[0].views(), columns[0])
+        return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
+
+    def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
+        """Crop in the same call that reads the records, where the core has the crop."""
+        if self.several or self._crop is None:
+            return None
+        work = labelled(self._want, self._begun, columns[0].values, keys, columns[0].buffer)
+        return _Begun(work.job, partial(self._finish, work))
+
+    def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
+        if work.job is not None:
+            spent("decode", work.job.seconds)
+        if work.is_done and not self.shape:
+            return work.tensor().as_subclass(tv_tensors.Image)
+        values = self._completed(columns[0].views(), columns[0])
+        return labelled(self._want, self._cropped, work, values, self._shapes(columns))
+
+    def _begun(self, images: Any, keys: Keys, buffer: Any = None) -> CropWork:
+        return CropWork(
+            cast("Crop", self._crop),
+            images,
+            keys,
+            buffer=buffer,
+            mode=self._mode,
+            table=self._table,
+            apply_orientation=self._apply_orientation,
+            max_pixels=self._max_pixels,
+        )
+
+    def _cropped(
+        self, work: CropWork, values: Sequence[Value], shapes: Sequence[Shape]
+    ) -> torch.Tensor:
+        with Phase("decode"):
+            # Its constructor gives Python's lock away.
+            image: torch.Tensor = work.finish(values, shapes).as_subclass(tv_tensors.Image)
+            return image
+
+    def from_values(
+        self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
+    ) -> Value:
+        """The column of several encoded images; arguments as in `OneValueReader`, and the records'
+        keys.
+        """
+        with Phase("decode"):
+            if self._crop is None:
+                whole = self._stack(values, shapes)
+                return super().from_values(values, shapes) if whole is None else whole
+            keys = [0] * len(values) if keys is None else keys
+            work = self._begun(values, np.asarray(keys, np.uint64))
+            run_job(work.job)
+            return self._cropped(work, values, shapes)
+
+    def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
+        """Decode images of equal size together; None if sizes differ, or an image cannot be
+        decoded.
+        """
+        is_plain = (
+            self._table is None and not self._apply_orientation and self._mode in ("RGB", "L")
+        )
+        # What decodes a whole batch has the default limit only, and does neither turn nor
+        # normalise.
+        if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
+            return None
+        try:
+            # Straight into the memory of the batch; what it cannot decode, the loop below words.
+            pixels = decode_stack(
+                [*map(bytes, values)], self._mode, range(len(values)), len(values)
+            )
+        except (ImageDecodeError, LimitExceededError):
+            return None
+        if pixels is None:
+            return None
+        _, channels, height, width = pixels.shape
+        for shape in shapes:
+            check_image_shape(shape, (height, width, channels))
+        return tv_tensors.Image(pixels)
+
+    def _read_one(self, data: memoryview, shape: Shape) -> Value:
+        pixels = decode_image(
+            data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
+        )
+        channels, height, width = pixels.shape
+        check_image_shape(shape, (height, width, channels))
+        if self._table is not None:
+            rows = empty_batch(1, (height, width), channels, self._table)
+            place_pixels(view_pixels(pixels), rows[0], self._table)
+            pixels = batch_tensor(rows[0])
+        return tv_tensors.Image(pixels)
+
+
+class _ImagesReader(ImageReader):
+    """Reads an Image with ``several``: the images of all records as one batch, then divided among
+    the records.
+    """
+
+    def __init__(self, name: str, spec: Image) -> None:
+        super().__init__(name, spec)
+        if spec.default_value is not None:
+            raise ValueError(
+                "default_value needs several=None: a record without the feature has no images"
+            )
+        self._want.is_required = False  # as with a VarLenFeature
+        self._stacks = spec.several == "stack"
+        height, width, channels = (
+            size if isinstance(size, int) else 0 for size in spec.shape or (0, 0, 0)
+        )
+        size = (height, width) if spec.crop is None else spec.crop.size
+        dtype = torch.uint8 if spec.normalize is None else torch.float32
+        # What a record without images gives, so that a batch of such records stacks, too.
+        self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
+
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
+        """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""
+        bounds, shapes = columns[0].bounds(), self._shapes(columns)
+        # Each image has the shape, and the random key, of its record.
+        record = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)]
+        keys = [0] * len(bounds) if keys is None else keys
+        each = (
+            columns[0].views(),
+            [shapes[number] for number in record],
+            [keys[number] for number in record],
+        )
+        images = labelled(self._want, self._images, *each, record)
+        return labelled(self._want, self._divided, images, bounds)
+
+    def _images(
+        self,
+        views: Sequence[Value],
+        shapes: Sequence[Shape],
+        keys: Sequence[int],
+        record: Sequence[int],
+    ) -> Value:
+        """All images: a tensor, or a list; errors name the record, or for a single record the
+        image.
+        """
+        try:
+            return self.from_values(views, shapes, keys) if views else []
+        except LimitExceededError as error:
+            if error.position is not None:
+                error.position = record[error.position]
+            raise
+        except TFRecordError:
+            raise_first(
+                "image",
+                len(views),
+                lambda at: self.from_values([views[at]], [shapes[at]], [keys[at]]),
+            )
+            raise
+
+    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Value:
+        """The images of each record."""
+        if not self._stacks:
+            images = rows_of(images)
+            return [[*images[begin:end]] for begin, end in bounds]
+        counts = {end - begin for begin, end in bounds}
+        if isinstance(images, torch.Tensor) and len(counts) == 1 and 0 not in counts:
+            return tv_tensors.Image(images.unflatten(0, (len(bounds), -1)))
+        return stack([self._stacked(images[begin:end]) for begin, end in bounds])
+
+    def _stacked(self, images: Any) -> tv_tensors.Image:
+        if not len(images):
+            # A copy, as the sample is the user's to change.
+            return tv_tensors.Image(self._none.clone())
+        found = images if isinstance(images, torch.Tensor) else stack(images)
+        if isinstance(found, torch.Tensor):
+            return tv_tensors.Image(found)
+        kinds = [f"{[*image.shape]} of {dtype_name(image.dtype)}" for image in images]
+        other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
+        text = f"expected images of one size, got {kinds[0]} in image 0, {kinds[other]} in image {other}"
+        raise ParseError(f"{text}: several='list' reads them")
+
+
+def _max_pixels(spec: Image) -> int:
+    if spec.max_pixels is not None:
+        return spec.max_pixels
+    return (
+        DEFAULT_MAX_PIXELS // 4
+        if spec.normalize is not None and spec.crop is None
+        else DEFAULT_MAX_PIXELS
+    )

@@ -1,0 +1,296 @@
+"""torchvision transforms that start with a crop: the crop is drawn from the image's size, before
+decoding.
+
+::
+
+    Compose([RandomResizedCrop, RandomHorizontalFlip, ToDtype, Normalize])
+             └── crop ───────┘  └── rest: flips, then a table of values ─┘
+
+The transforms' own ``make_params`` and ``transform`` do the work, so draws and pixels are
+unchanged; only their input is smaller. Anything that is not exactly an unmodified torchvision
+transform is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import torchvision
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from torch_tfrecord.media.crop_jobs import (
+    Table,
+    batch_tensor,
+    crop_job,
+    empty_batch,
+    place_pixels,
+    resizes_in_core,
+    run_job,
+    value_table,
+)
+from torch_tfrecord.media.crops import interpolation_name
+from torch_tfrecord.media.regions import Region, StoredImage
+from torch_tfrecord.torch_internals import has_hooks
+
+__all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
+
+_Step: TypeAlias = Callable[[Any], Any]
+_Params: TypeAlias = dict[str, Any]
+
+_CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
+_FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
+# They draw nothing and work value by value; for an Image, ToImage does nothing, like Identity.
+_OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
+# Older torchvisions do not use torch's kernel for uint8 on every processor that has it.
+_KNOWS_UINT8 = tuple(map(int, torchvision.__version__.split(".")[:2])) >= (0, 24)
+_IMAGES_AT_ONCE = 8  # per thread
+
+_HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
+
+
+@contextmanager
+def helped_by(threads: Executor) -> Iterator[None]:
+    """Decode this thread's batches with the given threads, inside the ``with`` block."""
+    token = _HELPERS.set(threads)
+    try:
+        yield
+    finally:
+        _HELPERS.reset(token)
+
+
+def find_leading_crop(transform: _Step) -> LeadingCrop | None:
+    """The crop that a transform starts with; None if it starts with something else.
+
+    Called again for each batch, as transforms may be changed at any time.
+    """
+    steps = list(_steps(transform))
+    while steps and _does_nothing(steps[0]):
+        del steps[0]
+    count = 2 if steps and type(steps[0]) is v2.Resize else 1
+    kinds = ((v2.Resize,), (v2.CenterCrop,)) if count == 2 else (_CROPS,)
+    if len(steps) < count or not all(map(_is_plain, steps, kinds)):
+        return None
+    return LeadingCrop(steps[:count], steps[count:])
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    if not _is_plain(transform, (v2.Compose,)):
+        yield transform
+        return
+    for each in transform.transforms:
+        yield from _steps(each)
+
+
+def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
+    """Whether it is an unmodified torchvision transform: no hooks, and no instance methods, as a
+    compiled one has.
+    """
+    return (
+        type(step) in kinds and not any(map(callable, vars(step).values())) and not has_hooks(step)
+    )
+
+
+def _does_nothing(step: v2.Transform) -> bool:
+    """Whether it does not change a uint8 Image."""
+    return _is_plain(step, (v2.ToImage, v2.Identity)) or (
+        _is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8
+    )
+
+
+class _Draw(NamedTuple):
+    """Which region of an image to decode, and what to do with it."""
+
+    region: Region
+    params: Sequence[_Params]  # for the `transform` of each step of the crop
+    across: bool  # whether it is mirrored from left to right
+    down: bool
+    plan: tuple[int, ...]  # the same for the core; region (0, 0, 0, 0) for what it does not do
+
+
+class LeadingCrop:
+    """A crop, and the transforms after it.
+
+    Args:
+        steps: A torchvision crop, or Resize and CenterCrop.
+        rest: The callables that follow.
+    """
+
+    def __init__(self, steps: Sequence[v2.Transform], rest: Sequence[_Step]) -> None:
+        self._steps = steps
+        self.rest = rest
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all following transforms are known, so that :meth:`batch` applies them, too."""
+        return all(
+            _is_plain(step, _FLIPS + _OF_VALUES)
+            for step in (self.rest[:-1] if self._is_pure else self.rest)
+        )
+
+    @property
+    def _is_pure(self) -> bool:
+        """Whether the result is a plain tensor; earlier in the pipeline, transforms would take
+        other tensors for it.
+        """
+        return bool(self.rest) and _is_plain(self.rest[-1], (v2.ToPureTensor,))
+
+    def image(self, stored: StoredImage) -> torch.Tensor:
+        """Crop one image, without the following transforms: a contiguous Image, uint8 [C, H, W],
+        that owns its memory.
+
+        Raises:
+            ImageDecodeError: The image cannot be decoded.
+            Exception: Whatever the transforms raise.
+        """
+        (rows,) = self._cropped([stored], [self._draw(stored, [])], stored.channels, None)
+        image: torch.Tensor = tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
+        return image
+
+    def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
+        """Crop several images and apply the following transforms; all random draws come first,
+        image by image.
+
+        Returns:
+            Contiguous [B, C, H, W]; an Image, or a plain tensor after ToPureTensor.
+
+        Raises:
+            ImageDecodeError: An image cannot be decoded.
+            Exception: Whatever the transforms raise.
+        """
+        flips = [step for step in self.rest if type(step) in _FLIPS]
+        draws = [self._draw(image, flips) for image in stored]
+        table = self._table(channels)
+        rows = self._cropped(stored, draws, channels, table)
+        out = batch_tensor(rows)
+        if table is None:
+            return self._of_values(tv_tensors.Image(out.contiguous()))
+        return out if self._is_pure else tv_tensors.Image(out)
+
+    def _cropped(
+        self,
+        stored: Sequence[StoredImage],
+        draws: Sequence[_Draw],
+        channels: int,
+        table: Table | None,
+    ) -> Any:
+        """An `empty_batch` of the images, cropped by the core or, where it does not, by the
+        transforms.
+        """
+        out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
+        resize = self._interpolation()
+
+        def write(part: slice) -> None:
+            images, drawn, rows = stored[part], draws[part], out[part]
+            job = None
+            if resize is not None:
+                # An image that is turned is left to Python, which finds so by its plan.
+                job = crop_job(
+                    None,
+                    [image.encoded for image in images],
+                    rows,
+                    table,
+                    max_pixels=sys.maxsize,
+                    interpolation=resize or None,
+                    plans=np.array([draw.plan for draw in drawn], np.int64).reshape(-1, 10),
+                )
+                run_job(job)
+            done = [(0, 0)] * len(images) if job is None else job.sizes.tolist()
+            for image, draw, row, (height, _) in zip(images, drawn, rows, done, strict=True):
+                if not height:
+                    pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
+                    place_pixels(pixels, row, table, across=draw.across, down=draw.down)
+
+        _in_parts(write, len(stored))
+        return out
+
+    def _interpolation(self) -> str | None:
+        """How the core resizes as the transforms do: "" if not at all, None if they do it
+        otherwise.
+        """
+        step = self._steps[0]
+        if type(step) not in (v2.RandomResizedCrop, v2.Resize):
+            return ""
+        name = interpolation_name(step.interpolation)
+        return str(name) if step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
+
+    def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
+        """Make the random draws of the transforms for one image, in their order."""
+        size = torch.empty((0, stored.height, stored.width), device="cpu")  # only its size is used
+        params = [step.make_params([size]) for step in self._steps]
+        region = _region(self._steps[0], params[0], stored)
+        if region is not None:
+            params = [{**params[0], "top": 0, "left": 0} if params[0] else {}]
+        drawn = [type(step) for step in flips if not torch.rand(1) >= step.p]
+        across, down = (drawn.count(kind) % 2 == 1 for kind in _FLIPS)
+        whole = Region(0, 0, stored.height, stored.width)
+        plan = self._plan(size, region, stored)
+        return _Draw(region or whole, params, across, down, (*plan, across, down))
+
+    def _plan(
+        self, size: torch.Tensor, region: Region | None, stored: StoredImage
+    ) -> tuple[int, ...]:
+        """What the core is to do, but for flips; see `CropJob`."""
+        target = tuple(self._steps[-1].size)
+        if stored.is_turned:
+            return (0,) * 8
+        if region is not None:
+            return (*region, *target, 0, 0)
+        if type(self._steps[0]) is not v2.Resize:  # pads
+            return (0,) * 8
+        resized = tuple(self._steps[0].transform(size, {}).shape[1:])
+        # Rounded as in torchvision: half to even.
+        corner = [round((side - wanted) / 2) for side, wanted in zip(resized, target, strict=True)]
+        return (0, 0, stored.height, stored.width, *resized, *corner)
+
+    def _table(self, channels: int) -> Table | None:
+        """The following transforms as a table; None if they fail or do not return float32."""
+        try:
+            return value_table(lambda image: self._of_values(tv_tensors.Image(image)), channels)
+        except Exception:
+            return None
+
+    def _of_values(self, image: torch.Tensor) -> torch.Tensor:
+        for step in self.rest:
+            if type(step) not in _FLIPS:
+                image = step(image)
+        return image
+
+
+def _region(crop: v2.Transform, params: _Params, stored: StoredImage) -> Region | None:
+    """The region of an image that a crop needs; None for the whole image."""
+    if type(crop) is v2.RandomResizedCrop or (
+        type(crop) is v2.RandomCrop and not params["needs_pad"]
+    ):
+        return Region(params["top"], params["left"], params["height"], params["width"])
+    if type(crop) is v2.CenterCrop:
+        height, width = crop.size
+        if height <= stored.height and width <= stored.width:
+            # Rounded as in torchvision: half to even.
+            top, left = round((stored.height - height) / 2), round((stored.width - width) / 2)
+            return Region(top, left, height, width)
+    return None
+
+
+def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> torch.Tensor:
+    """uint8 [C, H, W]."""
+    pixels = stored.pixels(draw.region)
+    image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+    for step, params in zip(steps, draw.params, strict=True):
+        image = step.transform(image, params)
+    return image  # type: ignore[no-any-return]
+
+
+def _in_parts(write: Callable[[slice], None], number: int) -> None:
+    """Call it for slices of ``number`` images, on the helper threads if there are any."""
+    threads = _HELPERS.get()
+    size = max(number, 1) if threads is None else _IMAGES_AT_ONCE
+    parts = [slice(begin, begin + size) for begin in range(0, number, size)]
+    list((threads.map if threads else map)(write, parts))

@@ -1,0 +1,5 @@
+"""Several datasets by weight, each record once."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,3 @@
+from .mixture import Mixture
+
+__all__ = ["Mixture"]

@@ -1,0 +1,317 @@
+"""Many requests at once: threads of this process that take them in turn."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from torch_tfrecord.errors import CorruptRecordError, RemoteError
+from torch_tfrecord.files import Access, PerProcess
+from torch_tfrecord.remote.store import Store, StoreError
+from torch_tfrecord.remote.stores import store_of
+from torch_tfrecord.shown import without_secrets
+
+__all__ = ["MOST_ATTEMPTS", "Job", "Transfer", "each_at_once"]
+
+# fsspec's number, too; more are in each other's way on two processors (measured).
+_MOST_REQUESTS = 128
+_CALM_SECONDS = 60.0  # after a refusal: half as many
+
+MOST_ATTEMPTS = 6
+_FIRST_WAIT = 0.1  # seconds, then twice as long each time, each a random part of it at least a half
+_LONGEST_WAIT = 10.0
+_MOST_RETRY_AFTER = 60.0
+_REFUSALS = (429, 503)
+_FORBIDDEN = (401, 403)
+_OTHER_FILE = (412, 416)
+_RANDOM = random.SystemRandom()  # the user's random state is not ours
+_ERROR_NUMBERS = {IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR}
+
+
+def _ask(state: _State, job: Job, on_refusal: Callable[[], None]) -> object:
+    """The answer to a job, asked again after errors that pass; None where nobody wants it any more.
+
+    Raises:
+        FileNotFoundError, PermissionError: As the storage says.
+        CorruptRecordError: The file is another one than before.
+        RemoteError: No good answer, after all attempts where that could help; names path, part,
+            status, attempts.
+    """
+    store, name = state.store_of(job.path)
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        try:
+            return job.call(store, name)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            code = _ERROR_NUMBERS.get(type(error), errno.ENOENT)
+            raise OSError(code, os.strerror(code), without_secrets(job.path)) from None
+        except PermissionError:
+            raise _forbidden(job.what, without_secrets(job.path)) from None
+        except StoreError as error:
+            if not error.is_passing or attempt == MOST_ATTEMPTS:
+                raise _final(error, without_secrets(job.path), job.what, attempt) from None
+            if error.status in _REFUSALS:
+                on_refusal()
+            seconds = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
+            # Else those refused together would come again together.
+            seconds *= _RANDOM.uniform(0.5, 1.0)
+            if state.wait(max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER))):
+                return None
+    return None
+
+
+def _forbidden(what: str, path: str) -> PermissionError:
+    return PermissionError(errno.EACCES, f"the storage forbids it ({what})", path)
+
+
+def _final(error: StoreError, path: str, what: str, attempts: int) -> Exception:
+    if error.status in _FORBIDDEN:
+        return _forbidden(f"{what}, {error.reason}", path)
+    if error.status in _OTHER_FILE:
+        text = f"expected the file that was opened, got another one in its place ({what}, {error.reason})"
+        return CorruptRecordError(text, path=path)
+    times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
+    return RemoteError(f"{what}: {error.reason} ({times})", path=path).answered(
+        error.status, attempts
+    )
+
+
+_MOST_BYTES = 1 << 28  # in flight
+_IDLE_SECONDS = 10.0
+_EXIT_SECONDS = 1.0  # which requests in flight have to end, before Python ends in the midst of them
+
+
+class Job(NamedTuple):
+    """One request.
+
+    Attributes:
+        path: Whose storage is asked.
+        what: Which part of it, for errors.
+        num_bytes: That will come.
+        call: Asks the store, by the name there, once.
+    """
+
+    path: str
+    what: str
+    num_bytes: int
+    call: Callable[[Store, str], Any]
+
+
+class Transfer:
+    """Several requests, and what has come of them. Dropped, it begins none of them any more."""
+
+    def __init__(self, jobs: Sequence[Job], access: Access) -> None:
+        self._jobs, self._access = jobs, access
+        self._begin()
+
+    def _begin(self) -> None:
+        self._state, self._pid = _State(len(self._jobs), self._access), os.getpid()
+        _ENGINE.get().add(self._state, self._jobs)
+
+    def answers(self) -> list[Any]:
+        """All answers, in the order of the jobs.
+
+        Raises:
+            The error of the job that failed first.
+        """
+        if self._pid != os.getpid():  # what was under way is so in the process that forked
+            self._begin()
+        self._state.wait()
+        if self._state.error is not None:
+            raise self._state.error
+        return self._state.answers
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all answers, or an error, are there, within so many seconds."""
+        return self._state.wait(seconds)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all answers are there."""
+        return not self._state.num_open
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of them did."""
+        return self._state.error is not None
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105
+            self._state.is_ended = True  # without the lock, which this thread may hold
+        except AttributeError:  # of an __init__ that failed
+            pass
+
+
+class _State:
+    """What a transfer and the threads share."""
+
+    def __init__(self, num_jobs: int, access: Access) -> None:
+        self.access = access
+        self.answers: list[Any] = [None] * num_jobs
+        self.num_open = num_jobs
+        self.error: BaseException | None = None
+        self.is_ended = not num_jobs  # all answers are there, or nobody wants them any more
+        self._changed = threading.Condition(threading.Lock())
+        self._stores: dict[str, tuple[Store, str]] = {}  # by path
+
+    def store_of(self, path: str) -> tuple[Store, str]:
+        """`stores.store_of`, which takes as long as some answers: once for each file."""
+        found = self._stores.get(path)
+        if found is None:
+            found = self._stores[path] = store_of(path, self.access)
+        return found
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_ended, seconds)
+
+    def put(self, number: int, answer: Any) -> None:
+        with self._changed:
+            self.answers[number] = answer
+            self.num_open -= 1
+            if not self.num_open:
+                self._end()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = self.error or error
+            self._end()
+
+    def _end(self) -> None:
+        self.is_ended = True
+        self._changed.notify_all()
+
+
+class _Engine:
+    """The threads of a process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._tasks: deque[tuple[_State, Job, int]] = deque()
+        self._calm_until = 0.0
+        self._num_running = self._num_waiting = self._num_bytes = 0
+        self._is_ended = False
+        atexit.unregister(_end)  # a forked process has it from its parent
+        atexit.register(_end)
+
+    def add(self, state: _State, jobs: Sequence[Job]) -> None:
+        """As many threads as may run begin to."""
+        with self._changed:
+            self._tasks.extend((state, job, number) for number, job in enumerate(jobs))
+            wanted = min(len(self._tasks), self._limit - self._num_running)
+            if wanted > 0 and self._num_waiting:
+                self._changed.notify(wanted)
+            for _ in range(wanted - self._num_waiting):
+                self._num_waiting += 1  # it takes a task first
+                threading.Thread(target=self._run, name="tfrecord-remote", daemon=True).start()
+
+    @property
+    def _limit(self) -> int:
+        return _MOST_REQUESTS // 2 if monotonic() < self._calm_until else _MOST_REQUESTS
+
+    def _run(self) -> None:
+        done: Job | None = None
+        while (task := self._next(done)) is not None:
+            state, done, number = task
+            try:
+                state.put(number, _ask(state, done, self._refused))
+            except BaseException as error:
+                state.fail(error)
+            del task, state  # a transfer that was dropped ends although this thread waits
+
+    def _next(self, done: Job | None) -> tuple[_State, Job, int] | None:
+        """The next task, in its turn, after one that is done; None where there was none for a
+        while.
+        """
+        with self._changed:  # once for both: all threads want this lock
+            if done is not None:
+                self._num_running -= 1
+                self._num_bytes -= done.num_bytes
+                self._num_waiting += 1
+                if self._is_ended:
+                    self._changed.notify_all()
+            is_late = False
+            while not self._may_run():
+                if is_late or self._is_ended:
+                    self._num_waiting -= 1
+                    return None
+                is_late = not self._changed.wait(_IDLE_SECONDS)
+            task = self._tasks.popleft()
+            self._num_waiting -= 1
+            self._num_running += 1
+            self._num_bytes += task[1].num_bytes
+            return task
+
+    def _may_run(self) -> bool:
+        """Whether the next task that somebody wants may begin; the lock is held."""
+        while self._tasks and self._tasks[0][0].is_ended:
+            self._tasks.popleft()
+        if not self._tasks or self._num_running >= self._limit:
+            return False
+        # alone, what is larger than all
+        num_bytes = self._num_bytes + self._tasks[0][1].num_bytes
+        return not self._num_running or num_bytes <= _MOST_BYTES
+
+    def _refused(self) -> None:
+        self._calm_until = monotonic() + _CALM_SECONDS
+
+    def end(self) -> None:
+        """Begin nothing more, and give what is in flight a moment."""
+        with self._changed:
+            self._is_ended = True
+            self._tasks.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._num_running, _EXIT_SECONDS)
+
+
+_ENGINE = PerProcess(_Engine)  # threads do not come along through a fork
+
+
+def _end() -> None:
+    _ENGINE.get().end()
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def each_at_once(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most: int = 32
+) -> Iterator[_Result]:
+    """What the function gives for each item, in their order; up to `most` of them are under way.
+
+    An error is raised in its turn. Where it is not gone through to its end, what has not begun does
+    not begin, and nobody waits for the rest, as a pool's threads would be waited for at the end of
+    Python.
+
+    Example:
+        >>> list(each_at_once(str, [1, 2, 3]))
+        ['1', '2', '3']
+    """
+    begun = (_begin(function, item) for item in items)
+    waiting = deque(islice(begun, most))
+    while waiting:
+        yield waiting.popleft().result()
+        waiting.extend(islice(begun, 1))
+
+
+def _begin(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(item))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="tfrecord-remote-file", daemon=True).start()
+    return future

@@ -1,0 +1,458 @@
+"""Read RLDS and Open X-Embodiment episodes: windows of steps by position, or whole episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import index as as_integer
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from torch_tfrecord.arguments import (
+    HintsOfDataset,
+    IndexPolicy,
+    Pad,
+    at_least,
+    check_callable,
+    integer,
+)
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.loading import (
+    ColumnBatch,
+    StagedDataset,
+    collate,
+    register_in_worker,
+    take_apart,
+)
+from torch_tfrecord.order import defines_last, is_batch_of_positions, list_of_positions, salted
+from torch_tfrecord.rlds.episode_columns import each_leaf
+from torch_tfrecord.rlds.episode_store import (
+    STEPS,
+    DecodeImages,
+    Episode,
+    EpisodeStore,
+    EpisodeTransform,
+)
+from torch_tfrecord.rlds.step_samples import DifferentNamesError, StepBatch, StepSamples, own
+from torch_tfrecord.rlds.windows import (
+    DROID_KEY,
+    GoalDraws,
+    Keep,
+    KeepKey,
+    Span,
+    StepRanges,
+    UniformGoals,
+    Windows,
+    cut_ranges,
+    find_kept_ranges,
+)
+from torch_tfrecord.samples import Places, SampleList, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
+from torch_tfrecord.tfds import Chosen, DatasetInfo, Split
+
+__all__ = [
+    "EpisodeDataset",
+    "RLDSDataset",
+    "RLDSEpisodes",
+]
+
+_Same = TypeVar("_Same", bound="EpisodeDataset")
+
+
+class EpisodeDataset(HintsOfDataset, Dataset[Any]):
+    """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes
+    of a split.
+    """
+
+    _unit = "episodes"
+
+    def __init__(self, store: EpisodeStore, num_positions: int, max_batch_bytes: int) -> None:
+        self._store = store
+        self._max_batch_bytes = max_batch_bytes
+        self.info = store.info
+        self.num_steps = store.num_steps
+        self._positions = range(num_positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def _part(self: _Same, positions: slice) -> _Same:
+        # Everything else is shared, also the cache of episodes.
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._positions = self._positions[positions]
+        return part
+
+    def _absolute(self, position: int) -> int:
+        try:
+            return self._positions[as_integer(position)]
+        except IndexError:
+            raise IndexError(
+                f"position {position} is out of range for {len(self)} {self._unit}"
+            ) from None
+
+    def _of_episode(
+        self, number: int, make: Callable[[Episode], dict[str, object]]
+    ) -> dict[str, object]:
+        """Build a sample from one episode, by its number, within the memory budget of a batch."""
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                return make(self._store.episode(number))
+        except LimitExceededError as error:
+            raise (
+                # The budget knows no records.
+                error if error.path else self._store.record(number).locate(error)
+            ) from error.__cause__
+
+    def _shown(self, what: str, windows: str, **transforms: object) -> str:
+        files, features = shown_files(self._store.files), shown_features(self._store.features)
+        shown = "".join(shown_transform(name, transform) for name, transform in transforms.items())
+        return f"{what} of {self.info.name}/{self.info.version}, {windows}{files}{features}{shown}"
+
+
+class RLDSEpisodes(EpisodeDataset):
+    """A dataset of whole episodes: ``{"steps": {"action": [T, ...], ...}, "episode_metadata":
+    ...}``.
+
+    Args:
+        directory: See `RLDSDataset`.
+        split: See `RLDSDataset`.
+        decode_images: See `RLDSDataset`. The images of all steps are decoded to a
+            `tv_tensors.Video` [T, C, H, W]; with False, they are a list of T bytes.
+        features: See `RLDSDataset`.
+        transform: Called with each episode.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        max_batch_bytes: See `TFRecordDataset`; applies to one episode.
+        storage_options: See `load`.
+
+    Attributes:
+        info: The `DatasetInfo` of the directory.
+        num_steps: int64 [episodes]: steps of each episode.
+
+    Example:
+        >>> episodes = RLDSEpisodes("bridge/0.1.0", "train", decode_images=False)  # doctest: +SKIP
+        >>> episodes[0]["steps"]["action"].shape  # doctest: +SKIP
+        torch.Size([38, 7])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split = "train",
+        *,
+        decode_images: DecodeImages = True,
+        features: Chosen = None,
+        transform: Callable[[dict[str, Any]], object] | None = None,
+        index: IndexPolicy = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        check_callable("transform", transform)
+        check_max_batch_bytes(max_batch_bytes)
+        store = EpisodeStore(
+            directory,
+            split,
+            features=features,
+            decode_images=decode_images,
+            index=index,
+            index_dir=index_dir,
+            episode_bytes=0,
+            storage_options=storage_options,
+        )
+        self._transform = transform
+        super().__init__(store, len(store), max_batch_bytes)
+
+    @overload
+    def __getitem__(self, position: slice) -> RLDSEpisodes: ...
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+
+    def __getitem__(self, position: int | slice) -> Any:
+        """Return the episode at a position (negative counts from the end), or for a slice a dataset
+        of them.
+        """
+        if isinstance(position, slice):
+            return self._part(position)
+        register_in_worker()
+        number = self._absolute(position)
+        item = self._of_episode(number, self._whole)
+        return (
+            item
+            if self._transform is None
+            else transform_one(self._transform, number, item, self._store.place)
+        )
+
+    def _whole(self, episode: Episode) -> dict[str, object]:
+        batch = StepBatch([Span(0, episode.num_steps)], [0], None)
+        # One window of all steps.
+        steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
+        metadata = each_leaf(episode.metadata, own)
+        return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
+
+    def __getitems__(self, positions: Sequence[int]) -> list[object]:
+        """Return the episodes at several positions, in that order."""
+        return [self[position] for position in positions]
+
+    def __repr__(self) -> str:
+        return (
+            f"RLDSEpisodes({self._shown(f'{len(self)} episodes', '', transform=self._transform)})"
+        )
+
+
+# The episodes of a batch are held in memory together up to this many bytes: records that are read
+# whole may be large.
+_MOST_HELD_BYTES = 256 << 20
+
+
+class RLDSDataset(EpisodeDataset, StagedDataset):
+    """A dataset of steps, each with a window of past observations and a horizon of future actions.
+
+    Each position is one step; episodes follow in file order. A sample reads and decodes only the
+    frames of its window, and checks each against a checksum. The first use reads every file once to
+    build an index, which is stored next to the data. Use it like any map-style dataset: with
+    DataLoader, `RecordSampler`, `Mixture` or Subset. It pickles without open files, and is safe
+    after fork and spawn, and from threads.
+
+    The sample at step t of an episode with T steps::
+
+        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1 to t; images are
+                         a tv_tensors.Video [window_size, C, H, W]
+            timestep     int64 [window_size]: step numbers
+            pad_mask     bool [window_size]: True for a step of the episode, False for padding
+        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the dataset has one
+        action_pad_mask  bool [action_horizon]
+        task             {"language_instruction": str}, "" if there is none; with `goals` the goal's observation, too
+        reward, is_first, ...   the other features of step t
+        episode_metadata ...    the other features of the episode
+        dataset_name     str
+        _len, _traj_index, _frame_index    int: T, the number of the episode in this split, t
+
+    Args:
+        directory: See `tfds.info`; or a `DatasetInfo`.
+        split: See `tfds.load`; slices count episodes: ``"train[:90%]"``.
+        window_size: Number of observations per sample: the current step and those before it.
+        action_horizon: Number of actions per sample: the current step and those after it (the term
+            in Octo; OpenVLA's ``future_action_window_size`` is one less).
+        pad: Padding at the ends of an episode: "repeat" the first observation and the last action,
+            "zero", or None: steps whose window or horizon does not fit are excluded.
+        decode_images: False returns images as encoded bytes; or pass the names of those to decode,
+            such as ["image"].
+        features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
+        keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or
+            a JSON file of one, as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not
+            there are left out. Windows are not changed: they may hold other steps of the episode.
+        keep_key: How an episode's key is made: text with paths of the episode's features in braces
+            (`_traj_index` is its number in this split), or a function called with the episode's
+            metadata, which returns None to leave an episode out.
+        goals: How to draw a goal for each sample, from the later steps of its episode: ``task``
+            then also has the observation at that step (`task["image"]` is [C, H, W]) and its
+            number, ``timestep``.
+        step_transform: Called with each sample.
+        episode_transform: Called with each episode when it is read: a dict of the step columns and
+            the metadata. Numbers are tensors [T, ...], text is lists of str, images are objects of
+            length T that are not read yet. You may rename, change or drop columns, but each must
+            keep one value per step. Must be a pure function: its result is cached for further
+            samples of the episode.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        episode_bytes: Memory limit, in each process, for the columns of recently read episodes.
+            Frames are not cached.
+        max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
+        storage_options: See `load`.
+
+    Attributes:
+        info: The `DatasetInfo` of the directory.
+        num_steps: int64 [episodes]: steps of each episode.
+
+    Raises:
+        FileNotFoundError, IndexMismatchError, ParseError, ValueError: See `tfds.load`; also if the
+            dataset has no steps, the features of an episode have different numbers of steps, `keep`
+            does not hold ranges, or no episode has one of its keys.
+        KeyError: `keep_key` names a feature that is not there.
+
+    Example:
+        >>> ds = RLDSDataset("bridge/0.1.0", "train", window_size=2, action_horizon=4)  # doctest: +SKIP
+        >>> ds[0]["observation"]["image"].shape, ds[0]["action"].shape  # doctest: +SKIP
+        (torch.Size([2, 3, 256, 256]), torch.Size([4, 7]))
+    """
+
+    _unit = "steps"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split = "train",
+        *,
+        window_size: int = 1,
+        action_horizon: int = 1,
+        pad: Pad = "repeat",
+        decode_images: DecodeImages = True,
+        features: Chosen = None,
+        keep: Keep | None = None,
+        keep_key: KeepKey = DROID_KEY,
+        goals: UniformGoals | None = None,
+        step_transform: Callable[[dict[str, Any]], object] | None = None,
+        episode_transform: EpisodeTransform | None = None,
+        index: IndexPolicy = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        episode_bytes: int = 32 << 20,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        check_callable("step_transform", step_transform)
+        check_callable("episode_transform", episode_transform)
+        # Before any file is opened.
+        integer("episode_bytes", episode_bytes)
+        check_max_batch_bytes(max_batch_bytes)
+        if not isinstance(goals, (UniformGoals, type(None))):
+            raise TypeError(f"goals must be a tfds.UniformGoals or None, got {shown_value(goals)}")
+        self._windows = Windows(window_size, action_horizon, pad)
+        store = EpisodeStore(
+            directory,
+            split,
+            features=features,
+            decode_images=decode_images,
+            transform=episode_transform,
+            index=index,
+            index_dir=index_dir,
+            episode_bytes=episode_bytes,
+            storage_options=storage_options,
+        )
+        self._transform = step_transform
+        self._samples = StepSamples(self._windows, store.info.name)
+        self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
+        self._epoch = None if self._goals is None else self._goals.epoch
+        firsts = np.full(len(store), self._windows.step(0), np.int64)
+        stops = firsts + self._windows.num_positions(store.num_steps)
+        if keep is None:
+            self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
+        else:
+            self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+        super().__init__(store, len(self._ranges), max_batch_bytes)
+
+    @overload
+    def __getitem__(self, position: slice) -> RLDSDataset: ...
+
+    @overload
+    def __getitem__(self, position: object) -> Any: ...
+
+    def __getitem__(self, position: Any) -> Any:
+        """Return the sample at a position (negative counts from the end), or for a slice a dataset
+        of those positions.
+
+        For a list of positions, or a 1-D integer array or tensor, return the batch that `collate`
+        makes of the samples.
+        """
+        if isinstance(position, slice):
+            return self._part(position)
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
+        register_in_worker()
+        # A batch of one would take twice the time.
+        numbers, steps, goals = self._find(salted(self, [position]))
+        sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
+        if self._transform is None:
+            return sample
+        return transform_one(self._transform, 0, sample, self._places([position]))
+
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[object]:
+        """Return the samples at several positions, in that order; DataLoader calls this for each
+        batch.
+
+        Reads in file order and returns columns, which `collate` passes on without stacking again.
+        To any other code, the result is a sequence of samples, each equal to `ds[position]`.
+        """
+        if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__
+            return [self[position] for position in positions]
+        return self._transform_samples(self._load_samples(positions))
+
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[object]:
+        """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
+        threads.
+        """
+        if not len(positions):
+            return []
+        numbers, steps, goals = self._find(salted(self, positions))
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                read = self._reading(numbers, steps, goals)
+                return ColumnBatch(read(), len(steps)).located(self._places(positions), read)
+        except (TFRecordError, DifferentNamesError, _TooLargeError):
+            # One by one, to raise the error of the first bad position.
+            with BatchBudget(self._max_batch_bytes):
+                samples = [*map(self._at, numbers, steps, goals or repeat(None))]
+                return SampleList(samples, self._places(positions))
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return (episode number, step number) of a position."""
+        numbers, steps = self._ranges.find(np.array([self._absolute(position)]))
+        return numbers[0], steps[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, for the draws of `goals`; applies to running workers, too.
+
+        Positions from `make_dataloader` and `RecordSampler` carry their own
+        epoch, which takes precedence. Until you choose an epoch, all others get new goals each
+        time, seeded by torch's default generator.
+        """
+        at_least(0, "epoch", epoch)
+        if self._epoch is not None:
+            self._epoch.choose(epoch)
+
+    def _places(self, positions: Sequence[int]) -> Places:
+        def place(number: int) -> str:
+            episode, step = self.locate(positions[number])
+            return f"{self._store.place(episode)}, episode {episode}, step {step}"
+
+        return place
+
+    def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
+        """The episodes, the steps and the goal steps of positions, which must be `salted`."""
+        absolute = np.array([*map(self._absolute, positions)], np.int64)
+        # One search for all positions of a batch.
+        episodes, steps = self._ranges.find(absolute)
+        goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
+        return episodes, steps, goals
+
+    def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
+        return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
+
+    def _reading(
+        self, numbers: list[int], steps: list[int], goals: list[int] | None
+    ) -> Callable[[], dict[str, object]]:
+        """Reads the columns, each time into new memory."""
+
+        def episodes() -> list[Episode]:
+            found: dict[int, Episode] = {}
+            num_bytes = 0
+            for number in sorted(set(numbers)):  # as they lie in the files
+                found[number] = self._store.episode(number)
+                num_bytes += found[number].num_bytes
+                if num_bytes > _MOST_HELD_BYTES:
+                    raise _TooLargeError
+            return [found[number] for number in numbers]
+
+        if self._store.episode_transform is None:
+            return lambda: self._samples.batch(episodes(), steps, goals)
+        # A transform may draw at random, so that it is called once.
+        return partial(self._samples.batch, episodes(), steps, goals)
+
+    def __repr__(self) -> str:
+        transforms = {
+            "step_transform": self._transform,
+            "episode_transform": self._store.episode_transform,
+        }
+        what = f"{len(self)} positions in {len(self.num_steps)} episodes"
+        return f"RLDSDataset({self._shown(what, f'{self._windows}, ', **transforms)})"
+
+
+class _TooLargeError(Exception):
+    """The episodes of a batch do not fit into memory together."""

@@ -1,0 +1,326 @@
+"""Read parts of episodes: the short lists of an episode in one read, and only the frames you ask
+for.
+
+Each part is checked against its checksum in the episode index. The index is not trusted for what a
+list is: the key in each entry is checked against it, and entries are parsed as the Example that
+they are part of. If they differ, the whole record is read and its own CRC shows whether the record
+or the index is damaged. A record without pieces in the index is read whole and checked
+with its own CRC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from torch_tfrecord.columns import BYTES_LIST, Want, columns_of
+from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
+from torch_tfrecord.files import (
+    DEFAULT_ACCESS,
+    Access,
+    ByteSource,
+    LocalFile,
+    ProcessCache,
+    open_file,
+    read_pieces,
+)
+from torch_tfrecord.protobuf import parse_message, varint
+from torch_tfrecord.records import (
+    HEADER_BYTES,
+    FileIndex,
+    PackedRecords,
+    has_ranges,
+    open_records,
+    read_record,
+    record_offset,
+)
+from torch_tfrecord.rlds.episode_index import EpisodeIndex, frame_head, key_field, parse_lists, wrap
+from torch_tfrecord.samples import RecordPlace
+
+__all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
+
+# Of each kind; descriptors have a limit of their own.
+_MOST_OPEN = 256
+_MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
+
+Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
+"""`Span`s of windows; only their first step and end (exclusive) are used here."""
+
+
+class EpisodeReader:
+    """Reads the lists of episodes. Keeps a few files open; safe from threads and fork.
+
+    Args:
+        files: The data files.
+        records: The record index of each.
+        episodes: The episode index of each.
+        access: How remote files are reached.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        records: Sequence[FileIndex],
+        episodes: Sequence[EpisodeIndex],
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
+        self.files, self.records, self.episodes = files, records, episodes
+        self._access = access
+        self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
+        self._indexes: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
+
+    def data(self, file: int) -> Any:
+        """A data file, open: see `open_records`."""
+        return self._data.find(
+            file, lambda file: open_records(self.files[file], self.records[file], self._access)
+        )
+
+    def pieces(self, file: int, number: int) -> bytes:
+        """The pieces of an episode in the index of a file."""
+        index = self.episodes[file]
+        # Read one by one: those of a large dataset take gigabytes.
+        return index.read(
+            number, lambda: self._indexes.find(file, lambda _: open_file(index.path, self._access))
+        )
+
+    def read_parts(self, file: int, begins: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Parts of one data file, in a few calls."""
+        source = self.data(file)
+        if isinstance(source, LocalFile):  # whose reads cost less than a plan of them
+            parts = [source.read(size, begin) for begin, size in zip(begins, sizes, strict=True)]
+            if [*map(len, parts)] == [*sizes]:
+                return parts
+        lengths = np.array(sizes, np.int64)
+        buffer, places = read_pieces(
+            self.data, np.full(len(begins), file), np.array(begins, np.int64), lengths
+        )
+        return PackedRecords(buffer, places, lengths).tolist()
+
+    def record(self, file: int, number: int) -> EpisodeRecord:
+        """The record of an episode, by file number and record number."""
+        return EpisodeRecord(self, file, number)
+
+
+class EpisodeRecord:
+    """The record of one episode, and where its bytes come from.
+
+    Attributes:
+        reader: Reads the files.
+        file: Number of the file.
+        number: Number of the record in the file.
+        begin: First byte of the payload in the file; 0 if only the whole record can be read.
+    """
+
+    __slots__ = ("_offset", "begin", "file", "number", "reader")
+
+    def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
+        self.reader, self.file, self.number = reader, file, number
+        self._offset = record_offset(reader.records[file], number)
+        self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
+
+    def lists(self, wants: Sequence[Want]) -> dict[str, Values]:
+        """The lists that are wanted and there, by key: int64 or float32 [N], a list of bytes, or
+        `Frames` that are not read yet.
+
+        Raises:
+            TFRecordError: A part is damaged or does not match; names the file and the record.
+        """
+        try:
+            places = self.places()
+            lists = _parse(self._whole(), wants) if places is None else self._placed(places, wants)
+            # Positions come from the index.
+            counts = {key: len(values) for key, values in lists.items()}
+            self.reader.episodes[self.file].check_steps(self.number, counts)
+            return lists
+        except TFRecordError as error:
+            raise self.locate(error) from error.__cause__
+
+    def places(self) -> dict[str, _Ints] | None:
+        """See `EpisodeIndex.places`."""
+        records = self.reader.records[self.file]
+        if not has_ranges(records):
+            return None
+        pieces = self.reader.pieces(self.file, self.number)
+        num_bytes = int(records.lengths[self.number])
+        return self.reader.episodes[self.file].places(self.number, pieces, num_bytes)
+
+    def _whole(self) -> bytes:
+        return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
+
+    def _placed(self, places: Mapping[str, _Ints], wants: Sequence[Want]) -> dict[str, Values]:
+        """The wanted lists; the keys of all lists are checked against the index."""
+        # A key that several features want is read once.
+        wanted = {want.key: want for want in wants}
+        frames: dict[str, Values] = {
+            key: Frames(self, key, rows[1:])
+            for key, rows in places.items()
+            if len(rows) > 1 and key in wanted
+        }
+        if any(wanted[key].kind is not BYTES_LIST for key in frames):
+            return _parse(self._whole(), wants)  # raises the exact error, if the index is right
+        # Of the lists that are not wanted only the keys are read.
+        heads = [
+            (
+                key,
+                _MOST_PREFIX_BYTES + len(key_field(key)),
+                *rows[0].tolist(),
+                int(rows[-1, :2].sum() - rows[0, :2].sum()),  # of values that are frames
+            )
+            for key, rows in places.items()
+        ]
+        data = self.reader.read_parts(
+            self.file,
+            [self.begin + begin for _, _, begin, *_ in heads],
+            [
+                size if key in wanted or values else min(size, most)
+                for key, most, _, size, _, values in heads
+            ],
+        )
+        entries = []
+        try:
+            for (key, most, begin, size, crc, values), part in zip(heads, data, strict=True):
+                # Else an index that lies could exchange two features of the same form, or call one
+                # the frames of another.
+                is_whole = not values or part.endswith(b"\n" + varint(values))
+                if key_field(key) not in part[:most] or not is_whole:
+                    raise CorruptRecordError(
+                        f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
+                        f"index) at byte {begin} of the payload, got another"
+                    )
+                if key in wanted and crc32c(part) != crc:
+                    raise _wrong_checksum(f"feature {key!r}", part, crc)
+                if key in wanted and key not in frames:
+                    entries.append(part)
+            # The entries of an Example are again those of an Example.
+            return _parse(wrap(b"".join(entries)), wants) | frames
+        except CorruptRecordError as error:
+            raise self.blame(error) from error.__cause__
+
+    def blame(self, error: CorruptRecordError) -> TFRecordError:
+        """The error for a part that does not match the index: the record's own CRC shows which of
+        them is damaged.
+        """
+        try:
+            self._whole()
+        except TFRecordError:
+            return error
+        return IndexMismatchError(
+            f"the episode index does not match this record, whose own checksum is right: {error.args[0]}"
+        )
+
+    def locate(self, error: TFRecordError) -> TFRecordError:
+        """Add the file, record and byte offset to an error."""
+        return error.locate(
+            path=self.reader.files[self.file], offset=self._offset, position=self.number
+        )
+
+    def __str__(self) -> str:
+        """As errors name it."""
+        return str(RecordPlace(self.reader.files[self.file], self._offset, self.number))
+
+
+def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
+    """The lists of an Example that are wanted and there."""
+    try:
+        columns = parse_lists(payload, [(want.key, want.kind) for want in wants])
+    except ParseError:
+        # The core says that something is wrong, protobuf what it is.
+        columns_of(wants, [parse_message(payload).features.feature])  # raises the exact error
+        raise
+    lists: dict[str, Values] = {}
+    for want, column in zip(wants, columns, strict=True):
+        if column.missing is None:
+            values: Any = column.values
+            if want.kind is BYTES_LIST:
+                # An instruction that is repeated in every step becomes one object.
+                seen: dict[bytes, bytes] = {}
+                values = [seen.setdefault(each, each) for each in column.strings(bytes)]
+            lists[want.key] = values
+    return lists
+
+
+class Frames:
+    """The values of a long bytes_list, such as encoded images, read on demand.
+
+    Args:
+        record: The record.
+        key: Key of the list.
+        places: Their rows of `EpisodeIndex.places`.
+
+    Attributes:
+        num_bytes: Memory it holds.
+        places: int64 [N, 3]: first byte of each value in the file, its size, and its CRC-32C; all
+            include the tag and length before the value.
+    """
+
+    __slots__ = ("key", "num_bytes", "places", "record")
+
+    def __init__(self, record: EpisodeRecord, key: str, places: _Ints) -> None:
+        self.record, self.key = record, key
+        # From the payload to the file, once for all reads.
+        self.places = places + np.array([record.begin, 0, 0])
+        self.num_bytes = self.places.nbytes
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, first: int, stop: int) -> list[bytes]:
+        """The values of steps `first` to `stop` - 1, in one read.
+
+        Raises:
+            CorruptRecordError: The checksum of a value is wrong; names the file, the record, the
+                key and the step.
+            IndexMismatchError: The record is intact, but the episode index does not match it.
+        """
+        try:
+            return read_frames([self], [(first, stop, 0, 0)])
+        except CorruptRecordError as error:
+            raise self.record.locate(self.record.blame(error)) from error.__cause__
+        except TFRecordError as error:
+            raise self.record.locate(error) from error.__cause__
+
+
+def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
+    """The values of a window of each of these, concatenated, in a few calls; see `Frames.read`.
+
+    Raises:
+        TFRecordError: A value does not match the index, or cannot be read; the record is not named.
+    """
+    windows = [
+        (item, first, item.places[first:stop])
+        for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+        if first < stop
+    ]
+    if not windows:
+        return []
+    # The values of a list follow one another: a window is one piece of its file.
+    ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for _, _, rows in windows]
+    begins, stops = np.array(ends, np.int64).T
+    files = np.array([item.record.file for item, _, _ in windows])
+    buffer, places = read_pieces(frames[0].record.reader.data, files, begins, stops - begins)
+    view, values = buffer.data, []
+    for (item, first, rows), shift in zip(windows, (places - begins).tolist(), strict=True):
+        for step, (begin, size, crc) in enumerate(rows.tolist(), first):
+            value = view[begin + shift : begin + shift + size]
+            if crc32c(value) != crc:
+                raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
+            head = frame_head(size)
+            # No index is built for lengths in more bytes than they need.
+            if value[: len(head)] != head:
+                raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
+            # A copy: the buffer is one for many episodes, and a sample may live long.
+            values.append(bytes(value[len(head) :]))
+    return values
+
+
+def _wrong_checksum(what: str, data: bytes | memoryview, expected: int) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"corrupted record: {what}: expected checksum {expected:#010x} (from the episode index), got "
+        f"{crc32c(data):#010x} ({len(data)} bytes)"
+    )

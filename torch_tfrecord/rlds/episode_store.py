@@ -1,0 +1,364 @@
+"""The episodes of a split: their lengths, and the columns of each, read on demand and cached."""
+
+from __future__ import annotations
+
+import copy
+import os
+import posixpath
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from operator import index as as_integer
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.files import ProcessCache
+from torch_tfrecord.records import IndexKeeper
+from torch_tfrecord.rlds.episode_columns import (
+    EncodedColumn,
+    EpisodeColumn,
+    FeaturePlace,
+    LeafLists,
+    ListColumn,
+    NumberColumn,
+    Pictures,
+    each_leaf,
+    values_per_step,
+)
+from torch_tfrecord.rlds.episode_index import EpisodeIndexKeeper
+from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
+from torch_tfrecord.samples import transform_one
+from torch_tfrecord.shown import shown_list
+from torch_tfrecord.tfds import (
+    FEATURES_FILE,
+    BytesElement,
+    Chosen,
+    DatasetInfo,
+    LeafPlace,
+    NumberElement,
+    PictureElement,
+    Split,
+    TextElement,
+    are_specs,
+    choose_leaves,
+    info_of,
+    list_leaves,
+    make_leaf,
+    open_split,
+)
+from torch_tfrecord.tfds import features as f
+
+__all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
+
+STEPS = "steps"
+DecodeImages: TypeAlias = bool | str | Collection[str]
+"""True, False, or the names or paths of images to decode."""
+EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class Episode(NamedTuple):
+    """The columns and metadata of one episode, which samples are built from.
+
+    Attributes:
+        number: Position of the episode.
+        num_steps: Number of steps.
+        steps: The columns of the steps, nested as in the feature tree.
+        metadata: The values of the other features, nested.
+        num_bytes: Memory it holds.
+    """
+
+    number: int
+    num_steps: int
+    steps: dict[str, object]
+    metadata: dict[str, object]
+    num_bytes: int
+
+
+class EpisodeStore:
+    """Reads episodes by position. Pickles without open files; safe from threads and after fork.
+
+    The arguments are those of `RLDSDataset`; `transform` is its `episode_transform`.
+
+    Attributes:
+        info: Metadata of the dataset.
+        num_steps: int64 [N]: steps of each episode.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split,
+        *,
+        features: Chosen = None,
+        decode_images: DecodeImages = True,
+        transform: EpisodeTransform | None = None,
+        index: IndexPolicy = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        episode_bytes: int = 32 << 20,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        self.info = info_of(directory, storage_options, None if are_specs(features) else features)
+        access = self.info.access
+        self._path = posixpath.join(self.info.directory, FEATURES_FILE)
+        places = list_leaves(self.info.features)
+        _check_steps(self.info.features, self._path)
+        self._choose(features, decode_images)
+        self.episode_transform = transform
+        # Headers only: building the episode index reads and checks every record anyway.
+        files = open_split(
+            self.info,
+            split,
+            IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access),
+        )
+        # All step features count, also those that are not read: an index serves every choice of
+        # them.
+        counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
+        keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
+        episodes = keeper.indexes(files.files, files.indexes, counted)
+        self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
+        self._files = files
+        self._positions = files.positions
+        self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
+        self.num_steps: npt.NDArray[np.int64] = np.concatenate(
+            [item.num_steps for item in episodes]
+        )[np.asarray(files.positions, dtype=np.int64)]
+        self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
+
+    def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
+        self._leaves = choose_leaves(list_leaves(self.info.features), features)
+        self._columns = _column_makers(self._leaves, decode_images, self._path)
+        self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
+
+    def __len__(self) -> int:
+        return len(self.num_steps)
+
+    def episode(self, number: int) -> Episode:
+        """The episode at a position.
+
+        Raises:
+            TFRecordError: The record is damaged or does not fit the features; names the file,
+                record and feature.
+        """
+        return self._cache.find(number, self._load)
+
+    def only(self, features: Chosen) -> EpisodeStore:
+        """A store of the same episodes that reads only these features, without a transform; nothing
+        is cached.
+        """
+        # Files, indexes and what is open are shared.
+        other = copy.copy(self)
+        other._choose(features, False)
+        other.episode_transform = None
+        other._cache = ProcessCache(0, attrgetter("num_bytes"))
+        return other
+
+    def identity(self) -> list[object]:
+        """The identity of this split of these files, as JSON values."""
+        files = [
+            [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
+            for path, item in zip(self._files.files, self._files.indexes, strict=True)
+        ]
+        positions = self._positions
+        chosen = (
+            [positions.start, positions.stop]
+            if isinstance(positions, range)
+            else np.asarray(positions).tolist()
+        )
+        return [files, chosen]
+
+    def record(self, number: int) -> EpisodeRecord:
+        """The record of the episode at a position."""
+        absolute = int(self._positions[as_integer(number)])
+        # Records are numbered over all files.
+        file = int(np.searchsorted(self._ends, absolute, side="right"))
+        return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
+
+    @property
+    def files(self) -> list[str]:
+        """The data files."""
+        return self._files.files
+
+    @property
+    def features(self) -> list[str]:
+        """The paths of the features that are read."""
+        return [leaf.path for leaf in self._leaves]
+
+    def place(self, number: int) -> str:
+        """The record of an episode, formatted for errors."""
+        return str(self.record(number))
+
+    def _load(self, number: int) -> Episode:
+        record = self.record(number)
+        num_steps = int(self.num_steps[number])
+        lists = record.lists(self._wants)
+        steps: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
+        for leaf, make in zip(self._leaves, self._columns, strict=True):
+            try:
+                column: object = (
+                    {}
+                    if make is None
+                    else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
+                )
+            except TFRecordError as error:
+                # Most errors name their feature themselves.
+                if not str(error.args[0]).startswith("feature "):
+                    error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
+                raise record.locate(error) from error.__cause__
+            tree, names = (steps, leaf.names[1:]) if _is_step(leaf) else (metadata, leaf.names)
+            for name in names[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[names[-1]] = column
+        episode = Episode(number, num_steps, steps, metadata, 0)
+        if self.episode_transform is not None:
+            transform = self.episode_transform
+            episode = _transform(
+                episode, lambda given: transform_one(transform, number, given, self.place)
+            )
+        # Counted after the transform, which may have added columns.
+        columns: list[EpisodeColumn] = []
+        each_leaf(episode.steps, columns.append)
+        return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
+
+
+def _check_steps(tree: f.FeatureConnector, path: str) -> None:
+    steps = tree.features.get(STEPS) if isinstance(tree, f.FeaturesDict) else None
+    if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
+        raise ParseError(
+            f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
+            f"{shown_list([*tree], repr) if isinstance(tree, f.FeaturesDict) else tree}; read this dataset "
+            "with tfds.load",
+            path=path,
+        )
+
+
+def _is_step(leaf: LeafPlace) -> bool:
+    return leaf.names[0] == STEPS
+
+
+# Columns of leaves.
+
+
+class _ColumnMaker:
+    """Builds the column of one step feature, or the value of a metadata feature."""
+
+    def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
+        self._leaf, self._is_decoded = leaf, is_decoded
+        # Boxes of episodes stay as they are stored: the size of an image would have to be read.
+        own = replace(leaf, image_key=None)
+        self.wants = make_leaf(own, path=path).wants
+        if _is_step(leaf):
+            own = replace(own, lengths=leaf.lengths[1:])
+        self._reader = make_leaf(own, path=path)
+        self._pictures = None
+        element: Any = self._reader.element
+        # Many images are decoded at once where decoding is a plain `decode_image`.
+        is_image = isinstance(element, PictureElement) and type(leaf.feature) is f.Image
+        if is_decoded and is_image and element.mode is not None:
+            self._pictures = Pictures(element.mode, element.shape)
+
+    def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
+        own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
+        if not _is_step(self._leaf):
+            return LeafLists(self._reader, own, place).values()[0]
+        path = place.path
+        if not own and getattr(self._leaf.feature, "optional", False):
+            return ListColumn([None] * num_steps, None)
+        if not own and num_steps:
+            raise ParseError(f"key {path!r} is required but could not be found in the record")
+        if len(self._leaf.lengths) == 1 and path in own:
+            column = self._plain(own[path], place)
+            if column is not None:
+                return column
+        return LeafLists(self._reader, own, place, num_steps)
+
+    def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
+        """The column of a list that holds one element for each step, if it has a form of its own."""
+        element = self._reader.element
+        is_encoded = isinstance(element, BytesElement) and not isinstance(element, TextElement)
+        if isinstance(values, Frames) and not is_encoded:
+            # Long texts: a sample would read each of them on its own.
+            values = values.read(0, len(values))
+        if isinstance(element, TextElement):
+            return ListColumn(values, "", place)
+        if isinstance(element, BytesElement):
+            decode = element.decode if self._is_decoded else None
+            return EncodedColumn(values, decode, place, self._pictures)
+        if not element.count:
+            return None
+        rows = element.many(values)
+        return NumberColumn(rows) if isinstance(element, NumberElement) else ListColumn(rows)
+
+
+def _column_makers(
+    leaves: list[LeafPlace], decode_images: DecodeImages, path: str
+) -> list[_ColumnMaker | None]:
+    """How to make the column of each leaf; None for a dict of nothing."""
+    images = [
+        leaf.path
+        for leaf in leaves
+        if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))
+    ]
+    names = [decode_images] if isinstance(decode_images, str) else decode_images
+    encoded: set[str] = set() if names is True else {*images}
+    for name in () if isinstance(names, bool) else names:
+        # A name may be the end of a path.
+        found = [image for image in images if f"/{image}".endswith(f"/{name}")]
+        if len(found) != 1:
+            raise ValueError(
+                f"decode_images must be True, False, or names of images: {name!r} is "
+                f"{'none' if not found else 'not one'} of {shown_list(images, repr)}"
+            )
+        encoded -= {*found}
+    return [
+        None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in encoded, path)
+        for leaf in leaves
+    ]
+
+
+# Transforms of whole episodes.
+
+
+def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
+    """The episode with the columns that the `episode_transform` returned."""
+
+    def read(column: EpisodeColumn) -> object:
+        # A tensor, or a list of str or bytes; encoded columns stay unread.
+        is_read = isinstance(column, (NumberColumn, ListColumn))
+        return column.read(0, len(column)) if is_read else column
+
+    made = transform({**each_leaf(episode.steps, read), **episode.metadata})
+    if not isinstance(made, Mapping):
+        raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
+    # What the transform adds is a column of steps.
+    metadata = {name: made[name] for name in episode.metadata if name in made}
+    steps = {
+        name: _to_column(value, name, episode)
+        for name, value in made.items()
+        if name not in metadata
+    }
+    return episode._replace(steps=steps, metadata=metadata)
+
+
+def _to_column(value: Any, name: str, episode: Episode) -> object:
+    if isinstance(value, Mapping):
+        return {
+            inner: _to_column(item, f"{name}/{inner}", episode) for inner, item in value.items()
+        }
+    # Samples take windows of it, which would silently be of other steps.
+    if not hasattr(value, "__len__") or len(value) != episode.num_steps:
+        got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
+        raise ValueError(
+            f"episode_transform: {name!r}: expected one value for each of the {episode.num_steps} steps of episode "
+            f"{episode.number}, got {got}"
+        )
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return NumberColumn(value)
+    if isinstance(value, EpisodeColumn):
+        return value
+    return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")

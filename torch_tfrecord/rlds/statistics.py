@@ -1,0 +1,345 @@
+"""Compute action and state statistics over all steps of a dataset, in the format of Octo and
+OpenVLA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
+from torch_tfrecord.files import cache_dir, is_remote, local_path, open_file
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records import SidecarFormat, pack, read_sidecar, write_sidecar
+from torch_tfrecord.rlds.episode_columns import NumberColumn
+from torch_tfrecord.rlds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
+from torch_tfrecord.rlds.windows import (
+    DROID_KEY,
+    Keep,
+    KeepKey,
+    cut_ranges,
+    find_kept_ranges,
+)
+from torch_tfrecord.shown import shown_list, without_secrets
+from torch_tfrecord.tfds import FEATURES_FILE, DatasetInfo, Split, info_of, list_leaves, paths_below
+
+__all__ = ["dataset_statistics"]
+
+_FORMAT = SidecarFormat(
+    "torch_tfrecord.statistics",
+    "3",
+    "statistics",
+    ("key",),
+    {"action": "float64", "proprio": "float64", "counts": "int64"},
+)
+_MOST_KEPT_BYTES = 1 << 24  # enough for 170,000 dimensions
+_ACTION = ("action",)
+_PROPRIO = ("observation/proprio", "observation/state")
+_NAMES = ("mean", "std", "max", "min", "q01", "q99")
+_Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
+
+
+def dataset_statistics(
+    directory: str | os.PathLike[str] | DatasetInfo,
+    split: Split = "train",
+    *,
+    action: str | Sequence[str] | None = None,
+    proprio: str | Sequence[str] | None = None,
+    keep: Keep | None = None,
+    keep_key: KeepKey = DROID_KEY,
+    episode_transform: EpisodeTransform | None = None,
+    index: IndexPolicy = "auto",
+    index_dir: str | os.PathLike[str] | None = None,
+    cache: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
+    and episodes.
+
+    No image is read. All action and state values are held in memory, 4 bytes each (float32), so
+    that the quantiles are exact, with linear interpolation like ``numpy.quantile``. Mean and
+    population std (NumPy's default) are computed in float64 after subtracting the first value, so
+    that large offsets cost no precision.
+
+    The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the
+    user's cache directory if that is not writable. The key is a hash of the files (names, sizes,
+    times, and the content of their ends), features.json, the split, the kept steps and the
+    arguments. A cached result that is damaged or has other counts is computed again. With
+    `episode_transform` nothing is cached, as a function cannot be hashed.
+
+    Args:
+        directory: See `RLDSDataset`.
+        split: See `RLDSDataset`.
+        action: Name of the action feature in a step, "action" by default. Several names are
+            concatenated in order; for a dict, its leaves in the order of their names.
+        proprio: Name of the state feature, such as "observation/state"; by default
+            "observation/state" or "observation/proprio", if there is one.
+        keep: See `RLDSDataset`: only the kept steps count, and the episodes that have some.
+        keep_key: See `RLDSDataset`.
+        episode_transform: See `RLDSDataset`; `action` and `proprio` then refer to its output.
+        index: See `RLDSDataset`.
+        index_dir: See `RLDSDataset`; the result is cached there, too.
+        cache: Use a cached result, and cache a new one.
+        storage_options: See `load`.
+
+    Returns:
+        ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...},
+        "proprio": {...}, "num_transitions": steps, "num_trajectories": episodes}``, with lists of
+        floats; "proprio" only if there is one.
+
+    Raises:
+        KeyError: A name is not among the step features.
+        ParseError: A feature does not have a fixed number of values per step, or a value is not
+            finite.
+        ValueError: The split has no steps.
+
+    Example:
+        >>> dataset_statistics("bridge/0.1.0")["action"]["q01"]  # doctest: +SKIP
+        [-0.0287, -0.0417, -0.0263, -0.0801, -0.0921, -0.2068, 0.0]
+    """
+    found = info_of(directory, storage_options)
+    store = EpisodeStore(
+        found,
+        split,
+        decode_images=False,
+        transform=episode_transform,
+        index=index,
+        index_dir=index_dir,
+        episode_bytes=0,
+    )
+    there = [
+        "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
+    ]
+    # A transform may rename columns: the first episode shows which there are.
+    if episode_transform is not None and len(store):
+        there = list(_paths(store.episode(0).steps))
+    columns = {
+        "action": _names(there, action, _ACTION, is_needed=True),
+        "proprio": _names(there, proprio, _PROPRIO, is_needed=proprio is not None),
+    }
+    if episode_transform is None:
+        # Only what is counted is read.
+        store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
+    kept = None
+    if keep is not None:
+        ranges = find_kept_ranges(store, keep, keep_key)
+        chosen = cut_ranges(np.zeros_like(store.num_steps), store.num_steps, ranges)
+        kept = [chosen.steps_of(number) for number in range(len(store))]
+    rows = _Rows(store, columns, kept)
+    if not cache or episode_transform is not None:
+        return _by_name(_compute(rows))
+    key = _key(rows)
+    places = _places(found, key, index_dir)
+    arrays = _find_kept(places, key, rows)
+    if arrays is None:
+        arrays = _compute(rows)
+        content = pack(_FORMAT, {"key": key}, arrays)
+        for place in places:
+            # the first folder that can be written
+            if not is_remote(place):
+                with contextlib.suppress(OSError):
+                    write_sidecar(place, content)
+                    break
+    return _by_name(arrays)
+
+
+def _names(
+    there: Sequence[str], chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
+) -> tuple[str, ...]:
+    """Paths of number features in the steps."""
+    if chosen is None:
+        # The first of the usual names.
+        tops = [name for name in usual if paths_below(there, name)][:1]
+        if not tops and is_needed:
+            raise KeyError(
+                f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}"
+            )
+    else:
+        tops = [chosen] if isinstance(chosen, str) else list(chosen)
+    names: list[str] = []
+    for top in tops:
+        # A dict of features stands for its leaves.
+        below = sorted(paths_below(there, top))
+        if not below and is_needed:
+            raise KeyError(
+                f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}"
+            )
+        names += below or [top]
+    return tuple(names)
+
+
+def _paths(tree: Mapping[str, object]) -> Iterator[str]:
+    """The paths of the columns of steps."""
+    for name, item in tree.items():
+        yield from (
+            (f"{name}/{path}" for path in _paths(item)) if isinstance(item, Mapping) else (name,)
+        )
+
+
+class _Rows:
+    """The steps that count.
+
+    Args:
+        store: The episodes.
+        columns: The paths of the features of each column.
+        kept: The steps of each episode, int64; None for all.
+
+    Attributes:
+        num_steps: int64 [episodes], how many of each episode.
+        counts: int64, the number of steps and of episodes.
+    """
+
+    def __init__(
+        self,
+        store: EpisodeStore,
+        columns: Mapping[str, Sequence[str]],
+        kept: Sequence[npt.NDArray[np.int64]] | None,
+    ) -> None:
+        self.store, self.columns, self.kept = store, columns, kept
+        self.num_steps, num_episodes = store.num_steps, len(store)
+        if kept is not None:
+            self.num_steps = np.array([*map(len, kept)], np.int64)
+            num_episodes = int(np.count_nonzero(self.num_steps))
+        self.counts = np.array([self.num_steps.sum(), num_episodes], np.int64)
+
+    def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
+        """[steps, dimensions] of one feature."""
+        rows = _numbers(episode.steps, path, self.store)
+        return rows if self.kept is None else rows[self.kept[episode.number]]
+
+
+def _compute(rows: _Rows) -> _Arrays:
+    """The statistics of each column, one after the other, and the counts: see `_FORMAT`."""
+    total = int(rows.counts[0])
+    if not total:
+        raise ValueError(f"{without_secrets(rows.store.info.directory)}: the split has no steps")
+    values: dict[str, npt.NDArray[np.float32]] = {}
+    done = 0
+    # An episode without a kept step is not read.
+    for number in ProgressBar(
+        np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0
+    ):
+        episode = rows.store.episode(number)
+        end = done + int(rows.num_steps[number])
+        for name, paths in rows.columns.items():
+            parts = [rows.of(episode, path) for path in paths]
+            if parts:
+                if name not in values:
+                    width = sum(part.shape[1] for part in parts)
+                    values[name] = np.empty((total, width), np.float32)
+                np.concatenate(parts, axis=1, out=values[name][done:end])
+        done = end
+    described = {name: _describe(each, name, rows) for name, each in values.items()}
+    empty = dict.fromkeys(rows.columns, np.zeros(0))
+    return {**empty, **described, "counts": rows.counts}
+
+
+def _numbers(
+    steps: Mapping[str, object], path: str, store: EpisodeStore
+) -> npt.NDArray[np.float32]:
+    """[T, dimensions] of one feature."""
+    column: object = steps
+    for name in path.split("/"):
+        column = column[name] if isinstance(column, Mapping) and name in column else None
+    if not isinstance(column, NumberColumn):
+        raise ParseError(
+            f"feature {path!r}: expected a fixed number of numbers in each step, got "
+            f"{'none' if column is None else type(column).__name__}",
+            path=posixpath.join(store.info.directory, FEATURES_FILE),
+        )
+    rows: npt.NDArray[np.float32] = np.asarray(column.values, dtype=np.float32)
+    return rows.reshape(len(rows), -1)
+
+
+def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.NDArray[np.float64]:
+    """Each statistic of all dimensions, in the order of `_NAMES`, one after the other."""
+    described = []
+    for number in range(values.shape[1]):
+        # one at a time, as float64 doubles the memory
+        column = values[:, number].astype(np.float64)
+        # One NaN would make all statistics of the dimension NaN, without a word why.
+        if not np.isfinite(column).all():
+            at = int(np.flatnonzero(~np.isfinite(column))[0])
+            episode = int(np.searchsorted(np.cumsum(rows.num_steps), at, side="right"))
+            raise ParseError(
+                f"{name}, dimension {number}: expected finite numbers, got {column[at]} in episode {episode}",
+                path=rows.store.info.directory,
+            )
+        # So that an offset costs no digits.
+        shifted = column - column[0]
+        mean = shifted.mean()
+        std = np.sqrt(np.square(shifted - mean).mean())
+        described.append(
+            [mean + column[0], std, column.max(), column.min(), *np.quantile(column, [0.01, 0.99])]
+        )
+    return np.array(described, np.float64).ravel(order="F")
+
+
+def _by_name(arrays: _Arrays) -> dict[str, object]:
+    """The result: statistic name -> values, one per dimension."""
+    columns = {name: arrays[name].reshape(len(_NAMES), -1) for name in ("action", "proprio")}
+    described = {
+        name: dict(zip(_NAMES, values.tolist(), strict=True))
+        for name, values in columns.items()
+        if values.size
+    }
+    num_steps, num_episodes = arrays["counts"].tolist()
+    return {**described, "num_transitions": num_steps, "num_trajectories": num_episodes}
+
+
+# The cache.
+
+
+def _key(rows: _Rows) -> str:
+    """A hash of everything the result depends on."""
+    info = rows.store.info
+    source = open_file(posixpath.join(info.directory, FEATURES_FILE), info.access)
+    key = hashlib.sha256(source.read(source.file_size, 0))
+    for part in (_FORMAT.version, rows.columns, *rows.store.identity()):
+        key.update(json.dumps(part).encode() + b"\n")
+    for steps in rows.kept or ():
+        key.update(steps.tobytes() + b"\n")
+    return key.hexdigest()
+
+
+def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
+    """The local paths where the result may be cached, in order of preference, and where else it may
+    lie.
+    """
+    folders = [found.directory, cache_dir()]
+    if index_dir is not None or is_remote(found.directory):
+        folders = [cache_dir(), found.directory]
+    if index_dir is not None:
+        folders.insert(0, local_path(index_dir))
+    return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
+
+
+def _find_kept(places: Sequence[str], key: str, rows: _Rows) -> _Arrays | None:
+    for place in places:
+        # What is damaged, or of other data, is computed again.
+        with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
+            kept = read_sidecar(
+                place,
+                _FORMAT,
+                lambda _: _MOST_KEPT_BYTES,
+                "what is kept",
+                access=rows.store.info.access,
+            )
+            values = [kept.arrays[name] for name in ("action", "proprio")]
+            if (
+                kept.metadata["key"] == key
+                and np.array_equal(kept.arrays["counts"], rows.counts)
+                and all(len(each) % len(_NAMES) == 0 for each in values)
+                and all(np.isfinite(each).all() for each in values)
+            ):
+                return kept.arrays
+    return None

@@ -1,0 +1,394 @@
+"""Samples of steps: the windows of the columns of their episodes, one sample or a batch as
+columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.arguments import Pad
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, as_array, as_tensor, reserve
+from torch_tfrecord.columns import as_kind_of, decode_text, is_ragged, stack
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.media import decode_stack
+from torch_tfrecord.rlds.episode_columns import (
+    EncodedColumn,
+    EpisodeColumn,
+    ListColumn,
+    NumberColumn,
+    each_leaf,
+    own_tensor,
+    read_encoded,
+)
+from torch_tfrecord.rlds.episode_store import Episode
+from torch_tfrecord.rlds.windows import Span, Windows, lay_out
+
+__all__ = [
+    "DifferentNamesError",
+    "StepBatch",
+    "StepSamples",
+    "own",
+    "shared_names",
+    "together",
+    "window",
+]
+
+_T = TypeVar("_T")
+
+# Batches.
+
+
+class DifferentNamesError(ValueError):
+    """The episodes of a batch have different column names."""
+
+
+def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Merge trees with the same names, joining the leaves with the same path.
+
+    Raises:
+        DifferentNamesError: The names differ.
+
+    Example:
+        >>> together([{"x": 1}, {"x": 2}], sum)
+        {'x': 3}
+    """
+    # by their types, of which there are few: a batch has thousands of leaves
+    if any(map(_is_tree, set(map(type, trees)))):
+        return {name: together(parts, join) for name, parts in shared_names(trees)}
+    return join(list(trees))
+
+
+def _is_tree(kind: type) -> bool:
+    return kind is dict or issubclass(kind, Mapping)
+
+
+def shared_names(trees: Sequence[Mapping[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
+    """Yield each name with its values in all mappings.
+
+    Raises:
+        DifferentNamesError: The names differ.
+    """
+    if not all(map(_is_tree, set(map(type, trees)))):
+        raise DifferentNamesError
+    names = trees[0].keys()
+    if any(tree.keys() != names for tree in trees[1:]):
+        raise DifferentNamesError
+    for name in names:
+        yield name, [tree[name] for tree in trees]
+
+
+class StepBatch:
+    """Takes windows of equal size from the columns of several episodes.
+
+    Args:
+        spans: The window of each sample; columns are passed in the same order.
+        order: Sample numbers in the best order for reading frames.
+        pad: Padding of missing steps: "repeat", "zero" or None.
+    """
+
+    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
+        self._spans = spans
+        self._order = order
+        self._pad = pad
+        self._size = spans[0].size
+
+    def take(self, columns: Sequence[EpisodeColumn]) -> object:
+        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
+        possible.
+        """
+        numbers = self._numbers(columns)
+        if numbers is not None:
+            return torch.from_numpy(numbers)
+        pictures = self._pictures(columns)
+        if pictures is not None:
+            return tv_tensors.Video(pictures)
+        return self._each(columns, lambda column, span: window(column, span, self._pad))
+
+    def at(self, columns: Sequence[EpisodeColumn]) -> object:
+        """[B, ...] for numbers and images, from the first step of each window; else a list."""
+        numbers = self._numbers(columns)
+        if numbers is not None:
+            return torch.from_numpy(numbers[:, 0])
+        pictures = self._pictures(columns)
+        if pictures is not None:
+            return tv_tensors.Image(pictures[:, 0])
+        return self._each(columns, lambda column, span: column.at(span.first))
+
+    def _each(
+        self, columns: Sequence[EpisodeColumn], read: Callable[[EpisodeColumn, Span], object]
+    ) -> list[object]:
+        values: list[object] = [None] * len(columns)
+        for number in self._order:
+            values[number] = read(columns[number], self._spans[number])
+        return values
+
+    def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
+        first = columns[0].array if isinstance(columns[0], NumberColumn) else None
+        if first is None:
+            return None
+        arrays = [
+            item.array
+            for item in columns
+            if isinstance(item, NumberColumn) and item.array is not None
+        ]
+        # Episodes may differ if a transform made the columns.
+        if len(arrays) < len(columns):
+            return None
+        # Before the memory is allocated: a window may be of a million steps.
+        reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
+        out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
+        pieces: list[npt.NDArray[np.generic]] = []
+        for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
+            real = array[begin:stop]
+            if before or behind:
+                pieces += [real[:1].repeat(before, 0), real, real[-1:].repeat(behind, 0)]
+            else:
+                pieces.append(real)
+        try:  # one call, which also checks that all have the same dtype and shape
+            np.concatenate(
+                pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no"
+            )
+        except (TypeError, ValueError):
+            return None
+        if self._pad == "zero":
+            self._pad_rows(out)
+        return out
+
+    def _pictures(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
+        """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
+        expected size.
+        """
+        # The plan is one object for each feature of a dataset: by it columns of the same files are
+        # known.
+        plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
+        alike = [
+            item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
+        ]
+        if plan is None or len(alike) < len(columns):
+            return None
+        spans = [self._spans[number] for number in self._order]
+        try:
+            values = read_encoded([alike[number] for number in self._order], spans)
+            stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
+        except (OSError, TFRecordError):  # does not name the image: read and decode one by one
+            return None
+        if stack is None or not plan.fits(stack.shape[2:]):
+            return None
+        # A view of [N, H, W, C] memory.
+        shape = len(columns), self._size, *stack.shape[1:]
+        batch = as_tensor(as_array(stack), stack.dtype, shape)
+        self._pad_rows(batch)
+        return batch
+
+    @functools.cached_property
+    def _rows(self) -> list[int]:
+        """The place among all steps of each step that is read, in reading order."""
+        rows: list[int] = []
+        for number in self._order:
+            first, stop, before, _ = self._spans[number]
+            start = number * self._size + before
+            rows += range(start, start + stop - first)
+        return rows
+
+    def _pad_rows(self, batch: Any) -> None:
+        """Fill the padding of an array or tensor [B, steps, ...]."""
+        for number, (_, _, before, behind) in enumerate(self._spans):
+            end = self._size - behind
+            if before:
+                batch[number, :before] = batch[number, before] if self._pad == "repeat" else 0
+            if behind:
+                batch[number, end:] = batch[number, end - 1] if self._pad == "repeat" else 0
+
+
+# One window.
+
+
+def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
+    """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
+    if isinstance(column, NumberColumn):
+        return _numbers(column.values, span, pad)
+    is_list = isinstance(column, ListColumn)
+    reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
+    # Padding is not read again.
+    values: list[object] = column.read(span.first, span.stop)
+    if span.before or span.behind:
+        is_zero = pad == "zero"
+        front = _empty(column, values[0]) if is_zero else values[0]
+        values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
+    return values if is_list else _stack_alike(values)
+
+
+def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
+    reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
+    if not span.before and not span.behind:
+        return own_tensor(values[span.first : span.stop])
+    steps, is_real = span.lay_out()
+    padded = torch.as_tensor(values[steps])  # indexing copies
+    if pad == "zero":
+        padded[~torch.from_numpy(is_real)] = 0
+    return padded
+
+
+def _empty(column: EpisodeColumn, value: object) -> object:
+    """The padding value with pad="zero"."""
+    if isinstance(column, ListColumn):
+        return column.empty
+    if not isinstance(value, torch.Tensor):
+        return type(value)()
+    # zeros are a plain tensor, also for a tv_tensor
+    return as_kind_of(torch.zeros_like(value), value)
+
+
+def _stack_alike(values: list[Any]) -> object:
+    """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
+    list.
+    """
+    first = values[0] if values else None
+    if (
+        not isinstance(first, torch.Tensor)
+        or is_ragged(first)
+        or any(value.is_nested for value in values)
+    ):
+        return values
+    stacked = stack([value.as_subclass(torch.Tensor) for value in values])
+    if not isinstance(stacked, torch.Tensor):
+        return values
+    # Several steps of an image are a video for the transforms of torchvision.
+    if isinstance(first, tv_tensors.Image):
+        return tv_tensors.Video(stacked)
+    return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked
+
+
+_OBSERVATION, _ACTION = "observation", "action"
+INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
+
+
+class StepSamples:
+    """Builds samples from episodes.
+
+    Args:
+        windows: The windows around each step.
+        dataset_name: Stands in each sample.
+    """
+
+    def __init__(self, windows: Windows, dataset_name: str) -> None:
+        self._windows = windows
+        self._dataset_name = dataset_name
+
+    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, object]:
+        """The sample of a step, and the observation at its goal step if there is one: a row of
+        `batch`, in half the time.
+        """
+        pad = self._windows.pad
+        seen = self._windows.observations(step)
+        done = self._windows.actions(step, episode.num_steps)
+        ways = {
+            _OBSERVATION: lambda column: window(column, seen, pad),
+            _ACTION: lambda column: window(column, done, pad),
+        }
+        sample = {
+            name: each_leaf(columns, ways.get(name) or (lambda column: column.at(step)))
+            for name, columns in episode.steps.items()
+        }
+        task: dict[str, object] = {}
+        if goal is not None:
+            task = each_leaf(_seen_at_goal(episode), lambda column: column.at(goal))
+            task["timestep"] = goal
+        task["language_instruction"] = instruction(episode, step)
+        _add_masks(sample, seen.lay_out(), done.lay_out())
+        return {
+            **sample,
+            "task": task,
+            **each_leaf(episode.metadata, own),
+            "dataset_name": self._dataset_name,
+            "_len": episode.num_steps,
+            "_traj_index": episode.number,
+            "_frame_index": step,
+        }
+
+    def batch(
+        self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
+    ) -> dict[str, object]:
+        """The columns of the samples of these steps, each of one episode, with their goal steps if
+        there are any.
+        """
+        numbers = [item.number for item in episodes]
+        lengths = [item.num_steps for item in episodes]
+        seen = [self._windows.observations(step) for step in steps]
+        done = [*map(self._windows.actions, steps, lengths)]
+        # Frames are read in file order.
+        order = sorted(range(len(steps)), key=[*zip(numbers, steps, strict=True)].__getitem__)
+        take_seen, take_done, take_one = (
+            StepBatch(spans, order, self._windows.pad)
+            for spans in (seen, done, [Span(step, step + 1) for step in steps])
+        )
+        ways = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}
+        columns = {
+            name: together(trees, ways.get(name, take_one.at))
+            for name, trees in shared_names([episode.steps for episode in episodes])
+        }
+        task: dict[str, object] = {}
+        if goals is not None:
+            order = sorted(range(len(goals)), key=[*zip(numbers, goals, strict=True)].__getitem__)
+            take_goal = StepBatch([Span(goal, goal + 1) for goal in goals], order, None)
+            task = together([*map(_seen_at_goal, episodes)], take_goal.at) | {"timestep": goals}
+        task["language_instruction"] = [*map(instruction, episodes, steps)]
+        _add_masks(columns, lay_out(seen), lay_out(done))
+        metadata = {
+            name: together(trees, lambda values: [*map(own, values)])
+            for name, trees in shared_names([episode.metadata for episode in episodes])
+        }
+        # Lists, as a sample has these as int.
+        return {
+            **columns,
+            "task": task,
+            **metadata,
+            "dataset_name": [self._dataset_name] * len(steps),
+            "_len": lengths,
+            "_traj_index": numbers,
+            "_frame_index": steps,
+        }
+
+
+_Layout: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
+
+
+def _add_masks(columns: dict[str, object], seen: _Layout, done: _Layout) -> None:
+    """Add the step numbers of observations, and which observations and actions are padding."""
+    observation = columns.setdefault(_OBSERVATION, {})
+    if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
+        observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, seen)
+    columns["action_pad_mask"] = torch.from_numpy(done[1])
+
+
+def _seen_at_goal(episode: Episode) -> Mapping[str, object]:
+    observation = episode.steps.get(_OBSERVATION, {})
+    return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
+
+
+def own(value: object) -> object:
+    """Copy metadata, so that a sample may modify it."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def instruction(episode: Episode, step: int) -> str:
+    """The language instruction: the first of the usual names in the step, its observation, or the
+    episode.
+    """
+    steps, metadata = episode.steps, episode.metadata
+    places: tuple[Any, ...] = (steps, steps.get(_OBSERVATION), metadata, *metadata.values())
+    for tree in places:
+        for name in INSTRUCTIONS if isinstance(tree, Mapping) else ():
+            value = tree.get(name)
+            value = value.at(step) if isinstance(value, EpisodeColumn) else value
+            if isinstance(value, (str, bytes)):
+                return value if isinstance(value, str) else decode_text(value)
+    return ""

@@ -1,0 +1,3 @@
+from .iterable_dataset import TFRecordIterableDataset
+
+__all__ = ["TFRecordIterableDataset"]

@@ -1,0 +1,442 @@
+"""The iterable-style dataset: a stream that needs no index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_tfrecord.arguments import (
+    HintsOfDataset,
+    OnError,
+    at_least,
+    check_callable,
+    integer,
+    knows_keywords,
+    true_or_false,
+)
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.compression import check_compression_type
+from torch_tfrecord.error_log import ErrorLog, ErrorReport
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.files import Access, FilesAhead
+from torch_tfrecord.loading import (
+    RecordRows,
+    SampleMaker,
+    collate,
+    dataset_parser,
+    register_in_worker,
+    transform_samples,
+    warn_of_no_records,
+)
+from torch_tfrecord.order import (
+    EpochCount,
+    RandomStream,
+    check_loaded_epoch,
+    check_rank,
+    consumer,
+    in_process_group,
+    prepared_loader,
+    record_keys,
+    resolve_rank,
+    shuffled,
+)
+from torch_tfrecord.records import Block, Paths, SkippedBytes, found_files, read_blocks
+from torch_tfrecord.samples import (
+    LEFT_OUT,
+    Batch,
+    RecordPlace,
+    Value,
+    transform_one,
+    without_left_out,
+)
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
+from torch_tfrecord.streams.record_stream import RecordStream
+from torch_tfrecord.streams.stream_iteration import (
+    LastIteration,
+    LoadedStates,
+    State,
+    StreamIteration,
+    StreamStates,
+    check_states,
+)
+from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup
+
+__all__ = ["TFRecordIterableDataset"]
+
+
+@knows_keywords
+class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
+    """Stream the records of TFRecord files, without an index.
+
+    Every record appears exactly once over all ranks and workers. Each of these consumers gets whole
+    files; leftover files (all of them, if there are fewer files than consumers) are split by
+    record. So two ranks may get different numbers of records, and the order depends on the number
+    of workers. `TFRecordDataset` with a sampler has neither limit.
+
+    Each iteration over the whole stream is the next epoch, from 0: in a new order if you shuffle,
+    with new random draws of features (a fused crop). With workers, persistent or not, one iterator
+    of the DataLoader is one iteration. `set_epoch` chooses the epoch of the next one.
+
+    You can resume an interrupted stream after the last sample that it yielded: see `state_dict` and
+    `load_state_dict`; torchdata's StatefulDataLoader calls them, too. To resume, open files are
+    read again from the beginning up to that sample, without being parsed.
+
+    Args:
+        paths: As for `TFRecordDataset`.
+        features: As for `TFRecordDataset`, also "auto"; None gives the record's bytes.
+            `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
+            `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `Proto(...)`, `Json()`, ...) reads the record as that value.
+        transform: Called with each sample, before batching.
+        batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None
+            yields samples.
+        shuffle: Read the files in a new order each epoch.
+        shuffle_buffer_size: Size of the shuffle buffer, in records, which mixes records within and
+            across files; 0 for no buffer.
+        seed: Seed of the order, which is a pure function of (seed, epoch), rank and worker.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is
+            initialised, else from torchrun's environment variables, else 0 of 1.
+        cycle_length: Number of files to read from in turn, as in tf.data's ``interleave``.
+        block_length: Records to read from a file at its turn.
+        drop_last: Drop each worker's last batch if it is not full.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
+            "SNAPPY".
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        on_error, max_errors: As for `TFRecordDataset`; damage that hides where the next record
+            begins is skipped, too, up to the next one that is whole.
+        max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
+
+    Example:
+        >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
+        >>> for epoch in range(3):  # doctest: +SKIP
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # in a new order
+        ...         ...
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: RecordFeatures | Literal["auto"] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_buffer_size: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        cycle_length: int = 1,
+        block_length: int = 1,
+        drop_last: bool = False,
+        compression_type: str | None = "auto",
+        verify_crc: bool = True,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+        check_rank(rank, world_size)
+        check_callable("transform", transform)
+        self._errors = ErrorLog(on_error, max_errors)
+        self._compression_type = check_compression_type(compression_type)
+        check_max_batch_bytes(max_batch_bytes)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        parser = dataset_parser(features, paths, access, max_batch_bytes)
+        self._maker = SampleMaker(parser, transform, self._errors)
+        self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
+        self._shuffle = shuffle
+        self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
+        self._seed = integer("seed", seed)
+        self._rank, self._world_size = rank, world_size
+        self._cycle_length = at_least(1, "cycle_length", cycle_length)
+        self._block_length = at_least(1, "block_length", block_length)
+        self._drop_last = true_or_false("drop_last", drop_last)
+        self._verify = verify_crc
+        # Listing must see new files, which the cache does not know.
+        self.files, self._infos = found_files(paths, access.without_cache())
+        self._access = access.for_files(self.files)
+        # A state goes on only in a stream of the same order.
+        self._order = {  # what decides it
+            "num_files": len(self.files),
+            "files": _digest(self.files),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "shuffle_buffer_size": self._buffer_size,
+            "cycle_length": self._cycle_length,
+            "block_length": self._block_length,
+        }
+        self._empty: set[int] = set()  # files without a record
+        self._epochs = EpochCount()
+        self._loaded: LoadedStates | None = None
+        self._last: LastIteration | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, of the next iteration; later ones count on from it, in
+        persistent workers, too.
+
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch.
+        """
+        self._check_prepared()  # Accelerate calls this before it starts workers
+        loaded = self._loaded
+        if loaded is not None and loaded.states.epoch != at_least(0, "epoch", epoch):
+            check_loaded_epoch(loaded.states.epoch, epoch)
+            self._loaded = None
+        self._epochs.choose(at_least(0, "epoch", epoch))
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
+        # must stay in step with the other workers.
+        register_in_worker()
+        has_begun = get_worker_info() is not None
+        iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
+        iteration.count_by(self._epochs, has_begun)
+        if self._loaded is not None and self._loaded.is_for(iteration.epoch):
+            iteration.go_on(self._loaded.states)
+        self._last = LastIteration(iteration)
+        return iteration
+
+    @property
+    def features(self) -> Any:
+        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        record's bytes.
+        """
+        return self._maker.features
+
+    @property
+    def report(self) -> ErrorReport:
+        """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
+        return self._errors.report()
+
+    def __getitem__(self, position: object) -> NoReturn:
+        raise TypeError(
+            "a stream has no positions, only an order: TFRecordDataset reads records by position"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the latest iteration, after the samples that it has yielded: JSON
+        numbers and lists.
+
+        It is the state of one consumer, that is, of one worker of one rank. Without a shuffle
+        buffer it is a few numbers; with one, it also lists the records in the buffer (file and
+        number of each).
+        """
+        if self._last is not None:
+            return self._last.state_dict()
+        iteration = self._iteration(self._epochs.next())
+        if self._loaded is not None:
+            iteration.go_on(self._loaded.states)
+        return iteration.state_dict()
+
+    def load_state_dict(self, state_dict: object) -> None:
+        """Resume from a state: the next iteration yields the rest of the interrupted one; the next
+        epochs follow.
+
+        Args:
+            state_dict: This consumer's state, if there are as many consumers (workers times ranks)
+                as before: you get exactly the samples that the uninterrupted run would have given.
+                    For any other number of workers or
+                ranks, a list of the states of all consumers: the rest of all files is divided among
+                the new ones. Pass a StatefulDataLoader's state as it is, and those of several ranks
+                as a list.
+
+        Raises:
+            ValueError: The state has another version, seed, set of files or order, or the states
+                are of different epochs (the message gives both values); or a field is not valid for
+                these files (the message names it). During iteration: states are missing, or a file
+                has fewer records than the state says.
+        """
+        states = self._check_state(state_dict)
+        self._loaded, self._last = LoadedStates(states), None
+        self._epochs.choose(states.epoch)
+
+    def _check_prepared(self) -> None:
+        """ValueError if Accelerate cannot split this stream over its processes without losing
+        records.
+        """
+        prepared = prepared_loader()
+        if prepared is None or prepared.num_processes == 1:
+            return
+        if prepared.splits_samples_by is None:
+            raise ValueError(
+                "with dispatch_batches=False Accelerate splits samples, and this loader has only batches: expected "
+                "DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True"
+            )
+        if (
+            prepared.dispatches
+            and prepared.num_workers > 1
+            and not (prepared.drops_last or self._drop_last)
+        ):
+            raise ValueError(
+                "Accelerate's dispatch_batches loses records of a stream if the last batch of a worker is not "
+                f"full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers="
+                f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
+            )
+
+    def _check_state(self, state_dict: object) -> StreamStates:
+        states = StreamStates(state_dict, self._identity())
+        check_states(self, states)
+        return states
+
+    def _iteration(self, epoch: int) -> StreamIteration:
+        self._check_prepared()
+        return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
+
+    def _identity(self) -> State:
+        return self._order
+
+    def _note_begin(self) -> None:
+        """Called when an iteration yields its first sample: the loaded state is used up."""
+        if self._loaded is not None:
+            self._loaded.use()
+            self._loaded = None
+
+    # Reading.
+
+    def _pieces(self, epoch: int) -> list[Piece]:
+        """All files, in the order of this epoch."""
+        # Equal on all consumers, who then take their share of it.
+        order = range(len(self.files))
+        return [
+            Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
+        ]
+
+    def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+        files = FilesAhead((self.files[piece.file] for piece in pieces), self._access, self._infos)
+        return RecordStream(
+            pieces,
+            partial(self._read, files),
+            cycle_length=self._cycle_length,
+            block_length=self._block_length,
+            buffer_size=self._buffer_size,
+            random=RandomStream(self._seed, epoch, number),
+        )
+
+    def _read(self, files: FilesAhead, file: int) -> Iterator[Block]:
+        num_records = 0
+        for block in read_blocks(
+            self.files[file],
+            self._compression_type,
+            verify_crc=self._verify,
+            # Damage between records belongs to no record, so the scanner skips it.
+            on_error="skip" if self._errors.skips else "raise",
+            open_source=files.open,
+            report=self._note_skipped,
+        ):
+            num_records += len(block.offsets)
+            yield block
+        if not num_records:
+            self._empty.add(file)
+
+    def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
+        for kind, text in skipped.texts():
+            self._errors.add(kind, text)
+
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
+        """Samples or batches of a stream."""
+        size = self._batch_size
+        yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
+        self._errors.tell()
+        # Workers begin anew in each epoch, and would repeat it.
+        if not epoch and len(self._empty) == len(self.files):
+            warn_of_no_records(self.files)
+
+    # Samples and batches.
+
+    def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
+        def make(group: RecordGroup) -> Batch:
+            samples = self._maker.load_batch(self._rows(group, epoch))
+            samples = without_left_out(
+                transform_samples(self._maker.transform, samples, self._errors)
+            )
+            stream.num_taken = len(group.numbers)
+            return collate(samples) if len(samples) else LEFT_OUT
+
+        short: RecordGroup | None = None
+        try:
+            for group in stream.parts(size):
+                if len(group.numbers) < size:
+                    short = group
+                elif (batch := make(group)) is not LEFT_OUT:
+                    yield batch
+        except Exception:  # a builtin: when Python ends, other names may be gone
+            if short is not None:
+                # The group before an error is short for another reason than the end.
+                make(short)  # one of its records may be bad, too, and comes before
+            raise
+        if short is not None and not self._drop_last and (batch := make(short)) is not LEFT_OUT:
+            yield batch
+
+    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
+        """Samples one by one, parsed several at a time."""
+        for group in stream.parts():
+            for sample in self._samples_of(self._rows(group, epoch)):
+                stream.num_taken += 1
+                if sample is not LEFT_OUT:
+                    yield sample
+
+    def _samples_of(self, rows: RecordRows) -> Iterable[Value]:
+        """The samples of a part of a stream; those before a bad record are yielded before its error
+        is raised.
+        """
+        maker, transform = self._maker, self._maker.transform
+        # Each sample is decoded when it is its turn, so that draws come in order.
+        if maker.crops.takes(transform):
+            yield from maker.each(rows, transform=True)
+            return
+        samples: Iterable[Value]
+        try:
+            samples = maker.parse_batches(rows, (0, len(rows.records)))[0]
+        except TFRecordError:
+            samples = maker.each(rows)
+        if transform is None:
+            yield from samples
+            return
+        for row, sample in enumerate(samples):
+            yield transform_one(transform, row, sample, rows.places, self._errors)
+
+    def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
+        keys = None
+        if self._maker.draws_at_random:
+            # A number for each record of all files; a file has fewer than 2^40 records.
+            # Equal for each way of reading: a fused crop is the same with any number of workers.
+            keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
+
+        def place(row: int) -> RecordPlace:
+            file, offset, number = group.place(row)
+            return RecordPlace(self.files[file], offset, number)
+
+        self._maker.check_keys(group.records, self.files, self._access)
+        return RecordRows(group.records, keys, place)
+
+    def __getstate__(self) -> dict[str, object]:
+        state = {**self.__dict__, "_last": None}
+        # a spawned worker is not in the group and could not find out its rank
+        if in_process_group():
+            state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
+        return state
+
+    def __repr__(self) -> str:
+        features = shown_features(self.features)
+        transform = shown_transform("transform", self._maker.transform)
+        size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
+        return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"
+
+
+def _digest(files: Sequence[str]) -> str:
+    """A digest of the file names; without folders, since the data may have moved when a run is
+    resumed.
+    """
+    names = "\0".join(map(os.path.basename, files))
+    return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

@@ -1,0 +1,5 @@
+"""Datasets as tables: Arrow, kept columns, inference, scan tasks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

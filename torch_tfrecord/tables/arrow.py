@@ -1,0 +1,573 @@
+"""Columns as Apache Arrow: the type of each spec, a batch's columns as Arrow arrays, and rows back as
+Examples.
+
+The types follow from the features alone, so that all batches of a data set have one schema. Values
+that a spec decodes from bytes (pictures, sounds, messages, tensors of any shape) stay as they are
+stored. docs/dataframes.md has the table of types.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.columns import (
+    Column,
+    DType,
+    Feature,
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Json,
+    ListFeatures,
+    Nested,
+    NestedExample,
+    OneValueSpec,
+    RaggedFeature,
+    RaggedTensor,
+    RawTensor,
+    Reader,
+    RecordFeatures,
+    SequenceFeatures,
+    Source,
+    SparseFeature,
+    SparseList,
+    StepColumn,
+    StepReader,
+    Text,
+    UniformRowLength,
+    Value,
+    VarLenFeature,
+    as_nested,
+)
+from torch_tfrecord.errors import needs_extra, outer_level
+from torch_tfrecord.media import Image
+from torch_tfrecord.protobuf import ListValues, WritableSpec
+from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
+from torch_tfrecord.torch_internals import sparse_parts
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError:  # told where it is used
+    pa = None
+
+__all__ = ["ArrowColumns", "write_arrow"]
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+_RECORD = "record"
+_MISSING = "\0missing "  # begins the name of an output that says which records lack another
+_WRITTEN_ROWS = 1 << 10
+_MOST_OFFSET = (1 << 31) - 1
+# Arrow has no such floats; float32 holds all their values.
+_SMALL_FLOATS = (
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
+
+
+class ArrowColumns:
+    """The Arrow schema of some features, and record batches of what a dataset reads with
+    `features`.
+
+    Args:
+        features: What a dataset reads; None for the record's bytes, as a column ``record``.
+        decode_images: Whether pictures are nested lists of pixels, [C, H, W], in place of their
+            bytes.
+
+    Attributes:
+        features: What to parse the records with.
+        schema: Of all batches.
+
+    Raises:
+        ImportError: pyarrow is missing.
+        ValueError: Two columns would have one name.
+        TypeError: Arrow has no type for a feature.
+    """
+
+    def __init__(self, features: RecordFeatures | None, *, decode_images: bool = False) -> None:
+        _check_pyarrow()
+        self._decode = decode_images
+        self.features: RecordFeatures | None
+        if isinstance(features, SequenceFeatures):
+            context = self._stored(features.context_features or {})
+            steps = self._stored(features.sequence_features or {}, is_step=True)
+            self.features = SequenceFeatures(
+                {**context, **_missing(context)}, {**steps, **_missing(steps)}
+            )
+            fields = [*_fields(context), *_fields(steps, is_step=True)]
+        elif isinstance(features, ListFeatures):
+            context = self._stored(features.context_features or {})
+            examples = self._stored(features.example_features)
+            self.features = replace(features, context_features=context, example_features=examples)
+            fields = [*_fields(context), *_fields(examples, is_step=True)]
+            if features.size_feature_name is not None:
+                fields.append(pa.field(features.size_feature_name, pa.int64()))
+            if features.mask_feature_name is not None:
+                fields.append(pa.field(features.mask_feature_name, pa.list_(pa.bool_())))
+        elif isinstance(features, Mapping):
+            stored = self._stored(features)
+            self.features, fields = {**stored, **_missing(stored)}, _fields(stored)
+        elif features is None or isinstance(features, Feature):
+            self.features = None if features is None else self._one(features)
+            kind = pa.binary() if self.features is None else _type(self.features)
+            fields = [pa.field(_RECORD, kind)]
+        else:
+            raise TypeError(
+                f"expected features by specs, which say the Arrow types, got {type(features).__name__}: read the same "
+                "files by TFRecordDataset(ds.files, infer_features(ds.files))"
+            )
+        names = [field.name for field in fields]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"expected one column of each name, got two {twice!r}: name one of the features otherwise, with key="
+            )
+        self.schema = pa.schema(fields)
+
+    def batch(self, columns: Value, num_rows: int) -> pa.RecordBatch:
+        """A record batch of what a dataset returned for a batch, as columns.
+
+        Raises:
+            ValueError: A column has more than 2 GiB, or 2^31 values.
+        """
+        if isinstance(columns, tuple):
+            columns = {**columns[0], **columns[1]}
+        elif not isinstance(columns, dict):
+            columns = {_RECORD: columns}
+        arrays = []
+        for field in self.schema:
+            array = to_array(columns[field.name], field.type, num_rows)
+            missing = columns.get(_MISSING + field.name)
+            if missing is not None and missing.any():
+                array = pc.if_else(pa.array(missing.numpy()), None, array)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _stored(self, specs: Mapping[str, Feature], *, is_step: bool = False) -> dict[str, Feature]:
+        return {name: self._one(spec, is_step=is_step) for name, spec in specs.items()}
+
+    def _one(self, spec: Feature, *, is_step: bool = False) -> Feature:
+        """The spec that reads what is stored, where the given one would decode it."""
+        if isinstance(spec, NestedExample):
+            return NestedExample(self._stored(spec.features), format=spec.format, key=spec.key)
+        is_decoded = isinstance(spec, (Text, RawTensor)) or (self._decode and type(spec) is Image)
+        if is_decoded or not isinstance(spec, OneValueSpec):
+            return spec
+        dtype = str if isinstance(spec, Json) else bytes
+        if is_step:
+            return FixedLenSequenceFeature((), dtype, key=spec.key)
+        if getattr(spec, "several", None):
+            return VarLenFeature(dtype, key=spec.key)
+        return FixedLenFeature((), dtype, spec.default_value, key=spec.key)
+
+
+def _check_pyarrow() -> None:
+    with needs_extra("an Arrow table", "arrow"):
+        if pa is None:
+            raise ModuleNotFoundError(name="pyarrow")
+
+
+# The type of each spec.
+
+
+def _fields(specs: Mapping[str, Feature], *, is_step: bool = False) -> list[pa.Field]:
+    return [
+        pa.field(name, _step_type(spec) if is_step else _type(spec)) for name, spec in specs.items()
+    ]
+
+
+def _step_type(spec: Feature) -> pa.DataType:
+    # Both in an Example and in a feature list it is rows of one shape.
+    return _type(spec) if isinstance(spec, FixedLenSequenceFeature) else pa.list_(_type(spec))
+
+
+def _type(spec: Feature) -> pa.DataType:
+    match spec:
+        case FixedLenFeature():
+            return _shaped(_leaf(spec.dtype), spec.shape)
+        case FixedLenSequenceFeature():
+            return pa.list_(_shaped(_leaf(spec.dtype), spec.shape))
+        case VarLenFeature():
+            return pa.list_(_leaf(spec.dtype))
+        case RaggedFeature():
+            # What is uniform behind the last ragged dimension is the values' shape.
+            kind, is_inner = _leaf(spec.dtype), True
+            for one in reversed(spec.partitions):
+                is_inner = is_inner and isinstance(one, UniformRowLength)
+                kind = pa.list_(kind, getattr(one, "length", -1) if is_inner else -1)
+            return pa.list_(kind)
+        case SparseFeature():
+            place = _shaped(pa.int64(), (len(spec.size),) if len(spec.size) > 1 else ())
+            return pa.struct({"indices": pa.list_(place), "values": pa.list_(_leaf(spec.dtype))})
+        case RawTensor(shape=str()):
+            return pa.struct({"shape": pa.list_(pa.int64()), "values": pa.list_(_leaf(spec.dtype))})
+        case RawTensor():
+            return _shaped(_leaf(spec.dtype), spec.shape)
+        case Image():
+            leaf = pa.uint8() if spec.normalize is None else pa.float32()
+            return _shaped(leaf, (-1,) * (3 if spec.several is None else 4))
+        case Text():
+            return pa.string()
+        case NestedExample():
+            return pa.struct(_fields(spec.features))
+        case Source():
+            kinds = {"path": pa.string(), "position": pa.int64(), "offset": pa.int64()}
+            return pa.struct(kinds) if spec.what is None else kinds[spec.what]
+    raise TypeError(f"no Arrow type is known for {spec!r}")
+
+
+def _leaf(dtype: DType) -> pa.DataType:
+    if not isinstance(dtype, torch.dtype):
+        return pa.binary() if dtype is bytes else pa.string()
+    if dtype in _SMALL_FLOATS:
+        return pa.float32()
+    try:
+        return pa.from_numpy_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
+    except (pa.ArrowNotImplementedError, TypeError) as error:
+        raise TypeError(f"Arrow has no type for {dtype}") from error
+
+
+def _shaped(leaf: pa.DataType, shape: Sequence[int | str | None]) -> pa.DataType:
+    """Nested lists of a shape; of fixed size where an entry is a number."""
+    for size in reversed(shape):
+        leaf = pa.list_(leaf, size if isinstance(size, int) else -1)
+    return leaf
+
+
+# Which records lack a feature.
+
+
+def _missing(specs: Mapping[str, Feature]) -> dict[str, Feature]:
+    """For each feature that a record may lack, an output that says which do."""
+    kinds = (VarLenFeature, FixedLenSequenceFeature, RaggedFeature, SparseFeature)
+    return {
+        _MISSING + name: _Missing(spec, name)
+        for name, spec in specs.items()
+        if isinstance(spec, kinds)
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class _Missing(Feature):
+    """Whether each record lacks another feature: bool [N]."""
+
+    spec: Feature
+    name: str
+
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
+        return _MissingReader(self.spec._reader(self.name))
+
+    def _context_reader(self, name: str) -> Reader:
+        return _MissingReader(self.spec._context_reader(self.name))
+
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        return _MissingSteps(self.spec._step_reader(self.name).step_wants[0])
+
+
+class _MissingReader:
+    def __init__(self, reader: Reader) -> None:
+        self.wants = reader.wants
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor:
+        masks = [column.missing for column in columns if column.missing is not None]
+        if len(masks) < len(columns):
+            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
+        # Of several keys, all: one of them still says something.
+        return torch.from_numpy(np.stack(masks).all(axis=0))
+
+
+class _MissingSteps(StepReader):
+    def read(self, lists: Sequence[StepColumn], context: object) -> torch.Tensor:
+        return torch.from_numpy(lists[0].missing != 0)
+
+
+# A column as an array.
+
+
+def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
+    """The column of a batch, in any form that a parser gives it, as an Arrow array.
+
+    Numbers are not copied, except for bool, float8 and bfloat16.
+
+    Args:
+        value: A tensor [N, ...], also jagged or sparse; a list of N values; a dict of columns.
+        kind: The type that the column's spec has.
+        num_rows: N.
+    """
+    if isinstance(value, dict):
+        parts = [to_array(value[field.name], field.type, num_rows) for field in kind]
+        return pa.StructArray.from_arrays(parts, fields=[*kind])
+    if isinstance(value, SparseList) or getattr(value, "layout", None) is torch.sparse_coo:
+        return _sparse_array(value, kind, num_rows)
+    if isinstance(value, (Nested, RaggedTensor)) or getattr(value, "is_nested", False):
+        return _nested_array(as_nested(value), kind)
+    if isinstance(value, torch.Tensor):
+        values = value.as_subclass(torch.Tensor).reshape(-1)
+        if value.dim() == 1:  # the usual case: a batch may have forty such columns
+            return _numbers(values, kind)
+        shapes = np.tile(np.array(value.shape[1:], np.int64), (num_rows, 1))
+        return _of_shapes(values, shapes, kind)
+    if value and isinstance(value[0], torch.Tensor):
+        if value[0].is_nested:  # of lists of lists
+            return pa.array([_lists(row) for row in value], kind)
+        shapes = np.array([row.shape for row in value], np.int64).reshape(num_rows, -1)
+        values = torch.cat([row.as_subclass(torch.Tensor).reshape(-1) for row in value])
+        return _of_shapes(values, shapes, kind)
+    found = pa.array(value, kind)
+    if isinstance(found, pa.ChunkedArray):
+        raise _too_large()
+    return found
+
+
+def _lists(row: torch.Tensor) -> list[Value]:
+    return [part.tolist() for part in row.unbind()]
+
+
+def _too_large() -> ValueError:
+    return ValueError(
+        "a column of a record batch holds at most 2 GiB and 2^31 values: expected a smaller batch_size"
+    )
+
+
+def _numbers(values: torch.Tensor, kind: pa.DataType) -> pa.Array:
+    if values.dtype in _SMALL_FLOATS:
+        values = values.float()
+    return pa.array(values.numpy(), kind)
+
+
+def _of_shapes(values: torch.Tensor, shapes: _Ints, kind: pa.DataType) -> pa.Array:
+    """Nested lists of rows of these shapes, int64 [N, dimensions], whose values stand one behind the
+    other.
+    """
+    if pa.types.is_struct(kind):
+        ranks = pa.array([*shapes], kind.field("shape").type)
+        sizes = shapes.prod(axis=1, keepdims=True)
+        parts = [ranks, _of_shapes(values, sizes, kind.field("values").type)]
+        return pa.StructArray.from_arrays(parts, fields=[*kind])
+    kinds = [kind]
+    for _ in range(shapes.shape[1]):
+        kinds.append(kinds[-1].value_type)
+    found = _numbers(values, kinds[-1])
+    # How many lists a row has at each depth: the sizes before it, multiplied.
+    counts = np.cumprod(np.insert(shapes, 0, 1, axis=1), axis=1)
+    for depth in reversed(range(shapes.shape[1])):
+        lengths = np.repeat(shapes[:, depth], counts[:, depth])
+        found = _list_array(found, np.insert(np.cumsum(lengths), 0, 0), kinds[depth])
+    return found
+
+
+def _nested_array(nested: Nested, kind: pa.DataType) -> pa.Array:
+    values, row_splits = nested.tensors()[0], nested.arrays()[1]
+    kinds = [kind]
+    for _ in row_splits:
+        kinds.append(kinds[-1].value_type)
+    found = to_array(values, kinds[-1], len(values))
+    for splits, outer in zip(reversed(row_splits), reversed(kinds[:-1]), strict=True):
+        found = _list_array(found, splits, outer)
+    return found
+
+
+def _list_array(values: pa.Array, splits: _Ints, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_fixed_size_list(kind):
+        # Not `from_arrays`, which cannot tell how many lists of no values there are.
+        return pa.Array.from_buffers(kind, len(splits) - 1, [None], children=[values])
+    if splits[-1] > _MOST_OFFSET:
+        raise _too_large()
+    offsets = pa.array(splits.astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values, kind)
+
+
+def _sparse_array(value: torch.Tensor | SparseList, kind: pa.DataType, num_rows: int) -> pa.Array:
+    if isinstance(value, SparseList):
+        indices, values = (
+            value.indices,
+            pa.array(value.values, kind.field("values").type.value_type),
+        )
+    else:
+        indices, numbers = sparse_parts(value)
+        values = _numbers(numbers, kind.field("values").type.value_type)
+    splits = np.insert(np.bincount(indices[0].numpy(), minlength=num_rows).cumsum(), 0, 0)
+    place_kind = kind.field("indices").type.value_type
+    places = indices[1:].T.contiguous()
+    if not pa.types.is_list(place_kind) and not pa.types.is_fixed_size_list(place_kind):
+        places = places[:, 0]
+    found = to_array(places, place_kind, len(places))
+    parts = [
+        _list_array(found, splits, kind.field("indices").type),
+        _list_array(values, splits, kind.field("values").type),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=[*kind])
+
+
+# Rows as Examples.
+
+
+def write_arrow(
+    batches: Any,
+    path_or_prefix: str | os.PathLike[str],
+    *,
+    features: Mapping[str, WritableSpec] | None = None,
+    num_shards: int | None = None,
+    max_shard_bytes: int | None = None,
+    **writer_options: Any,
+) -> list[str]:
+    """Write the rows of an Arrow table, or of whatever gives one, as Examples.
+
+    Bool and integers become an int64_list, floats a float_list, strings and binary a bytes_list;
+    lists one of these, those of fixed size in row-major order. A null is a feature that the record
+    lacks, an empty list one without values. A column has one kind in all rows, which its type says.
+
+    Args:
+        batches: A pyarrow Table or RecordBatchReader; a DataFrame of pandas or polars, or anything
+            else with ``__arrow_c_stream__``; or tables and record batches, one after the other
+            (``pyarrow.dataset.dataset(...).to_batches()``, ``hf.with_format("arrow").iter(1000)``).
+        path_or_prefix: The file; with `num_shards` or `max_shard_bytes` the prefix of the shards.
+        features: Specs that shall read the records, as for `TFRecordWriter`: they check and widen
+            values, and turn arrays into bytes (`RawTensor`). Nulls and empty lists are left out.
+        num_shards, max_shard_bytes: See `ShardedTFRecordWriter`.
+        writer_options: Further options of the writer: ``compression_type``, ``write_index``, ...
+
+    Returns:
+        The paths written.
+
+    Raises:
+        TypeError: A column's type has no list: dates, decimals, structs, lists of lists of any
+            length; the message names it. Cast it, or select other columns.
+        ValueError: A list has a null, or an integer is outside int64; nothing is left behind.
+
+    Example:
+        >>> write_arrow(pandas.DataFrame({"label": [1, 2]}), "train.tfrecord")  # doctest: +SKIP
+        ['train.tfrecord']
+    """
+    _check_pyarrow()
+    writer: TFRecordWriter | ShardedTFRecordWriter
+    if num_shards is None and max_shard_bytes is None:
+        writer = TFRecordWriter(path_or_prefix, features=features, **writer_options)
+    else:
+        writer = ShardedTFRecordWriter(
+            path_or_prefix,
+            num_shards=num_shards,
+            max_shard_bytes=max_shard_bytes,
+            features=features,
+            **writer_options,
+        )
+    rounded: set[str] = set()
+    with writer:
+        for batch in _record_batches(batches):
+            for row in _rows(batch, rounded) if features is None else batch.to_pylist():
+                writer.write(row)
+    if rounded:
+        warnings.warn(
+            f"float64 columns were rounded to float32, the floats of TFRecord files: {', '.join(sorted(rounded))}; "
+            "cast them to float32 where that is meant",
+            stacklevel=outer_level(),
+        )
+    return [writer.path] if isinstance(writer, TFRecordWriter) else writer.paths
+
+
+def _record_batches(batches: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(batches, pa.RecordBatch):
+        # A value is a Python object for a moment: of few rows at a time.
+        for begin in range(0, len(batches), _WRITTEN_ROWS):
+            yield batches.slice(begin, _WRITTEN_ROWS)
+    elif hasattr(batches, "__arrow_c_stream__"):
+        yield from chain.from_iterable(
+            map(_record_batches, pa.RecordBatchReader.from_stream(batches))
+        )
+    elif isinstance(batches, Iterable) and not isinstance(batches, (str, bytes, Mapping)):
+        yield from chain.from_iterable(map(_record_batches, batches))
+    else:
+        raise TypeError(
+            f"expected a table, a DataFrame, or record batches one after the other, got {type(batches).__name__} "
+            "(Hugging Face: dataset.with_format('arrow').iter(1000); dicts: pyarrow.Table.from_pylist(rows))"
+        )
+
+
+def _rows(batch: pa.RecordBatch, rounded: set[str]) -> Iterator[dict[str, ListValues]]:
+    names = batch.schema.names
+    columns = [_list_values(name, batch.column(name), rounded) for name in names]
+    for row in zip(*columns, strict=True):
+        yield {name: values for name, values in zip(names, row, strict=True) if values is not None}
+
+
+def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListValues | None]:
+    """What each row's Example stores for a column."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_null, num_rows = column.is_null().to_numpy(zero_copy_only=False), len(column)
+    splits, inner = np.arange(num_rows + 1), column
+    if _is_list(column.type):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        splits, inner = np.insert(np.cumsum(lengths, dtype=np.int64), 0, 0), column.flatten()
+        while pa.types.is_fixed_size_list(inner.type):
+            splits, inner = splits * inner.type.list_size, inner.flatten()
+        if inner.null_count:
+            raise ValueError(f"column {name!r}: expected lists without nulls, got one")
+    kind, values = _flat_values(name, inner, rounded)
+    bounds = splits.tolist()
+    size = 4 if kind == "float_list" else 1  # floats are the bytes of float32
+    return [
+        None if null else ListValues(kind, values[size * begin : size * end], (end - begin,))
+        for null, begin, end in zip(is_null.tolist(), bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        is_one(kind)
+        for is_one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )
+
+
+def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any]:
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        if pa.types.is_boolean(kind):
+            values = values.cast(pa.uint8())
+        return "int64_list", pc.fill_null(values, 0).to_pylist()
+    if pa.types.is_floating(kind):
+        if kind == pa.float16():
+            values = values.cast(pa.float32())
+        exact = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+        with np.errstate(over="ignore"):
+            single = exact.astype("<f4")
+        if kind == pa.float64():
+            if (np.isinf(single) & np.isfinite(exact)).any():
+                raise ValueError(
+                    f"column {name!r}: a value is outside float32, the floats of TFRecord files"
+                )
+            if (single != exact)[~np.isnan(exact)].any():
+                rounded.add(name)
+        return "float_list", single.tobytes()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        values, kind = values.cast(pa.large_binary()), pa.large_binary()
+    if any(
+        is_one(kind)
+        for is_one in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        )
+    ):
+        return "bytes_list", values.to_pylist()
+    if pa.types.is_null(kind):
+        return "bytes_list", [None] * len(values)
+    raise TypeError(
+        f"column {name!r}: no list of an Example holds {kind}: cast it to integers, floats, strings or binary, or "
+        "select other columns"
+    )

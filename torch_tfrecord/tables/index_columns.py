@@ -1,0 +1,229 @@
+"""Build indexes that keep columns: `build_index`, and what reads the columns meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.columns import DType, ExampleParser, Nested, VarLenFeature
+from torch_tfrecord.compression import INDEX_BYTES_RATIO, check_compression_type
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.files import Access, local_path, open_file
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.protobuf import decode_example
+from torch_tfrecord.records import (
+    IndexKeeper,
+    Paths,
+    RecordIndex,
+    found_files,
+    index_source,
+    read_records,
+)
+from torch_tfrecord.remote import each_at_once
+from torch_tfrecord.samples import RecordPlace
+from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns, check_columns
+
+__all__ = ["ExampleColumns", "build_index"]
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_LENGTH = re.compile(r"len\((.*)\)", re.DOTALL)
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
+
+
+class ExampleColumns:
+    """Reads columns of Examples while an index is built, each with one value a record.
+
+    Args:
+        names: Keys of the records; ``len(key)`` is the number of values at a key.
+
+    Raises:
+        TypeError: `names` is a str.
+        ValueError: A name is there twice, or empty.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str):
+            raise TypeError(f"columns must be a list of names, got the str {names!r}")
+        self._keys = {name: _LENGTH.sub(r"\1", name) for name in names}
+        if len(self._keys) < len(names) or not all(self._keys.values()):
+            raise ValueError(f"columns must be different names, got {[*names]}")
+        self._kinds: dict[str, DType] = {}  # of the keys that have had values so far
+        self._parser = self._make_parser()
+        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        self._missing: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in names}
+        self._strings: dict[str, dict[bytes, int]] = {name: {} for name in names}
+
+    def _make_parser(self) -> ExampleParser:
+        # Records that lack a key fit any kind: without a value so far, one is as good as another.
+        return ExampleParser(
+            {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
+        )
+
+    def add(
+        self, records: Iterable[bytes | memoryview], place: Callable[[int], RecordPlace]
+    ) -> None:
+        """Read the columns of some records; `place` says of a row where it is.
+
+        Raises:
+            ParseError: A record is no Example, has several values where one is expected, or values
+                of another kind than a record before.
+        """
+        try:
+            while True:
+                try:
+                    found = self._parser.batch(records)
+                    break
+                except ParseError:
+                    if not self._learn_kinds(records):
+                        raise
+            for name, key in self._keys.items():
+                self._add(name, key, found[key])
+        except ParseError as error:
+            where, error.position = place(error.position or 0), None
+            error.locate(path=where.path, offset=where.offset, position=where.position)
+            raise
+
+    def _learn_kinds(self, records: Iterable[bytes | memoryview]) -> bool:
+        """Whether the records tell the kind of a key that was not known."""
+        unknown = {*self._keys.values()} - self._kinds.keys()
+        for record in records if unknown else ():
+            values = decode_example(record)
+            for key in [key for key in unknown if len(values.get(key, ()))]:
+                found = values[key]
+                is_array = isinstance(found, np.ndarray)
+                self._kinds[key] = torch.from_numpy(found).dtype if is_array else bytes
+                unknown.remove(key)
+            if not unknown:
+                break
+        is_new = self._parser.features != (parser := self._make_parser()).features
+        self._parser = parser
+        return is_new
+
+    def _add(self, name: str, key: str, column: Nested | list[list[bytes]]) -> None:
+        if isinstance(column, Nested):
+            values, (ends,) = column.arrays()
+            counts = np.diff(ends)
+            if len(values):
+                self._kinds[key] = column.dtype
+        else:
+            counts = np.array([*map(len, column)], np.int64)
+            values = np.empty(0, np.int64)
+        if name != key:
+            self._parts[name].append(counts)
+            return
+        if (counts > 1).any():
+            row = int((counts > 1).argmax())
+            raise ParseError(
+                f"column {name!r}: expected at most one value in a record, got {counts[row]}: keep their number, by "
+                f"'len({name})'",
+                position=row,
+            )
+        if not isinstance(column, Nested):
+            numbers = self._strings[name]
+            strings = [row[0] for row in column if row]
+            values = np.array([numbers.setdefault(one, len(numbers)) for one in strings], np.int64)
+        full = np.zeros(len(counts), values.dtype)
+        full[counts == 1] = values
+        self._parts[name].append(full)
+        self._missing[name].append(counts == 0)
+
+    def columns(self) -> KeptColumns:
+        """The columns of all blocks."""
+        return {name: self._column(name, key) for name, key in self._keys.items()}
+
+    def _column(self, name: str, key: str) -> KeptColumn:
+        parts = self._parts[name]
+        if name != key:
+            return KeptColumn(np.concatenate([np.empty(0, np.int64), *parts]))
+        kind = self._kinds.get(key, torch.int64)
+        mask = np.concatenate([np.empty(0, np.bool_), *self._missing[name]])
+        missing = mask if mask.any() else None
+        if not isinstance(kind, torch.dtype):
+            values = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+            # Sorted, so that the same records give the same index.
+            strings = sorted(self._strings[name])
+            ranks = {string: rank for rank, string in enumerate(strings)}
+            order = np.array([ranks[string] for string in self._strings[name]], np.int64)
+            return KeptColumn(order[values] if len(order) else values, missing, tuple(strings))
+        # A block in which no record has a value was read as integers.
+        dtype = _NUMPY[kind]
+        own = [part.astype(dtype, copy=False) for part in parts]
+        return KeptColumn(np.concatenate([np.empty(0, dtype), *own]), missing)
+
+
+def build_index(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    save: bool | None = None,
+    *,
+    verify_crc: bool = True,
+    compression_type: str | None = "auto",
+    index_bytes_ratio: float = INDEX_BYTES_RATIO,
+    index_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RecordIndex | Any:
+    """Find every record of a file, or of several, by reading each once; without `verify_crc` only
+    the headers, of its records or (of what `TFRecordWriter` compressed) of its members.
+
+    Args:
+        paths: A path, or what else `find_files` takes.
+        columns: Keys of Examples to keep beside the offsets: one integer, float or string a record
+            (bytes, for `TFRecordDataset.where`), or none; ``len(key)`` keeps the number of values.
+            `RecordIndex.columns` has them. Columns that are kept already stay.
+        save: Keep the indexes where `TFRecordDataset` finds them; None does so if they have columns
+            (a dataset builds and keeps one without columns by itself).
+        verify_crc: Check the payloads' checksums, too; headers are always checked.
+        compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
+        index_bytes_ratio: Share of a compressed file, 0 to 1, that its seek points may take; 16 KiB
+            are always allowed, and at most 64 MiB. With the default, 0.5 %, they are 2 to some 10
+            MiB of decompressed data apart (data that compress 2 to 10 times), and a record takes
+            1 to 5 ms.
+        index_dir: Folder to keep them in; see `TFRecordDataset`.
+        storage_options: See there.
+
+    Returns:
+        The index of the file that `paths` names; a list, in the order of the files, if `paths` is
+        a pattern, a directory or a list.
+
+    Raises:
+        CorruptRecordError, CompressionError: a file is damaged; there is no index of the good part.
+        ParseError: a column has several values in a record, or values of several kinds.
+        ValueError: an argument is not one of those above, or no record has a column.
+
+    Example:
+        >>> index = build_index("train.tfrecord")  # doctest: +SKIP
+        >>> index.offsets[:3], len(index)  # doctest: +SKIP
+        (array([  0,  51, 107]), 23)
+        >>> build_index(["data/train-*"], columns=["label"])  # doctest: +SKIP
+    """
+    access, kind = Access(storage_options), check_compression_type(compression_type)
+    files, infos = found_files(paths, access)
+
+    def build(path: str) -> RecordIndex:
+        return index_source(
+            open_file(path, access, infos.get(path)),
+            verify_crc=verify_crc,
+            compression_type=kind,
+            index_bytes_ratio=index_bytes_ratio,
+            trusts_members=not verify_crc,
+            reader=None if columns is None else ExampleColumns(columns),
+        )
+
+    built = each_at_once(build, files, 2) if len(files) > 1 else map(build, files)
+    indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
+    if columns:
+        records = read_records(files, storage_options=storage_options)
+        check_columns(columns, [index._kept for index in indexes], records)
+    if columns if save is None else save:
+        keeper = IndexKeeper(index_dir=index_dir, access=access)
+        for path, index in zip(files, indexes, strict=True):
+            keeper.keep(open_file(path, access), index)
+        keeper.warn_of_displaced()
+    is_one = isinstance(paths, (str, os.PathLike)) and files == [local_path(paths)]
+    return indexes[0] if is_one else indexes

@@ -1,0 +1,487 @@
+"""Propose a feature spec from records, and print it as Python code.
+
+The proposal is the narrowest spec that reads every record seen. Ambiguous data stays general: bytes
+that may be several things are ``bytes``, and a feature that has a varying number of values, or is
+missing from some record, is a ``VarLenFeature``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from torch_tfrecord.arguments import at_least, nearest
+from torch_tfrecord.columns import (
+    Feature,
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    ListFeatures,
+    RawTensor,
+    SequenceFeatures,
+    SerializedTensor,
+    Text,
+    VarLenFeature,
+    decode_text,
+    features_code,
+    parse_tensor,
+    shown_keys,
+)
+from torch_tfrecord.error_log import ErrorLog
+from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote
+from torch_tfrecord.media import Image, guess_content, image_format, image_size
+from torch_tfrecord.order import consumer, resolve_rank
+from torch_tfrecord.protobuf import (
+    ExampleListWithContext,
+    Values,
+    decode_example,
+    decode_sequence_example,
+    guess_message,
+    is_bare,
+    parse_json,
+    parse_message,
+)
+from torch_tfrecord.records import PackedRecords, Paths, found_files
+from torch_tfrecord.tables.spread import SpreadRecord, records_of, spread_records
+
+__all__ = [
+    "Decoded",
+    "InferredFeatures",
+    "KeyCheck",
+    "decode_record",
+    "features_of",
+    "infer_features",
+    "infer_through",
+    "looks_like",
+    "propose_features",
+    "read_text",
+]
+
+# Common names for the sizes stored next to an array, outermost dimension first.
+_SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
+# Only these dtypes can be recognised from bytes: one byte is an image's uint8, and float bits are
+# distinctive.
+_RAW_DTYPES = (
+    (torch.uint8, None),
+    (torch.float32, np.dtype("<f4")),
+    (torch.float64, np.dtype("<f8")),
+)
+# Most other bytes, read as floats, give some number that is far larger or smaller than this.
+_PLAUSIBLE_FLOAT = 1e15
+# Looked at for a key that the first record lacks.
+_MOST_RECORDS = 1000
+# What a protobuf message may look like, too.
+_VAGUE = ("an unknown format", "an image truncated in its first bytes")
+
+Decoded: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+"""A record's context and feature lists; an Example is a context without lists."""
+
+
+class InferredFeatures(dict[str, Feature]):
+    """Output name -> spec; printed, it is the code that builds it.
+
+    Example:
+        >>> print(InferredFeatures({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
+        import torch
+        from torch_tfrecord import FixedLenFeature, Image
+        <BLANKLINE>
+        features = {
+            "image": Image(),
+            "label": FixedLenFeature((), torch.int64),
+        }
+    """
+
+    # `repr` stays the dict's, an expression, which errors and the repr of a dataset quote.
+    def __str__(self) -> str:
+        return features_code(self)
+
+
+def infer_features(
+    paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
+    """Propose a feature spec for the records in some files, to paste into your code.
+
+    Args:
+        paths: See `TFRecordDataset`.
+        num_records: Number of records of large files to look at, spread over all files and over
+            each file. Files below 64 MiB in all, also decompressed, are read whole. Of others at
+            most 256 MiB are read, so fewer of records longer than 1 MiB, and of a compressed file
+            only what that reaches. A record that was not looked at may still differ: then give a
+            larger number.
+        storage_options: See `TFRecordDataset`.
+
+    Returns:
+        Key -> spec, SequenceFeatures if a record has feature lists, or ListFeatures for lists of
+        Examples. Printed, it is Python code to paste, with its imports. An equal number of values
+        in all records gives a FixedLenFeature, anything else a VarLenFeature; one bytes value an
+        Image, a SerializedTensor, a RawTensor or a Text, by what it holds.
+
+    Raises:
+        ParseError: A record is not an Example: says what it looks like and which spec reads it. Or
+            a key has several kinds. Names the file, the record and its first byte.
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
+        ValueError: ``num_records`` is below 1, or the files hold no record.
+
+    Example:
+        >>> infer_features("train-*")  # doctest: +SKIP
+        {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
+    """
+    return infer_through(Access(storage_options), paths, num_records)
+
+
+def infer_through(
+    access: Access, paths: Paths, num_records: int = 100
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
+    """`infer_features` of files that are read as an access says."""
+    at_least(1, "num_records", num_records)
+    files, _ = found_files(paths, access.without_cache())
+    access = access.for_files(files)
+    features = features_of([*spread_records(files, num_records, access)], access)
+    if features is None:
+        raise ValueError(
+            f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."
+        )
+    return features
+
+
+def features_of(
+    samples: Sequence[SpreadRecord], access: Access = DEFAULT_ACCESS
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
+    """`infer_features` of records that were read; None if there are none."""
+    try:
+        return _propose_any(samples)
+    except ParseError as error:
+        # The first that does not fit those before it.
+        number = bisect_left(
+            range(len(samples)), True, key=lambda last: not _agree(samples[: last + 1])
+        )
+        path, position, offset, _ = samples[number]
+        with suppress(TFRecordError):  # of a record before it
+            if position is None:
+                records = records_of(path, access)
+                position = next(record.position for record in records if record.offset == offset)
+        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
+
+
+def _agree(samples: Sequence[SpreadRecord]) -> bool:
+    try:
+        _propose_any(samples)
+    except ParseError:
+        return False
+    return True
+
+
+def _propose_any(
+    samples: Sequence[SpreadRecord],
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
+    if not samples:
+        return None
+    if "ELWC" in str(guess_message(samples[0].payload)):
+        what = ExampleListWithContext, "example list"
+        lists = [parse_message(sample.payload, *what) for sample in samples]
+        return ListFeatures(
+            _propose_mapping([decode_example(each.context) for each in lists]),
+            _propose_mapping([decode_example(one) for each in lists for one in each.examples]),
+        )
+    return propose_features([decode_record(sample.payload) for sample in samples])
+
+
+def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
+    """Propose the narrowest feature spec that reads all of some records.
+
+    Args:
+        samples: The records; their bytes values are held in memory.
+
+    Returns:
+        Key -> spec, sorted by key. A constant number of values in all records gives a
+        FixedLenFeature of shape ``()`` or ``(n,)``, anything else a VarLenFeature. A single bytes
+        value in all records may be an Image (by its first bytes), a SerializedTensor, a RawTensor
+        (if its size matches the height, width and depth stored next to it) or printable Text. A key
+        whose kind is never set is left out. If a record has feature lists, a SequenceFeatures of
+        two such mappings: for the context, and for the feature lists, where a constant number of
+        values in all steps gives a FixedLenSequenceFeature.
+
+    Raises:
+        ParseError: A key has several kinds.
+
+    Example:
+        >>> from torch_tfrecord import encode_example
+        >>> propose_features([decode_record(encode_example({"label": 1, "name": "cat"}))])
+        {'label': FixedLenFeature((), torch.int64), 'name': Text()}
+    """
+    context = _propose_mapping([context for context, _ in samples])
+    keys = sorted(set[str]().union(*(lists for _, lists in samples)))
+    if not keys:
+        return context
+    steps = {key: _propose_steps(key, samples) for key in keys}
+    sequences = {key: spec for key, spec in steps.items() if spec is not None}
+    return SequenceFeatures(context, sequences) if sequences else context
+
+
+def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
+    specs = ((key, _propose(key, samples)) for key in sorted(set[str]().union(*samples)))
+    return InferredFeatures((key, spec) for key, spec in specs if spec is not None)
+
+
+def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
+    """Propose the spec of a feature list by treating each step as an Example, with sizes from the
+    context.
+    """
+    steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
+    spec = _propose(key, steps)
+    # A list that some record lacks needs a spec that takes none.
+    lacking = any(key not in lists for _, lists in samples)
+    if isinstance(spec, FixedLenFeature):
+        return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
+    # Specs of one value, such as Image, refuse a record without the list.
+    if lacking and spec is not None and not isinstance(spec, VarLenFeature):
+        return FixedLenSequenceFeature(
+            (), str if isinstance(spec, Text) else bytes, allow_missing=True
+        )
+    return spec
+
+
+def _steps_as_examples(
+    key: str, context: Mapping[str, Values], lists: Mapping[str, list[Values]]
+) -> Iterator[Mapping[str, Values]]:
+    for number in range(len(lists.get(key, ()))):
+        yield {
+            **context,
+            **{name: steps[number] for name, steps in lists.items() if number < len(steps)},
+        }
+
+
+def decode_record(record: bytes) -> Decoded:
+    """Decode an Example, or a SequenceExample, which alone has feature lists.
+
+    protobuf takes most short texts, and other messages, for an Example without features.
+
+    Raises:
+        ParseError: It is neither; says what it looks like, and which spec reads it.
+    """
+    with suppress(ParseError):
+        context, lists = sample = decode_sequence_example(record)
+        found = itertools.chain(context.values(), *lists.values())
+        # or at least says their kind
+        has_values = any(isinstance(values, np.ndarray) or values for values in found)
+        if has_values or (is_bare(record) and "ELWC" not in str(guess_message(record))):
+            return sample
+    looks, spec = looks_like(record)
+    raise ParseError(
+        f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
+        f"features={spec} reads them"
+    )
+
+
+def looks_like(record: bytes) -> tuple[str, str]:
+    """What a record is that is no Example, and the `features` that read it.
+
+    Example:
+        >>> looks_like(b"a line of text")
+        ('text', 'Text()')
+    """
+    image = image_format(record)
+    if image is not None:
+        return f"a {image.upper()} image", "Image()"
+    content = guess_content(record)
+    if content in (*_VAGUE, "text"):
+        if _all_read(read_text, [record]):
+            return (
+                ("JSON text", "Json()") if _all_read(parse_json, [record]) else ("text", "Text()")
+            )
+        message = guess_message(record)
+        if message is not None:
+            return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
+    return content, "None"
+
+
+class KeyCheck:
+    """Warns once of optional keys that no record has: perhaps they are misspelt.
+
+    Args:
+        optional: See `Parser.optional`.
+    """
+
+    def __init__(self, optional: Mapping[tuple[int, str], str]) -> None:
+        self._optional = optional
+        self._log = ErrorLog("skip" if optional else "raise")
+
+    def __call__(
+        self, records: Sequence[bytes] | PackedRecords, files: Sequence[str], access: Access
+    ) -> None:
+        """At the first of these calls, look for the keys that the first record lacks in others of
+        the files.
+        """
+        optional, self._optional = self._optional, {}
+        # Only the first worker of the first rank tells.
+        if not optional or consumer(resolve_rank(None, None))[0]:
+            return
+        # It is no Example, or there is damage, which reading will find.
+        with suppress(TFRecordError):
+            there = _places(bytes(records[0]))
+            lacking = {place: label for place, label in optional.items() if place not in there}
+            # A pipe cannot be read twice.
+            if (
+                not lacking
+                or self._log.report().errors
+                or not all(is_remote(file) or os.path.isfile(file) for file in files)
+            ):
+                return
+            number = 0
+            for found in spread_records(files, _MOST_RECORDS, access):
+                number += 1
+                # Others, nearly all, need not be parsed.
+                if any(_field(key) in found.payload for _, key in lacking):
+                    for place in _places(found.payload):
+                        lacking.pop(place, None)
+                if not lacking:
+                    break
+            self._log.add("key", "looked for")
+            if lacking:
+                names = {key for _, key in there}
+                hints = "".join(nearest(key, names) for _, key in lacking)
+                warnings.warn(
+                    f"none of {number} records looked at, of {len(files)} files, has the key of "
+                    f"{', '.join(lacking.values())}: the first has {shown_keys(names)}. Correct the key, leave the "
+                    f"feature out, or ignore this warning{hints}",
+                    stacklevel=outer_level(),
+                )
+
+
+def _places(record: bytes) -> set[tuple[int, str]]:
+    """The keys of a record, as in `Parser.optional`."""
+    context, lists = decode_record(record)
+    return {(0, key) for key in context} | {(1, key) for key in lists}
+
+
+def _field(key: str) -> bytes:
+    """The bytes of a key in a record."""
+    encoded = key.encode()
+    return b"\n%c%b" % (len(encoded), encoded) if len(encoded) < 128 else encoded
+
+
+def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
+    stored = [sample[key] for sample in samples if key in sample]
+    # An empty list may have any kind (kind not set), so it gives no evidence.
+    kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
+    if len(kinds) > 1:
+        raise ParseError(
+            f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records"
+        )
+    if not kinds:
+        return None
+    # A record that lacks the key counts as one with an empty list: both need a VarLenFeature.
+    counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
+    kind = kinds.pop()
+    dtype = bytes if kind == "bytes" else getattr(torch, kind)
+    if kind == "bytes":
+        flat = [value for values in stored for value in values]
+        if counts == {1}:
+            return _propose_bytes(key, flat, samples)
+        dtype = str if _all_read(read_text, flat) else bytes
+    if len(counts) > 1 or counts == {0}:
+        return VarLenFeature(dtype)
+    count = counts.pop()
+    return FixedLenFeature(() if count == 1 else (count,), dtype)
+
+
+def _kind(values: Values) -> str:
+    if not isinstance(values, np.ndarray):
+        return "bytes"
+    # the dtype's name takes ten times as long
+    return "int64" if values.dtype == np.int64 else "float32"
+
+
+def _propose_bytes(
+    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
+) -> Feature:
+    # First what a header tells: bytes without one could be an array or a text by chance.
+    if _all_read(image_size, values):
+        return Image()
+    if _all_read(parse_tensor, values):
+        return SerializedTensor()
+    raw = _propose_raw(key, values, samples)
+    if raw is not None:
+        return raw
+    return Text() if _all_read(read_text, values) else FixedLenFeature((), bytes)
+
+
+def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
+    """Whether ``read`` accepts all values; False if there are none, or only empty ones."""
+    try:
+        for value in values:
+            read(value)
+    except TFRecordError:
+        return False
+    return any(values)
+
+
+def read_text(value: bytes) -> str:
+    """Decode a text without control characters but tabs and line ends; ParseError if it is none."""
+    text = decode_text(value)
+    if not re.sub("[\t\n\r]", "", text).isprintable():
+        raise ParseError("expected printable text")
+    return text
+
+
+def _propose_raw(
+    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
+) -> RawTensor | None:
+    names = _size_keys(key, samples)
+    if len(names) < 2:  # a single size matches too many things
+        return None
+    # Each record's byte count must follow from its own sizes, with one item size for all records.
+    counts = [math.prod(int(sample[name][0]) for name in names) for sample in samples]
+    for dtype, floats in _RAW_DTYPES:
+        if all(
+            len(value) == count * dtype.itemsize
+            for value, count in zip(values, counts, strict=True)
+        ):
+            plausible = floats is None or all(
+                _plausible(np.frombuffer(value, floats)) for value in values
+            )
+            return RawTensor(tuple(names), dtype) if plausible else None
+    return None
+
+
+def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
+    """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else
+    without prefix.
+    """
+    # Writers put the sizes beside the array: "image/raw" and "image/height".
+    prefixes = (key[: key.rfind("/") + 1], "")
+    found = []
+    for names in _SIZE_NAMES:
+        candidates = [prefix + name for prefix in dict.fromkeys(prefixes) for name in names]
+        found += [
+            name for name in candidates if all(_is_size(sample.get(name)) for sample in samples)
+        ][:1]
+    return found
+
+
+def _is_size(values: Values | None) -> bool:
+    return (
+        isinstance(values, np.ndarray)
+        and values.dtype == np.int64
+        and len(values) == 1
+        and values[0] > 0
+    )
+
+
+def _plausible(values: np.ndarray[Any, Any]) -> bool:
+    sizes = np.abs(values[values != 0])
+    return bool(
+        np.isfinite(sizes).all()
+        and (sizes < _PLAUSIBLE_FLOAT).all()
+        and (sizes > 1 / _PLAUSIBLE_FLOAT).all()
+    )

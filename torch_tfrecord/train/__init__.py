@@ -1,0 +1,5 @@
+"""The loader that training loops use, made from paths or datasets."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
