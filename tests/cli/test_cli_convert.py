@@ -298,7 +298,9 @@ assert main(["convert", "hf", "c.tfrecord", "--split", "no"]) == 2
 """
 
 
+@pytest.mark.slow
 def test_hugging_face_datasets():
+    pytest.importorskip("datasets")
     done = run_job("-c", HUGGING_FACE % JPEG)
     assert done.returncode == 0, done.stderr
     assert "no" in done.stderr

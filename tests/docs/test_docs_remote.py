@@ -39,14 +39,13 @@ def block(marker):
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory):
     """``s3://my-bucket/data`` as the page has it, by a server of moto's; its URL."""
-    import boto3
-    from moto.server import ThreadedMotoServer
+    boto3, moto_server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
 
     folder = tmp_path_factory.mktemp("bucket") / "data"
     folder.mkdir()
     write(folder)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-    server = ThreadedMotoServer(port=0, verbose=False)
+    server = moto_server.ThreadedMotoServer(port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
     keys = {
@@ -102,17 +101,20 @@ def test_reading(page):
     )
 
 
+@pytest.mark.slow
 def test_storage_options(page, capsys):
     exec(block("storage_options="), page)
     assert capsys.readouterr().out == "120 tensor(5)\n"
 
 
+@pytest.mark.slow
 def test_cache(page):
     exec(block("cache_dir="), page)
     assert Path("cache").is_dir()
     assert sum(path.stat().st_size for path in Path("cache").rglob("*")) <= 1 << 26
 
 
+@pytest.mark.slow
 def test_writing(page, capsys):
     exec(block("ShardedTFRecordWriter"), page)
     assert capsys.readouterr().out == "8\n"

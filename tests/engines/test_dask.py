@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 
-import dask
 import pandas
 import pytest
 from golden_tables import GOLDEN, TEXT, THOUSAND, golden, totals, totals_of_rows  # noqa: F401 - a fixture
@@ -13,7 +12,11 @@ from helpers import for_each
 
 from index_tools.main import main
 from torch_tfrecord import CorruptRecordError, TFRecordDataset, TFRecordWriter
-from torch_tfrecord.engines.dask import to_dataframe
+
+dask = pytest.importorskip("dask")
+from torch_tfrecord.engines.dask import to_dataframe  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 @for_each("name", GOLDEN)

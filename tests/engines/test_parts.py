@@ -7,9 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-import duckdb
 import pandas
-import polars
 import pyarrow as pa
 import pytest
 from golden_tables import GOLDEN, golden, totals, totals_of_rows  # noqa: F401 - a fixture
@@ -23,8 +21,8 @@ TOOLS = {
     "pyarrow": lambda ds: pa.table(ds).to_pylist(),
     "pandas": lambda ds: pandas.DataFrame.from_arrow(ds).to_dict("records"),
     "to_pandas": lambda ds: ds.to_pandas().to_dict("records"),
-    "polars": lambda ds: polars.DataFrame(ds).to_dicts(),
-    "duckdb": lambda ds: duckdb.sql("select * from ds").fetchall(),
+    "polars": lambda ds: pytest.importorskip("polars").DataFrame(ds).to_dicts(),
+    "duckdb": lambda ds: pytest.importorskip("duckdb").sql("select * from ds").fetchall(),
 }
 
 
@@ -42,7 +40,13 @@ def test_an_engine_without_its_package_names_the_extra(engine, monkeypatch):
 
 
 @for_each("name", GOLDEN)
-@for_each("tool", TOOLS)
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(tool, marks=pytest.mark.slow if tool in ("polars", "duckdb") else [])
+        for tool in TOOLS
+    ],
+)
 def test_tools_read_what_tensorflow_wrote(golden, name, tool):  # noqa: F811
     ds = TFRecordDataset(golden[name], infer_features(golden[name]))
     rows = TOOLS[tool](ds)

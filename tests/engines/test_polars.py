@@ -1,12 +1,15 @@
 """polars reads only the columns and rows that a query needs."""
 
-import polars as pl
 import pytest
 from golden_tables import GOLDEN, THOUSAND, golden, totals, totals_of_rows  # noqa: F401 - a fixture
 from helpers import for_each
 
 from torch_tfrecord import CorruptRecordError, TFRecordDataset
-from torch_tfrecord.engines.polars import scan_tfrecord
+
+pl = pytest.importorskip("polars")
+from torch_tfrecord.engines.polars import scan_tfrecord  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 @for_each("name", GOLDEN)

@@ -8,9 +8,14 @@ import pytest
 from golden_tables import GOLDEN, THOUSAND, golden, totals, totals_of_rows  # noqa: F401 - a fixture
 
 from torch_tfrecord import CorruptRecordError, FixedLenFeature, TFRecordDataset, build_index
-from torch_tfrecord.engines.ray import TFRecordDatasource, read_tfrecords, write_tfrecords
 
 ray = pytest.importorskip("ray")
+from torch_tfrecord.engines.ray import (  # noqa: E402
+    TFRecordDatasource,
+    read_tfrecords,
+    write_tfrecords,
+)
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -309,8 +309,9 @@ def test_made_by_somebody_else(make):
     assert collate([make(), fresh(b=[5, 6]) | {"a": 4}][:1])["a"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_what_trainers_do():
-    from accelerate.utils import find_batch_size, recursively_apply, send_to_device
+    accelerate = pytest.importorskip("accelerate.utils")
     from lightning_utilities.core.apply_func import apply_to_collection
 
     def sample():
@@ -318,12 +319,12 @@ def test_what_trainers_do():
 
     expected = {"scalar": torch.tensor(4), "row": torch.full((3,), 4.0)}
     for found in (
-        send_to_device(sample(), "cpu"),
-        recursively_apply(lambda value: value, sample()),
+        accelerate.send_to_device(sample(), "cpu"),
+        accelerate.recursively_apply(lambda value: value, sample()),
         apply_to_collection(sample(), torch.Tensor, lambda value: value),
     ):
         assert_same(dict(found), expected)
-    assert find_batch_size({"s": samples_of([4, 5], ["row"])[0]}) == 3
+    assert accelerate.find_batch_size({"s": samples_of([4, 5], ["row"])[0]}) == 3
 
 
 def test_torchvisions_transforms():

@@ -220,6 +220,7 @@ def test_no_module_imports_itself_through_others():
     assert imports == {}
 
 
+@pytest.mark.slow  # the engines need their packages
 @for_each("name", modules())
 def test_all_is_sorted_and_true(name):
     module = importlib.import_module(f"torch_tfrecord.{name}")

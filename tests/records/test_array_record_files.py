@@ -36,6 +36,7 @@ from torch_tfrecord.files import per_process
 from torch_tfrecord.records.framing import masked_crc32c
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
+pytestmark = pytest.mark.slow
 
 FEATURES = {"id": FixedLenFeature((), torch.int64), "text": FixedLenFeature((), bytes)}
 OPTIONS = [

@@ -230,6 +230,7 @@ def test_an_obstore_that_does_not_load_is_told(monkeypatch):
     assert stores.obstore_stores() is None  # and not again
 
 
+@pytest.mark.slow
 def test_options_that_obstore_does_not_take_are_told(monkeypatch):
     pytest.importorskip("s3fs")
 
@@ -249,7 +250,7 @@ def test_options_that_obstore_does_not_take_are_told(monkeypatch):
 @pytest.mark.parametrize(
     "method",
     [
-        "fork",
+        pytest.param("fork", marks=pytest.mark.slow),
         pytest.param("spawn", marks=pytest.mark.daily),
         pytest.param("forkserver", marks=pytest.mark.daily),
     ],

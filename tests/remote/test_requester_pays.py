@@ -46,7 +46,7 @@ CASES = [
     ("gs", {"requester_pays": "my-project"}),
     ("gs", {"requester_pays": True, "project": "my-project"}),
     ("s3", {"requester_pays": True}),
-    ("s3fs", {"requester_pays": True}),
+    pytest.param("s3fs", {"requester_pays": True}, marks=pytest.mark.slow),
 ]
 
 

@@ -27,6 +27,8 @@ from torch_tfrecord.remote import obstore_store, store, stores, transfers
 from torch_tfrecord.remote.transfers import infos_if_there
 
 boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+pytestmark = pytest.mark.slow
 KEYS = {"key": "testing", "secret": "testing-secret"}
 RECORDS = [bytes([number]) * (number * 31 % 200) for number in range(50)]
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pandas
-import polars
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -455,7 +454,6 @@ def test_tfrecord_to_parquet_to_tfrecord(tmp_path):
     for source in (
         pa.parquet.read_table(tmp_path / "own.parquet"),
         pa.parquet.ParquetFile(tmp_path / "own.parquet").iter_batches(2),
-        polars.read_parquet(tmp_path / "own.parquet"),
         ds,
     ):
         assert write_arrow(source, tmp_path / "back.tfrecord") == [str(tmp_path / "back.tfrecord")]

@@ -45,9 +45,10 @@ from torch_tfrecord.tfds import elements
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 RLDS = DATA.parent / "tfds_rlds"
 STEPS = json.loads(gzip.decompress((RLDS / "expected.json.gz").read_bytes()))
 

@@ -13,10 +13,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from accelerate.data_loader import prepare_data_loader
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from jobs import run_job, torchrun
 from length_loaders import BY_LENGTH, LENGTHS, PACKED, ROW_LENGTH, LengthLoaders, N, rows, write
+
+pytest.importorskip("accelerate")
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "trainers"
@@ -106,6 +108,7 @@ def test_accelerate(folder):
         check_together(case, taken, [ids for now, *ids in rest if now == epoch], most=N)
 
 
+@pytest.mark.slow
 def test_a_loaded_state_of_another_epoch_than_accelerates(folder):
     """It is told, not thrown away; two of its processes in this one."""
     loader, before = LengthLoaders(folder).sampler(), LengthLoaders(folder).sampler().batch_sampler

@@ -7,8 +7,6 @@ import copy
 
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader, skip_first_batches
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from test_accelerate import N, flat, write
 from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
@@ -17,6 +15,12 @@ from trainer_loaders import BATCH_SIZE, Loaders, ids
 from torch_tfrecord import RecordSampler, collate, make_dataloader
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.samplers import RecordBatchSampler
+
+pytest.importorskip("accelerate")
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
