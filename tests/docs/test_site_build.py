@@ -100,7 +100,7 @@ def check_reference(site):
         r'<span title="((?:torch_tfrecord|index_tools)\.(?:\w+\.)+[A-Z]\w*)">',
         "".join(texts.values()),
     )
-    assert unexplained == []
+    assert sorted(set(unexplained)) == []
     hidden = set()
     for name in sorted(public):
         thing = tfds if ".tfds." in name else torch_tfrecord
