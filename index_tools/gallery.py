@@ -24,7 +24,7 @@ from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import write_atomically
-from torch_tfrecord.loading import Part, caption, draw_cells, parts_of
+from torch_tfrecord.media import Part, caption, draw_cells, parts_of
 from torch_tfrecord.shown import printable, shown_value
 from torch_tfrecord.tables import decode_record
 

@@ -35,7 +35,7 @@ from .errors import (
     TFRecordError,
 )
 from .lengths import PackedCollate, PaddedCollate
-from .loading import DevicePrefetcher, TFRecordDataset, collate, show
+from .loading import DevicePrefetcher, TFRecordDataset, collate
 from .manifests import build_manifest
 from .media import (
     Audio,
@@ -46,6 +46,7 @@ from .media import (
     decode_image,
     encode_image,
     resize_with_crop_or_pad,
+    show,
 )
 from .mixing import Mixture
 from .order import LengthBatchSampler, RecordSampler, balanced_weights

@@ -366,7 +366,7 @@ def test_changed_bytes_never_write_outside_their_row():
 )  # fmt: skip
 def test_torchvisions_crops_are_the_cores(monkeypatch, steps):
     """Draws and pixels are those of the transforms, and the core has made them."""
-    crop = find_leading_crop(v2.Compose(steps))
+    crop = find_leading_crop(v2.Compose(steps), 3)
     values = [StoredImage(data, "RGB") for data in EVERY_KIND.values()]
     done = []
 
@@ -376,22 +376,27 @@ def test_torchvisions_crops_are_the_cores(monkeypatch, steps):
 
     monkeypatch.setattr(leading_crops, "run_job", counted)
     torch.manual_seed(3)
-    found = crop.batch(values, 3)
+    found = crop.batch(values, None)
     assert done == [len(JPEG_KINDS)] and type(found) is tv_tensors.Image
     monkeypatch.setattr(leading_crops, "crop_job", lambda *_, **__: None)
     monkeypatch.setattr(leading_crops, "run_job", lambda _: None)
     torch.manual_seed(3)
-    assert torch.equal(found, crop.batch(values, 3))
+    assert torch.equal(found, crop.batch(values, None))
 
 
 def test_other_resizes_are_left_to_torchvision(monkeypatch):
     values = [StoredImage(JPEG_KINDS["4:2:0"], "RGB")]
     monkeypatch.setattr(leading_crops, "crop_job", None)
     for options in ({"antialias": False}, {"interpolation": v2.InterpolationMode.NEAREST}):
-        crop = find_leading_crop(v2.RandomResizedCrop(24, **options))
-        assert crop.batch(values, 3).shape == (1, 3, 24, 24)
+        crop = find_leading_crop(v2.RandomResizedCrop(24, **options), 3)
+        assert crop.batch(values, None).shape == (1, 3, 24, 24)
     monkeypatch.setattr(leading_crops, "_KNOWS_UINT8", False)
-    assert find_leading_crop(v2.RandomResizedCrop(24)).batch(values, 3).shape == (1, 3, 24, 24)
+    assert find_leading_crop(v2.RandomResizedCrop(24), 3).batch(values, None).shape == (
+        1,
+        3,
+        24,
+        24,
+    )
 
 
 # With the records

@@ -21,6 +21,7 @@ from torch_tfrecord import (
     FixedLenSequenceFeature,
     Image,
     ImageDecodeError,
+    NestedExample,
     ParseError,
     RandomResizedCrop,
     RawTensor,
@@ -32,10 +33,10 @@ from torch_tfrecord import (
     TFRecordWriter,
     VarLenFeature,
     collate,
+    encode_example,
     encode_sequence_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import sample_maker
 from torch_tfrecord.media import image as image_columns
 from torch_tfrecord.media.leading_crops import find_leading_crop
 from torch_tfrecord.media.regions import StoredImage
@@ -73,8 +74,8 @@ def large(tmp_path_factory):
     return write(tmp_path_factory.mktemp("records") / "large", LARGE)
 
 
-def whole(_):
-    """In the place of `find_leading_crop`: no transform begins with a crop."""
+def whole(*_):
+    """In the place of `Image._leading`: no transform begins with a crop."""
 
 
 def with_state(load, seed=7):
@@ -92,7 +93,7 @@ def refuse(*args, **options):
 def assert_equal(load, monkeypatch, decodes=False):
     """The same values, types, memory and draws as of the run that decodes whole images."""
     with monkeypatch.context() as patch:
-        patch.setattr(sample_maker, "find_leading_crop", whole)
+        patch.setattr(Image, "_leading", whole)
         expected, expected_state = with_state(load)
     with monkeypatch.context() as patch:
         if not decodes:
@@ -208,14 +209,14 @@ FOLLOWING = {
 @pytest.mark.parametrize("name", CROPS)
 def test_every_crop(records, monkeypatch, name):
     transform = v2.Compose([*CROPS[name], v2.RandomHorizontalFlip()])
-    assert find_leading_crop(transform).is_all
+    assert find_leading_crop(transform, 3).is_all
     assert_equal(lambda: batches_of(records, transform), monkeypatch)
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_what_follows(records, monkeypatch, name):
     transform = v2.Compose([v2.RandomResizedCrop((24, 20)), *FOLLOWING[name]])
-    assert find_leading_crop(transform).is_all
+    assert find_leading_crop(transform, 3).is_all
     assert_equal(lambda: batches_of(records, transform), monkeypatch)
 
 
@@ -405,7 +406,7 @@ def test_every_other_feature(tmp_path, monkeypatch):
         )
     ds = TFRecordDataset(tmp_path / "wide", features, transform=v2.CenterCrop(20))
     samples = ds.__getitems__([3, 1])
-    monkeypatch.setattr(sample_maker, "find_leading_crop", whole)
+    monkeypatch.setattr(Image, "_leading", whole)
     assert_same(list(samples), [ds[3], ds[1]])
 
 
@@ -508,7 +509,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_transforms(name):
-    assert find_leading_crop(OTHERS[name]) is None
+    assert find_leading_crop(OTHERS[name], 3) is None
 
 
 @pytest.mark.parametrize(
@@ -524,10 +525,10 @@ def test_other_transforms(name):
     ],
 )
 def test_what_follows_and_is_not_known(following):
-    assert not find_leading_crop(v2.Compose([v2.CenterCrop(4), following])).is_all
+    assert not find_leading_crop(v2.Compose([v2.CenterCrop(4), following]), 3).is_all
     # Behind it others would take another tensor for the image.
     assert not find_leading_crop(
-        v2.Compose([v2.CenterCrop(4), v2.ToPureTensor(), v2.Identity()])
+        v2.Compose([v2.CenterCrop(4), v2.ToPureTensor(), v2.Identity()]), 3
     ).is_all
 
 
@@ -548,6 +549,16 @@ def test_other_features(records, features):
     assert not ds._maker.crops.takes(ds._maker.transform)
 
 
+def test_a_picture_within_another_example_is_cropped_too(tmp_path):
+    picture = JPEG_KINDS["gray"]
+    with TFRecordWriter(tmp_path / "nested") as writer:
+        writer.write({"image": picture, "other": encode_example({"image": picture})})
+    features = {"image": Image(), "other": NestedExample({"image": Image()})}
+    ds = TFRecordDataset(tmp_path / "nested", features, transform=v2.CenterCrop(5))
+    for sample in (ds[0], ds.__getitems__([0])[0]):
+        assert sample["image"].shape == sample["other"]["image"].shape == (3, 5, 5)
+
+
 def test_sequence_examples(tmp_path):
     with TFRecordWriter(tmp_path / "steps") as writer:
         writer.write(encode_sequence_example({}, {"image": [[JPEG_KINDS["gray"]]] * 2}))
@@ -563,7 +574,7 @@ def failure(load, monkeypatch, is_cropped):
     """Class, text, notes of the error; and torch's random state after it."""
     with monkeypatch.context() as patch, torch.random.fork_rng():
         if not is_cropped:
-            patch.setattr(sample_maker, "find_leading_crop", whole)
+            patch.setattr(Image, "_leading", whole)
         torch.manual_seed(7)
         with pytest.raises(Exception) as caught:
             load()

@@ -44,7 +44,6 @@ LEFT = {
     ("loading", "compression"): 5,
     ("loading", "lengths"): 2,
     ("loading", "manifests"): 2,
-    ("loading", "media"): 10,
     ("loading", "remote"): 3,
     ("loading", "tables"): 4,
     ("order", "lengths"): 4,
@@ -182,6 +181,8 @@ def test_each_door_shows_what_is_used():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").count(".") == 1:
                 used |= {(node.module.split(".")[1], alias.name) for alias in node.names}
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "attached":
+                used.add(tuple(map(ast.literal_eval, node.args)))
     root = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
     used |= {
         (node.module, alias.name)

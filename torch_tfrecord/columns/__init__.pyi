@@ -16,7 +16,7 @@ from .dtypes import (
     shape_with_names,
 )
 from .example_lists import ListFeatures, NestedExample
-from .feature import Feature, SequenceFeatures, features_code, make_reader
+from .feature import Feature, LeadingPart, SequenceFeatures, features_code, make_reader
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .message_columns import columns_of
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Shape, Text
@@ -82,6 +82,7 @@ __all__ = [
     "Json",
     "Keys",
     "LackingError",
+    "LeadingPart",
     "ListFeatures",
     "ListKind",
     "Nested",

@@ -89,6 +89,10 @@ class NestedExample(Feature):
     def __hash__(self) -> int:
         return hash((frozenset(self.features.items()), self.format, self.key))
 
+    @property
+    def _has_pictures(self) -> bool:
+        return any(spec._has_pictures for spec in self.features.values())
+
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         return _NestedReader(name, self, pads=pads)

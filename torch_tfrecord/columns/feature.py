@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -42,8 +42,12 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.protobuf import HELD, ListValues, int64_error, list_values
 from torch_tfrecord.shown import show_code
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 __all__ = [
     "Feature",
+    "LeadingPart",
     "SequenceFeatures",
     "ValueEncoder",
     "copy_mappings",
@@ -173,6 +177,28 @@ class ValueEncoder:
         self._reader.read([Column(values, offsets, None, buffer)])
 
 
+class LeadingPart(Protocol):
+    """The beginning of a transform, where it needs only a part of an encoded value: a crop of a
+    picture.
+    """
+
+    @property
+    def rest(self) -> Sequence[Callable[[Any], Any]]:
+        """The transforms that follow."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether `batch` applies those, too."""
+
+    def one(self, encoded: Any, /) -> torch.Tensor:
+        """That part of a value that the spec has opened."""
+
+    def batch(self, encoded: Sequence[Any], threads: Executor | None, /) -> torch.Tensor:
+        """That part of several, decoded by these threads; all random draws come first, one value
+        after another.
+        """
+
+
 @dataclass(frozen=True, repr=False)
 class Feature:
     """The base class of all feature specs.
@@ -216,10 +242,29 @@ class Feature:
         return ValueEncoder(reader, self._stored, shape, reads_back=not self._decodes)
 
     def _stored(self, value: object) -> object:
-        """What stands in the record for a row's value, to be checked and widened by the kind of the
+        """What the record has for a row's value, to be checked and widened by the kind of the
         list.
         """
         return value
+
+    # What a transform may take of a value before it is decoded.
+
+    @property
+    def _has_pictures(self) -> bool:
+        """Whether its values have pictures, which torchvision's transforms change."""
+        return False
+
+    def _leading(self, transform: object) -> LeadingPart | None:
+        """The beginning of a transform, where it needs only a part of the encoded value."""
+        return None
+
+    def _undecoded(self) -> Feature:
+        """The spec that reads the encoded value."""
+        raise NotImplementedError
+
+    def _opened(self, data: bytes) -> object:
+        """An encoded value as `LeadingPart` takes it; raises what decoding would."""
+        raise NotImplementedError
 
     # A spec can be used wherever it implements one of these.
 

@@ -2,7 +2,6 @@ from .collating import collate, make_batch, numbers, take_columns
 from .column_batch import BatchParser, ColumnBatch
 from .dataset_options import dataset_parser, with_label
 from .device import DevicePrefetcher
-from .display import Part, caption, draw_cells, parts_of, show
 from .map_dataset import DatasetOptions, TFRecordDataset
 from .nested_dataset import (
     NestedDataset,
@@ -33,7 +32,6 @@ __all__ = [
     "DevicePrefetcher",
     "NestedDataset",
     "NotKeptError",
-    "Part",
     "ReadAheadLoader",
     "RecordFiles",
     "RecordRows",
@@ -41,11 +39,9 @@ __all__ = [
     "SingleRecords",
     "StagedDataset",
     "TFRecordDataset",
-    "caption",
     "collate",
     "collate_left",
     "dataset_parser",
-    "draw_cells",
     "find_rows",
     "for_transport",
     "is_jagged",
@@ -54,9 +50,7 @@ __all__ = [
     "makes_objects",
     "numbers",
     "open_indexed",
-    "parts_of",
     "register_in_worker",
-    "show",
     "take_apart",
     "take_columns",
     "transform_samples",

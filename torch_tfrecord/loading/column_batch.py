@@ -23,8 +23,7 @@ from torch_tfrecord.columns import (
     rows_of,
 )
 from torch_tfrecord.loading.collating import make_batch, numbers, take_columns
-from torch_tfrecord.loading.display import to_html
-from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart
+from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart, to_html
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (

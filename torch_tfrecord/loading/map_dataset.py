@@ -28,7 +28,6 @@ from torch_tfrecord.files import Access
 from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
-from torch_tfrecord.loading.display import to_html
 from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import (
     ArrayRecordFiles,
@@ -36,6 +35,7 @@ from torch_tfrecord.loading.record_files import (
     SingleRecords,
     warn_of_no_records,
 )
+from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
 from torch_tfrecord.manifests import open_shards
 from torch_tfrecord.native import native_module

@@ -31,7 +31,7 @@ from torch_tfrecord.loading.nested_dataset import (
     sample_bytes,
     usual_num_threads,
 )
-from torch_tfrecord.media import helped_by
+from torch_tfrecord.loading.sample_maker import helped_by
 from torch_tfrecord.order import RandomStream, draw_salt, leaves, salted, stores
 from torch_tfrecord.phases import Counters, Phase, count, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value

@@ -9,13 +9,13 @@ import functools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, rows_of
-from torch_tfrecord.loading.display import to_html
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.samples import Columns, Samples, Value
 from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_jagged",
     "is_plain",
     "take_apart",
+    "to_html",
 ]
 
 UNSEEN = object()
@@ -37,6 +38,11 @@ A plain object, which the garbage collector does not track.
 """
 FILLED = -(1 << 62)
 """The row of a sample whose values were all accessed, or that is not a row of a block."""
+
+
+def to_html(value: object) -> str:
+    """A sample, a batch or a dataset as a table for a notebook; the extension for media draws it."""
+    return cast("Callable[[object], str]", attached("media", "to_html"))(value)
 
 
 class Sample(dict[Any, Value]):

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property, partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns import FixedLenFeature
+from torch_tfrecord.columns import Feature, LeadingPart
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.column_batch import (
@@ -26,14 +28,6 @@ from torch_tfrecord.loading.column_batch import (
     ColumnTransform,
 )
 from torch_tfrecord.loading.transport import register_in_worker
-from torch_tfrecord.media import (
-    CHANNELS,
-    DEFAULT_MAX_PIXELS,
-    Image,
-    LeadingCrop,
-    StoredImage,
-    find_leading_crop,
-)
 from torch_tfrecord.phases import Phase, count
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
@@ -56,6 +50,7 @@ __all__ = [
     "SampleMaker",
     "SampleParser",
     "UncroppedBatch",
+    "helped_by",
     "is_users",
 ]
 
@@ -285,7 +280,19 @@ def is_users(transform: Transform | None) -> bool:
 
 
 # A transform that begins with a crop: the image stays encoded until the crop is drawn, and only
-# what remains of it is decoded.
+# what remains of it is decoded. The spec of the image knows which transforms do, and how.
+
+_HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
+
+
+@contextmanager
+def helped_by(threads: Executor) -> Iterator[None]:
+    """Crop this thread's batches with the given threads, inside the ``with`` block."""
+    token = _HELPERS.set(threads)
+    try:
+        yield
+    finally:
+        _HELPERS.reset(token)
 
 
 class NotCroppedError(Exception):
@@ -295,8 +302,7 @@ class NotCroppedError(Exception):
 
 
 class CropReader:
-    """Reads records for a transform that begins with a crop, if the features have exactly one
-    Image.
+    """Reads records for a transform that begins with a crop, if exactly one feature has pictures.
 
     Args:
         parser: The parser for records that are not cropped first.
@@ -306,31 +312,21 @@ class CropReader:
         self._parser = parser
 
     @cached_property
-    def _image(self) -> tuple[str, Image] | None:
-        """The only Image and its name, if it can be cropped."""
+    def _image(self) -> tuple[str, Feature] | None:
+        """The only feature with pictures, and its name."""
         # Without draws of other features, as `_encoded` gets no keys.
         can_be_read = type(self._parser) is BatchParser and not self._parser.needs_keys
         features = self._parser.features if can_be_read else None
         if not isinstance(features, Mapping):
             return None
-        images = [item for item in features.items() if isinstance(item[1], Image)]
-        spec = images[0][1] if len(images) == 1 else None
-        is_usual = (
-            type(spec) is Image
-            and spec.mode in CHANNELS
-            and spec.crop is None
-            and spec.normalize is None
-            and spec.several is None
-            and not any(isinstance(size, str) for size in spec.shape or ())
-        )
-        return images[0] if is_usual else None
+        found = [item for item in features.items() if item[1]._has_pictures]
+        return found[0] if len(found) == 1 else None
 
     @cached_property
     def _encoded(self) -> SampleMaker:
         """Reads the image's bytes instead of the image."""
         name, spec = self._image  # type: ignore[misc]
-        stored = FixedLenFeature((), bytes, spec.default_value, key=spec.key)
-        features = {**self._parser.features, name: stored}
+        features = {**self._parser.features, name: spec._undecoded()}
         return SampleMaker(
             BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes), None
         )
@@ -341,8 +337,25 @@ class CropReader:
         return (
             transform is not None
             and self._image is not None
-            and _take_apart(transform)[0] is not None
+            and self._take_apart(transform)[0] is not None
         )
+
+    def find(self, transform: object) -> tuple[LeadingPart, Sequence[Transform]]:
+        """The crop that a transform begins with, and our own transforms after the user's.
+
+        Raises:
+            NotCroppedError: The transform was changed since.
+        """
+        crop, others = self._take_apart(transform)
+        if crop is None:
+            raise NotCroppedError
+        return crop, others
+
+    def _take_apart(self, transform: Any) -> tuple[LeadingPart | None, Sequence[Transform]]:
+        if isinstance(transform, ChainedTransforms):
+            crop, others = self._take_apart(transform.first)
+            return crop, [*others, transform.second]
+        return self._image[1]._leading(transform), []  # type: ignore[index]
 
     def batches(
         self, maker: SampleMaker, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
@@ -360,17 +373,17 @@ class CropReader:
             because something is wrong with a record.
         """
         transform = maker.transform
-        if not self.takes(transform) or not (in_turn or _is_known(*_find_crop(transform))):
+        if not self.takes(transform) or not (in_turn or _is_known(*self.find(transform))):
             return None
         # The encoded images are read as bytes; the crop is drawn later.
-        name, spec = self._image  # type: ignore[misc]
+        name, _ = self._image  # type: ignore[misc]
         try:
             batches: list[Any] = self._encoded.parse_batches(rows, borders)
         except TFRecordError:
             return None
         wholes = [partial(maker.one_by_one, part) for part in rows.parts(borders)]
         return [
-            UncroppedBatch(batch.map(self._open_all), name, CHANNELS[spec.mode], whole)
+            UncroppedBatch(batch.map(self._open_all), name, self.find, whole)
             for batch, whole in zip(batches, wholes, strict=True)
         ]
 
@@ -386,29 +399,19 @@ class CropReader:
         Raises:
             NotCroppedError: The image must be decoded first; nothing was drawn yet.
         """
-        name, _ = self._image  # type: ignore[misc]
+        name, spec = self._image  # type: ignore[misc]
         try:
             sample = self._encoded.parse(record, 0, where)
-            sample[name] = self._open(sample[name])
+            sample[name] = spec._opened(sample[name])
         except TFRecordError as error:
             raise NotCroppedError from error
         with _undo_draws():
-            apply = partial(_apply, *_find_crop(transform), name)
+            apply = partial(_apply, *self.find(transform), name)
             return transform_one(apply, 0, sample, lambda _: str(where()), errors)
 
     def _open_all(self, columns: Columns) -> Columns:
-        name, _ = self._image  # type: ignore[misc]
-        return {**columns, name: [*map(self._open, columns[name])]}
-
-    def _open(self, data: bytes) -> StoredImage:
-        _, spec = self._image  # type: ignore[misc]
-        return StoredImage(
-            data,
-            spec.mode,
-            shape=spec.shape or (),
-            apply_orientation=spec.apply_orientation,
-            max_pixels=DEFAULT_MAX_PIXELS if spec.max_pixels is None else spec.max_pixels,
-        )
+        name, spec = self._image  # type: ignore[misc]
+        return {**columns, name: [*map(spec._opened, columns[name])]}
 
 
 class UncroppedBatch(Sequence[Value]):
@@ -416,16 +419,20 @@ class UncroppedBatch(Sequence[Value]):
     decoded.
 
     Args:
-        batch: The columns, with StoredImages.
+        batch: The columns, with opened images.
         name: Name of the image feature.
-        channels: Channels of the decoded image.
+        find: See `CropReader.find`.
         read: Reads the samples with decoded images.
     """
 
     def __init__(
-        self, batch: ColumnBatch, name: str, channels: int, read: Callable[[], Samples]
+        self,
+        batch: ColumnBatch,
+        name: str,
+        find: Callable[[object], tuple[LeadingPart, Sequence[Transform]]],
+        read: Callable[[], Samples],
     ) -> None:
-        self._batch, self._name, self._channels, self._read = batch, name, channels, read
+        self._batch, self._name, self._find, self._read = batch, name, find, read
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -446,18 +453,18 @@ class UncroppedBatch(Sequence[Value]):
             NotCroppedError: The images must be decoded first; nothing was drawn yet.
         """
         with _undo_draws():
-            crop, others = _find_crop(transform)
+            crop, others = self._find(transform)
             if _is_known(crop, others):
                 return self._crop_at_once(crop, others)
             return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
 
-    def _crop_at_once(self, crop: LeadingCrop, others: Sequence[Any]) -> ColumnBatch:
+    def _crop_at_once(self, crop: LeadingPart, others: Sequence[Any]) -> ColumnBatch:
         # Columns that are made again must be cropped by the same draws.
         state = torch.get_rng_state()
 
         def crop_all(columns: Columns) -> Columns:
             with Phase("decode"):
-                return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
+                return {**columns, self._name: crop.batch(columns[self._name], _HELPERS.get())}
 
         def crop_again(columns: Columns) -> Columns:
             with torch.random.fork_rng(devices=()):
@@ -471,11 +478,11 @@ class UncroppedBatch(Sequence[Value]):
         return reduce(lambda found, transform: found.map(transform.columns), others, batch)
 
 
-def _apply(crop: LeadingCrop, others: Sequence[Transform], name: str, sample: Value) -> Value:
+def _apply(crop: LeadingPart, others: Sequence[Transform], name: str, sample: Value) -> Value:
     """Crop and transform one sample."""
     try:
         with Phase("decode"):  # of one picture, which takes a hundred times as long
-            image = crop.image(sample[name])
+            image = crop.one(sample[name])
     except TFRecordError as error:
         raise NotCroppedError from error
     steps: list[Transform] = [*crop.rest, *others]
@@ -495,20 +502,5 @@ def _undo_draws() -> Iterator[None]:
         raise
 
 
-def _take_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Transform]]:
-    """The crop that a transform begins with, if any, and our own transforms after the user's."""
-    if isinstance(transform, ChainedTransforms):
-        crop, others = _take_apart(transform.first)
-        return crop, [*others, transform.second]
-    return find_leading_crop(transform), []
-
-
-def _find_crop(transform: object) -> tuple[LeadingCrop, Sequence[Transform]]:
-    crop, others = _take_apart(transform)
-    if crop is None:  # the transform was changed since
-        raise NotCroppedError
-    return crop, others
-
-
-def _is_known(crop: LeadingCrop, others: Sequence[object]) -> bool:
+def _is_known(crop: LeadingPart, others: Sequence[object]) -> bool:
     return crop.is_all and all(isinstance(transform, ColumnTransform) for transform in others)

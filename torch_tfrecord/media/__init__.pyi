@@ -1,7 +1,5 @@
 from .backends import TORCHCODEC_PIP, torchcodec_decoders
 from .codec import (
-    CHANNELS,
-    DEFAULT_MAX_PIXELS,
     decode_image,
     encode_image,
     image_format,
@@ -10,39 +8,39 @@ from .codec import (
     turn_upright,
 )
 from .crops import RandomResizedCrop, ResizedCenterCrop
+from .display import Part, caption, draw_cells, parts_of, show, to_html
 from .headers import guess_content, read_header
 from .image import Image
-from .leading_crops import LeadingCrop, find_leading_crop, helped_by
 from .media_decoders import FFMPEG, decode_sound, decoders_obstacle, ffmpeg_version, read_wav
-from .regions import StoredImage, decode_stack
+from .regions import decode_stack
 from .sounds import Audio, Video
 
 __all__ = [
-    "CHANNELS",
-    "DEFAULT_MAX_PIXELS",
     "FFMPEG",
     "TORCHCODEC_PIP",
     "Audio",
     "Image",
-    "LeadingCrop",
+    "Part",
     "RandomResizedCrop",
     "ResizedCenterCrop",
-    "StoredImage",
     "Video",
+    "caption",
     "decode_image",
     "decode_sound",
     "decode_stack",
     "decoders_obstacle",
+    "draw_cells",
     "encode_image",
     "ffmpeg_version",
-    "find_leading_crop",
     "guess_content",
-    "helped_by",
     "image_format",
     "image_size",
+    "parts_of",
     "read_header",
     "read_wav",
     "resize_with_crop_or_pad",
+    "show",
+    "to_html",
     "torchcodec_decoders",
     "turn_upright",
 ]

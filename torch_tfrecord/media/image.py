@@ -16,6 +16,7 @@ from torch_tfrecord.arguments import at_least, knows_keywords, one_of
 from torch_tfrecord.columns import (
     Column,
     Feature,
+    FixedLenFeature,
     Keys,
     OneValueReader,
     OneValueSpec,
@@ -29,7 +30,7 @@ from torch_tfrecord.columns import (
     stack,
 )
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.media.codec import DEFAULT_MAX_PIXELS, decode_image
+from torch_tfrecord.media.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.media.crop_jobs import (
     CropWork,
     batch_tensor,
@@ -40,7 +41,8 @@ from torch_tfrecord.media.crop_jobs import (
 )
 from torch_tfrecord.media.crops import Crop
 from torch_tfrecord.media.headers import read_header
-from torch_tfrecord.media.regions import check_image_shape, decode_stack, view_pixels
+from torch_tfrecord.media.leading_crops import LeadingCrop, find_leading_crop
+from torch_tfrecord.media.regions import StoredImage, check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase, spent
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Image(OneValueSpec, Feature):
         Image(key='image/encoded', shape=('image/height', 'image/width', 3))
     """
 
-    _decodes = True
+    _decodes = _has_pictures = True
 
     mode: str = "RGB"
     shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
@@ -166,6 +168,30 @@ class Image(OneValueSpec, Feature):
             # The header tells a picture from other bytes, for much less than decoding it.
             read_header(picture)
         return value
+
+    def _leading(self, transform: object) -> LeadingCrop | None:
+        """The crop that a transform begins with, so that only its region is decoded."""
+        is_usual = (
+            type(self) is Image
+            and self.mode in CHANNELS
+            and self.crop is None
+            and self.normalize is None
+            and self.several is None
+            and not any(isinstance(size, str) for size in self.shape or ())
+        )
+        return find_leading_crop(transform, CHANNELS[self.mode]) if is_usual else None
+
+    def _undecoded(self) -> Feature:
+        return FixedLenFeature((), bytes, self.default_value, key=self.key)
+
+    def _opened(self, data: bytes) -> StoredImage:
+        return StoredImage(
+            data,
+            self.mode,
+            shape=self.shape or (),
+            apply_orientation=self.apply_orientation,
+            max_pixels=_max_pixels(self),
+        )
 
     def _check_no_draw(self, name: str) -> None:
         if self.crop is not None and self.crop.is_random:

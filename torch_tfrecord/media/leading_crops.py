@@ -16,8 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,7 +38,7 @@ from torch_tfrecord.media.crops import interpolation_name
 from torch_tfrecord.media.regions import Region, StoredImage
 from torch_tfrecord.torch_internals import has_hooks
 
-__all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
+__all__ = ["LeadingCrop", "find_leading_crop"]
 
 _Step: TypeAlias = Callable[[Any], Any]
 _Params: TypeAlias = dict[str, Any]
@@ -53,21 +51,9 @@ _OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Ide
 _KNOWS_UINT8 = tuple(map(int, torchvision.__version__.split(".")[:2])) >= (0, 24)
 _IMAGES_AT_ONCE = 8  # per thread
 
-_HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
 
-
-@contextmanager
-def helped_by(threads: Executor) -> Iterator[None]:
-    """Decode this thread's batches with the given threads, inside the ``with`` block."""
-    token = _HELPERS.set(threads)
-    try:
-        yield
-    finally:
-        _HELPERS.reset(token)
-
-
-def find_leading_crop(transform: _Step) -> LeadingCrop | None:
-    """The crop that a transform starts with; None if it starts with something else.
+def find_leading_crop(transform: object, channels: int) -> LeadingCrop | None:
+    """The crop that a transform of images starts with; None if it starts with something else.
 
     Called again for each batch, as transforms may be changed at any time.
     """
@@ -78,7 +64,7 @@ def find_leading_crop(transform: _Step) -> LeadingCrop | None:
     kinds = ((v2.Resize,), (v2.CenterCrop,)) if count == 2 else (_CROPS,)
     if len(steps) < count or not all(map(_is_plain, steps, kinds)):
         return None
-    return LeadingCrop(steps[:count], steps[count:])
+    return LeadingCrop(steps[:count], steps[count:], channels)
 
 
 def _steps(transform: Any) -> Iterator[Any]:
@@ -121,11 +107,11 @@ class LeadingCrop:
     Args:
         steps: A torchvision crop, or Resize and CenterCrop.
         rest: The callables that follow.
+        channels: Channels of the images.
     """
 
-    def __init__(self, steps: Sequence[v2.Transform], rest: Sequence[_Step]) -> None:
-        self._steps = steps
-        self.rest = rest
+    def __init__(self, steps: Sequence[v2.Transform], rest: Sequence[_Step], channels: int) -> None:
+        self._steps, self.rest, self._channels = steps, rest, channels
 
     @property
     def is_all(self) -> bool:
@@ -142,7 +128,7 @@ class LeadingCrop:
         """
         return bool(self.rest) and _is_plain(self.rest[-1], (v2.ToPureTensor,))
 
-    def image(self, stored: StoredImage) -> torch.Tensor:
+    def one(self, stored: StoredImage) -> torch.Tensor:
         """Crop one image, without the following transforms: a contiguous Image, uint8 [C, H, W],
         that owns its memory.
 
@@ -150,13 +136,17 @@ class LeadingCrop:
             ImageDecodeError: The image cannot be decoded.
             Exception: Whatever the transforms raise.
         """
-        (rows,) = self._cropped([stored], [self._draw(stored, [])], stored.channels, None)
+        (rows,) = self._cropped([stored], [self._draw(stored, [])], None, None)
         image: torch.Tensor = tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
         return image
 
-    def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
+    def batch(self, stored: Sequence[StoredImage], threads: Executor | None) -> torch.Tensor:
         """Crop several images and apply the following transforms; all random draws come first,
         image by image.
+
+        Args:
+            stored: The images.
+            threads: They decode; None for this thread.
 
         Returns:
             Contiguous [B, C, H, W]; an Image, or a plain tensor after ToPureTensor.
@@ -167,8 +157,8 @@ class LeadingCrop:
         """
         flips = [step for step in self.rest if type(step) in _FLIPS]
         draws = [self._draw(image, flips) for image in stored]
-        table = self._table(channels)
-        rows = self._cropped(stored, draws, channels, table)
+        table = self._table()
+        rows = self._cropped(stored, draws, table, threads)
         out = batch_tensor(rows)
         if table is None:
             return self._of_values(tv_tensors.Image(out.contiguous()))
@@ -178,13 +168,13 @@ class LeadingCrop:
         self,
         stored: Sequence[StoredImage],
         draws: Sequence[_Draw],
-        channels: int,
         table: Table | None,
+        threads: Executor | None,
     ) -> Any:
         """An `empty_batch` of the images, cropped by the core or, where it does not, by the
         transforms.
         """
-        out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
+        out = empty_batch(len(stored), tuple(self._steps[-1].size), self._channels, table)
         resize = self._interpolation()
 
         def write(part: slice) -> None:
@@ -208,7 +198,9 @@ class LeadingCrop:
                     pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
                     place_pixels(pixels, row, table, across=draw.across, down=draw.down)
 
-        _in_parts(write, len(stored))
+        size = max(len(stored), 1) if threads is None else _IMAGES_AT_ONCE
+        parts = [slice(begin, begin + size) for begin in range(0, len(stored), size)]
+        list((threads.map if threads else map)(write, parts))
         return out
 
     def _interpolation(self) -> str | None:
@@ -250,10 +242,12 @@ class LeadingCrop:
         corner = [round((side - wanted) / 2) for side, wanted in zip(resized, target, strict=True)]
         return (0, 0, stored.height, stored.width, *resized, *corner)
 
-    def _table(self, channels: int) -> Table | None:
+    def _table(self) -> Table | None:
         """The following transforms as a table; None if they fail or do not return float32."""
         try:
-            return value_table(lambda image: self._of_values(tv_tensors.Image(image)), channels)
+            return value_table(
+                lambda image: self._of_values(tv_tensors.Image(image)), self._channels
+            )
         except Exception:
             return None
 
@@ -286,11 +280,3 @@ def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> to
     for step, params in zip(steps, draw.params, strict=True):
         image = step.transform(image, params)
     return image  # type: ignore[no-any-return]
-
-
-def _in_parts(write: Callable[[slice], None], number: int) -> None:
-    """Call it for slices of ``number`` images, on the helper threads if there are any."""
-    threads = _HELPERS.get()
-    size = max(number, 1) if threads is None else _IMAGES_AT_ONCE
-    parts = [slice(begin, begin + size) for begin in range(0, number, size)]
-    list((threads.map if threads else map)(write, parts))

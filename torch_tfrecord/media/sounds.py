@@ -269,6 +269,7 @@ class Video(MediaSpec, Feature):
         Video(num_frames=16, step=2, random_start=True)
     """
 
+    _has_pictures = True
     # Before Python 3.12 a slice has no hash.
     frames: slice | Sequence[int] | None = field(default=None, kw_only=True, hash=False)
     num_frames: int | None = field(default=None, kw_only=True)

@@ -1,6 +1,6 @@
 """What a notebook and `show` draw of samples, batches and datasets.
 
-Covers loading/display.
+Covers media/display.
 """
 
 import base64
@@ -26,7 +26,7 @@ from torch_tfrecord import (
     make_dataloader,
     show,
 )
-from torch_tfrecord.loading.display import caption, parts_of
+from torch_tfrecord.media.display import caption, parts_of
 
 RED = (255, 0, 0)
 

@@ -20,7 +20,8 @@ from PIL import Image, ImageDraw
 from torchvision.tv_tensors import BoundingBoxes
 
 from torch_tfrecord.errors import TFRecordError, needs_extra
-from torch_tfrecord.media import decode_image, image_format, read_wav
+from torch_tfrecord.media.codec import decode_image, image_format
+from torch_tfrecord.media.media_decoders import read_wav
 from torch_tfrecord.shown import shown_value
 
 if TYPE_CHECKING:
