@@ -468,7 +468,9 @@ def test_a_parser_with_a_plan_pickles():
 class Keyed(OneValueReader):
     """Adds the record's key to its first byte."""
 
-    keyed = True
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.keyed = True
 
     def read(self, columns, keys):
         return torch.tensor(
@@ -480,7 +482,7 @@ class Keyed(OneValueReader):
 def test_readers_that_draw_get_their_records_keys(make):
     parser = make({"x": Text(), "a": FixedLenFeature((), I64)})
     assert not parser.needs_keys
-    parser._readers[0], parser.needs_keys = Keyed("x", Text(), lambda data, shape: data), True
+    parser._readers[0], parser.needs_keys = Keyed("x", Text()), True
     records = packed([encode_example({"x": chr(65 + number), "a": number}) for number in range(5)])
     keys = np.array([100, 0, 1 << 40, 3, 4], np.uint64)
     wanted = [65 + 100, 66, 67 + (1 << 40), 68 + 3, 69 + 4]

@@ -21,7 +21,7 @@ from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .message_columns import columns_of
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Shape, Text
 from .parsers import ExampleParser, Parser
-from .ragged import RaggedFeature, UniformRowLength
+from .ragged import RaggedFeature
 from .raw_tensor import RawTensor, inflate
 from .reading import (
     Column,
@@ -32,7 +32,6 @@ from .reading import (
     StepColumn,
     StepReader,
     Want,
-    labelled,
     raise_first,
     read_each,
     reserve_for_values,
@@ -105,7 +104,6 @@ __all__ = [
     "StepColumn",
     "StepReader",
     "Text",
-    "UniformRowLength",
     "Value",
     "VarLenFeature",
     "Want",
@@ -122,7 +120,6 @@ __all__ = [
     "is_listed",
     "is_ragged",
     "is_record_features",
-    "labelled",
     "longest_of",
     "make_parser",
     "make_reader",

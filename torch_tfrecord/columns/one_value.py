@@ -8,9 +8,9 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -56,6 +56,24 @@ class OneValueSpec:
 
     default_value: bytes | str | None = None
     _default_type: type = bytes
+    _takes_several: ClassVar[bool] = False
+    """Whether a value is made of a list with any number of byte strings."""
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether something is drawn at random for each record, by its key."""
+        return False
+
+    def _value(self, stored: Any, shape: Shape, key: int) -> object:
+        """A value from the record's bytes, or from a list of them; the shape is the spec's, with the
+        record's sizes, and the key random. The bytes are views of a buffer that may be reused after
+        the call.
+        """
+        raise NotImplementedError
+
+    def _column(self, values: list[Value]) -> Value:
+        """The batch's column of several values."""
+        return stack(values)
 
     def __post_init__(self) -> None:
         """Check the fields: a default must be what the reader of records takes."""
@@ -78,9 +96,9 @@ class OneValueSpec:
         except TFRecordError as error:
             raise ValueError(f"default_value: {error}") from error
 
-    def _reader(self, name: str, *, pads: bool = False) -> Reader:
+    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        raise NotImplementedError
+        return OneValueReader(name, self)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random draws are not supported."""
@@ -111,9 +129,8 @@ class SerializedTensor(OneValueSpec, Feature):
         key: Name of the feature in the record, if it differs from the output's name.
     """
 
-    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """Build the reader for Examples."""
-        return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
+    def _value(self, stored: memoryview, shape: Shape, key: int) -> object:
+        return parse_tensor(stored)
 
     def _stored(self, value: object) -> object:
         """A tensor, array or nested list of strings as a TensorProto; bytes are one already."""
@@ -137,7 +154,10 @@ class Text(OneValueSpec, Feature):
 
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        return _TextReader(name, self, lambda text, shape: text)
+        return _TextReader(name, self)
+
+    def _value(self, stored: str, shape: Shape, key: int) -> str:
+        return stored
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,29 +190,22 @@ class Proto(OneValueSpec, Feature):
                 f"message_class must be a generated protobuf class, got {self.message_class!r}"
             )
 
-    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """Build the reader for Examples."""
+    def _value(self, stored: memoryview, shape: Shape, key: int) -> object:
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
-        # Asked once here, not for each record.
-        is_importable = _is_importable(kind)
-
-        def read(data: memoryview, shape: object) -> Message:
-            # a queue that cannot send it would leave the loader waiting forever
-            if not is_importable and get_worker_info() is not None:
-                raise TypeError(
-                    f"Proto: a DataLoader worker sends messages by the name of their class, and {what} cannot be "
-                    "imported: take the class from a module that protoc generated, or use num_workers=0"
-                )
-            message: Message = parse_message(data, kind, what)
-            return message
-
-        return OneValueReader(name, self, read)
+        # a queue that cannot send it would leave the loader waiting forever
+        if get_worker_info() is not None and not _is_importable(kind):  # type: ignore[arg-type]
+            raise TypeError(
+                f"Proto: a DataLoader worker sends messages by the name of their class, and {what} cannot be "
+                "imported: take the class from a module that protoc generated, or use num_workers=0"
+            )
+        return parse_message(stored, kind, what)
 
     def _stored(self, value: object) -> object:
         """A message as its bytes."""
         return value.SerializeToString() if isinstance(value, self.message_class) else value
 
 
+@lru_cache
 def _is_importable(kind: type) -> bool:
     # As pickle finds a class: by its module and its qualified name.
     try:
@@ -221,9 +234,16 @@ class Json(OneValueSpec, Feature):
         key: Name of the feature in the record, if it differs from the output's name.
     """
 
-    def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """Build the reader for Examples."""
-        return OneValueReader(name, self, _read_json)
+    def _value(self, stored: memoryview, shape: Shape, key: int) -> Value:
+        value = parse_json(stored)
+        # Types of their own, since collating takes plain dicts and lists apart.
+        return (
+            JsonObject(value)
+            if isinstance(value, dict)
+            else JsonList(value)
+            if isinstance(value, list)
+            else value
+        )
 
     def _stored(self, value: object) -> object:
         """A value as JSON text; bytes are the text already."""
@@ -231,49 +251,26 @@ class Json(OneValueSpec, Feature):
         return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
 
 
-def _read_json(data: memoryview, shape: object) -> Value:
-    value = parse_json(data)
-    # Types of their own, since collating takes plain dicts and lists apart.
-    return (
-        JsonObject(value)
-        if isinstance(value, dict)
-        else JsonList(value)
-        if isinstance(value, list)
-        else value
-    )
-
-
 class OneValueReader:
     """Reads a single bytes value, or all bytes values of a list together.
 
     Args:
         name: Name of the output.
-        spec: Its spec.
-        convert: Turns the stored bytes and the record's shape into a value; with ``several``, a
-            list of the stored bytes. The bytes are views of a buffer that may be reused after the
-            call.
-        shape: The shape in the spec; names of other features are replaced with their values. A str
-            names a list feature that holds the whole shape.
-        several: Whether the list may have any number of values.
+        spec: Its spec, which makes the values. In its ``shape``, if it has one, names of other
+            features are replaced with their values; a str names a list feature that has the whole
+            shape.
 
     Attributes:
         default: What is converted for a record that lacks the feature.
+        keyed: Whether it takes the records' random keys: see `Reader`.
         shape: The shape; a `Want` in place of each name.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: Any,
-        convert: Callable[[Any, Shape], object],
-        shape: str | Sequence[int | str | None] = (),
-        *,
-        several: bool = False,
-    ) -> None:
-        self._convert, self.several = convert, several
-        kind, num_values = type(spec).__name__, None if several else 1
-        default = spec.default_value
-        self.default = [default] if several else default
+    def __init__(self, name: str, spec: Any) -> None:
+        self._spec, self._several, self.keyed = spec, spec._takes_several, spec._is_drawn
+        kind, num_values = type(spec).__name__, None if self._several else 1
+        default, shape = spec.default_value, getattr(spec, "shape", None) or ()
+        self.default = [default] if self._several else default
         self._want = Want(
             name,
             spec._key_of(name),
@@ -292,16 +289,19 @@ class OneValueReader:
         ]
         self.wants = (self._want, *(entry for entry in self.shape if isinstance(entry, Want)))
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Value]:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a
         list.
         """
         values: list[Value] = columns[0].views()
-        if self.several:
+        if self._several:
             values = [values[begin:end] for begin, end in columns[0].bounds()]
-        return labelled(
-            self._want, self.from_values, self._completed(values, columns[0]), self._shapes(columns)
-        )
+        values = self._completed(values, columns[0])
+        return self._labelled(self.from_values, values, self._shapes(columns), keys)
+
+    def _labelled(self, convert: Callable[..., Value], *args: object) -> Value:
+        """Call it and add the feature's label to its errors."""
+        return labelled(self._want, convert, *args)
 
     def _completed(self, values: list[Value], column: Column) -> list[Value]:
         """The values, with the default of records that lack the feature."""
@@ -311,17 +311,17 @@ class OneValueReader:
         return values
 
     def from_values(
-        self, values: Sequence[Value], shapes: Sequence[Shape]
-    ) -> torch.Tensor | list[Value]:
-        """The column of several values with their shapes."""
-        return stack(
-            read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True))
-        )
+        self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
+    ) -> Value:
+        """The column of several values with their shapes and random keys."""
+        each = zip(values, shapes, [0] * len(values) if keys is None else keys, strict=True)
+        found: list[Value] = read_each(lambda one: self._spec._value(*one), each)
+        return self._spec._column(found)
 
     def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
         """The shape of each record's value."""
         num_records = (
-            max(len(columns[0].offsets) - 1, 0) if self.several else len(columns[0].values)
+            max(len(columns[0].offsets) - 1, 0) if self._several else len(columns[0].values)
         )
         sizes = iter(columns[1:])
         if len(columns) == 1:
@@ -349,8 +349,8 @@ class _TextReader(OneValueReader):
 
     is_plain = is_text = True
 
-    def read(self, columns: Sequence[Column]) -> list[str]:
-        return self._completed(labelled(self._want, columns[0].strings, str), columns[0])
+    def read(self, columns: Sequence[Column], keys: object = None) -> list[str]:
+        return self._completed(self._labelled(columns[0].strings, str), columns[0])
 
 
 class _ValueSteps(StepReader):

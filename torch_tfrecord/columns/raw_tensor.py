@@ -16,6 +16,7 @@ import torch
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.dtypes import (
+    Value,
     check_list_dtype,
     dtype_name,
     from_bytes,
@@ -24,7 +25,7 @@ from torch_tfrecord.columns.dtypes import (
 )
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
-from torch_tfrecord.columns.reading import Column, labelled
+from torch_tfrecord.columns.reading import Column
 from torch_tfrecord.errors import ParseError, needs_extra
 
 __all__ = ["Compression", "RawTensor", "deflate", "inflate"]
@@ -167,6 +168,8 @@ class RawTensor(OneValueSpec, Feature):
         RawTensor('image/shape', torch.float32, little_endian=False, compression='zlib')
     """
 
+    _takes_several = True
+
     shape: str | tuple[int | str, ...]
     dtype: torch.dtype
     little_endian: bool = field(default=True, kw_only=True)
@@ -239,8 +242,9 @@ class RawTensor(OneValueSpec, Feature):
         data = data if self.little_endian else _turned(data, self.dtype)
         return data if self.compression is None else deflate(data, self.compression)
 
-    def _read(self, strings: Sequence[memoryview], shape: Shape) -> torch.Tensor:
+    def _value(self, stored: Sequence[memoryview], shape: Shape, key: int) -> torch.Tensor:
         """One record's tensor."""
+        strings = stored
         is_plain = (
             len(strings) == 1
             and self.compression is None
@@ -289,7 +293,7 @@ class _RawReader(OneValueReader):
     """Reads a RawTensor. Arrays of one known size, each in one plain string, are joined at once."""
 
     def __init__(self, name: str, spec: RawTensor) -> None:
-        super().__init__(name, spec, spec._read, spec.shape, several=True)
+        super().__init__(name, spec)
         self._dtype, self._sizes = (
             spec.dtype,
             [size for size in spec.shape if isinstance(size, int) and size >= 0],
@@ -301,7 +305,7 @@ class _RawReader(OneValueReader):
             math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
         )
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         values, offsets = columns[0].values, columns[0].offsets
         number = len(offsets) - 1
         is_one_each = (
@@ -310,7 +314,7 @@ class _RawReader(OneValueReader):
             and bool((offsets[1:] > offsets[:-1]).all())
         )
         if is_one_each and bool((values[:, 1] == self._num_bytes).all()):
-            return labelled(self._want, self._joined, columns[0].views())
+            return self._labelled(self._joined, columns[0].views())
         return super().read(columns)
 
     def _joined(self, views: Sequence[memoryview]) -> torch.Tensor:

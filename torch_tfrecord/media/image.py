@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -23,7 +23,6 @@ from torch_tfrecord.columns import (
     Shape,
     Value,
     dtype_name,
-    labelled,
     raise_first,
     rows_of,
     shape_with_names,
@@ -33,6 +32,7 @@ from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseErr
 from torch_tfrecord.media.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.media.crop_jobs import (
     CropWork,
+    Table,
     batch_tensor,
     empty_batch,
     normalization,
@@ -193,8 +193,33 @@ class Image(OneValueSpec, Feature):
             max_pixels=_max_pixels(self),
         )
 
+    @property
+    def _takes_several(self) -> bool:  # type: ignore[override]
+        return self.several is not None
+
+    @property
+    def _is_drawn(self) -> bool:
+        return self.crop is not None and self.crop.is_random
+
+    def _value(self, stored: memoryview, shape: Shape, key: int) -> Value:
+        """A whole image."""
+        pixels = decode_image(
+            stored,
+            self.mode,
+            apply_orientation=self.apply_orientation,
+            max_pixels=_max_pixels(self),
+        )
+        channels, height, width = pixels.shape
+        check_image_shape(shape, (height, width, channels))
+        table = _table(self)
+        if table is not None:
+            rows = empty_batch(1, (height, width), channels, table)
+            place_pixels(view_pixels(pixels), rows[0], table)
+            pixels = batch_tensor(rows[0])
+        return tv_tensors.Image(pixels)
+
     def _check_no_draw(self, name: str) -> None:
-        if self.crop is not None and self.crop.is_random:
+        if self._is_drawn:
             raise ValueError(
                 f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same "
                 "one); crop them in the transform"
@@ -228,28 +253,18 @@ class _Begun:
 class ImageReader(OneValueReader):
     """Reads an Image. With a random crop, it takes the records' random keys: see `Reader`."""
 
-    keyed = False
-
     def __init__(self, name: str, spec: Image) -> None:
-        super().__init__(
-            name, spec, self._read_one, spec.shape or (), several=spec.several is not None
-        )
+        super().__init__(name, spec)
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
-        self._table = None if spec.normalize is None else normalization(*spec.normalize)
+        self._table = _table(spec)
         self._max_pixels = _max_pixels(spec)
         self._crop: Crop | None = spec.crop
-        self.keyed = spec.crop is not None and spec.crop.is_random
-
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
-        """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
-        values = self._completed(columns[0].views(), columns[0])
-        return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
     def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
         """Crop in the same call that reads the records, where the core has the crop."""
-        if self.several or self._crop is None:
+        if self._several or self._crop is None:
             return None
-        work = labelled(self._want, self._begun, columns[0].values, keys, columns[0].buffer)
+        work = self._labelled(self._begun, columns[0].values, keys, columns[0].buffer)
         return _Begun(work.job, partial(self._finish, work))
 
     def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
@@ -258,7 +273,7 @@ class ImageReader(OneValueReader):
         if work.is_done and not self.shape:
             return work.tensor().as_subclass(tv_tensors.Image)
         values = self._completed(columns[0].views(), columns[0])
-        return labelled(self._want, self._cropped, work, values, self._shapes(columns))
+        return self._labelled(self._cropped, work, values, self._shapes(columns))
 
     def _begun(self, images: Any, keys: Keys, buffer: Any = None) -> CropWork:
         return CropWork(
@@ -320,18 +335,6 @@ class ImageReader(OneValueReader):
             check_image_shape(shape, (height, width, channels))
         return tv_tensors.Image(pixels)
 
-    def _read_one(self, data: memoryview, shape: Shape) -> Value:
-        pixels = decode_image(
-            data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
-        )
-        channels, height, width = pixels.shape
-        check_image_shape(shape, (height, width, channels))
-        if self._table is not None:
-            rows = empty_batch(1, (height, width), channels, self._table)
-            place_pixels(view_pixels(pixels), rows[0], self._table)
-            pixels = batch_tensor(rows[0])
-        return tv_tensors.Image(pixels)
-
 
 class _ImagesReader(ImageReader):
     """Reads an Image with ``several``: the images of all records as one batch, then divided among
@@ -365,8 +368,8 @@ class _ImagesReader(ImageReader):
             [shapes[number] for number in record],
             [keys[number] for number in record],
         )
-        images = labelled(self._want, self._images, *each, record)
-        return labelled(self._want, self._divided, images, bounds)
+        images = self._labelled(self._images, *each, record)
+        return self._labelled(self._divided, images, bounds)
 
     def _images(
         self,
@@ -413,6 +416,11 @@ class _ImagesReader(ImageReader):
         other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
         text = f"expected images of one size, got {kinds[0]} in image 0, {kinds[other]} in image {other}"
         raise ParseError(f"{text}: several='list' reads them")
+
+
+@lru_cache
+def _table(spec: Image) -> Table | None:
+    return None if spec.normalize is None else normalization(*spec.normalize)
 
 
 def _max_pixels(spec: Image) -> int:

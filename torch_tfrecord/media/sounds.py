@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +12,12 @@ from torchvision import tv_tensors
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns import (
-    BYTES_LIST,
     Array,
-    Column,
     Feature,
     OneValueSpec,
     StepReader,
     Value,
-    Want,
-    labelled,
     mark_listed,
-    read_each,
     stack,
 )
 from torch_tfrecord.errors import ParseError
@@ -31,7 +25,7 @@ from torch_tfrecord.media.media_decoders import decode_frames, decode_sound, rea
 from torch_tfrecord.order import RandomStream
 from torch_tfrecord.phases import Phase
 
-__all__ = ["Audio", "MediaReader", "MediaSpec", "Video", "window_start"]
+__all__ = ["Audio", "MediaSpec", "Video", "window_start"]
 
 
 class MediaSpec(OneValueSpec):
@@ -46,8 +40,18 @@ class MediaSpec(OneValueSpec):
     random_start: bool
     seed: int
 
-    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
-        """Build the reader for Examples."""
+    @property
+    def _is_drawn(self) -> bool:
+        return self.random_start
+
+    @property
+    def _returns_parts(self) -> bool:
+        """Whether a sample is a dict of all parts."""
+        raise NotImplementedError
+
+    @property
+    def _has_length(self) -> bool:
+        """Whether all samples have the same length."""
         raise NotImplementedError
 
     def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
@@ -55,18 +59,36 @@ class MediaSpec(OneValueSpec):
         supported.
         """
         reader = super()._step_reader(name, pads=pads)
-        if self._reader(name).returns_parts:
+        if self._returns_parts:
             raise ValueError(
                 f"{name!r}: steps of a feature list hold no dicts; leave out return_rate or return_times"
             )
         return reader
 
+    def _value(self, stored: memoryview, shape: object, key: int) -> dict[str, torch.Tensor]:
+        """The parts of one sample; the first is the one that counts."""
+        with Phase("decode"):
+            return self._decode(stored, int(key))
+
     def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
-        """The parts of one sample, with its random key; the first is the one that counts."""
         raise NotImplementedError
 
+    def _column(self, values: list[dict[str, torch.Tensor]]) -> Value:
+        """A tensor [N, ...] for samples of one length, else a list; or a dict of such parts."""
+        names = values[0] if values else ()
+        parts = {name: self._together([row[name] for row in values]) for name in names}
+        return parts if self._returns_parts else next(iter(parts.values()), [])
+
+    def _together(self, values: list[torch.Tensor]) -> Value:
+        # Rates and the like are scalars, which stack whatever the lengths of the sounds.
+        if self._has_length or not values[0].dim():
+            return stack(values)
+        # Listed even where the lengths happen to be equal: a batch's kind must not hang on its
+        # data.
+        return [*map(mark_listed, values)]
+
     def _check_no_draw(self, name: str) -> None:
-        if self.random_start:
+        if self._is_drawn:
             raise ValueError(
                 f"random_start of {name!r}: features of a SequenceExample are not drawn at random"
             )
@@ -84,59 +106,6 @@ def window_start(spec: MediaSpec, key: int, total: int, length: int) -> int:
     if not spec.random_start or total <= length:
         return 0
     return RandomStream(spec.seed, key).below(total - length + 1)
-
-
-class MediaReader:
-    """Reads a spec of a sound or video. With a random start, it takes the records' random keys: see
-    `Reader`.
-
-    Args:
-        name: Name of the output.
-        spec: Its spec.
-        has_length: Whether all samples have the same length.
-        returns_parts: Whether a sample is a dict of all parts.
-    """
-
-    def __init__(self, name: str, spec: Any, *, has_length: bool, returns_parts: bool) -> None:
-        self._spec, self._has_length, self.returns_parts = spec, has_length, returns_parts
-        self.keyed: bool = spec.random_start
-        self._want = Want(
-            name,
-            spec._key_of(name),
-            BYTES_LIST,
-            type(spec).__name__,
-            num_values=1,
-            is_required=True,
-        )
-        self.wants = (self._want,)
-
-    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
-        """The batch's column: a tensor [N, ...] for samples of one length, else a list; or a dict
-        of such parts.
-        """
-        views = columns[0].views()
-        with Phase("decode"):
-            return labelled(
-                self._want, self._column, views, [0] * len(views) if keys is None else keys
-            )
-
-    def _column(self, values: Sequence[memoryview], keys: Sequence[int]) -> Value:
-        rows = read_each(
-            lambda found: self._spec._decode(found[0], int(found[1])),
-            zip(values, keys, strict=True),
-        )
-        parts = {
-            name: self._together([row[name] for row in rows]) for name in (rows[0] if rows else ())
-        }
-        return parts if self.returns_parts else next(iter(parts.values()), [])
-
-    def _together(self, values: list[torch.Tensor]) -> Value:
-        # Rates and the like are scalars, which stack whatever the lengths of the sounds.
-        if self._has_length or not values[0].dim():
-            return stack(values)
-        # Listed even where the lengths happen to be equal: a batch's kind must not hang on its
-        # data.
-        return [*map(mark_listed, values)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,11 +161,13 @@ class Audio(MediaSpec, Feature):
         if self.random_start and self.num_samples is None:
             raise ValueError("random_start needs num_samples: how long the window is that is drawn")
 
-    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
-        """Build the reader for Examples."""
-        return MediaReader(
-            name, self, has_length=self.num_samples is not None, returns_parts=self.return_rate
-        )
+    @property
+    def _returns_parts(self) -> bool:
+        return self.return_rate
+
+    @property
+    def _has_length(self) -> bool:
+        return self.num_samples is not None
 
     def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The samples of a file, and their rate."""
@@ -298,14 +269,13 @@ class Video(MediaSpec, Feature):
                 "random_start needs num_frames and step: frames spread over the whole video have no start"
             )
 
-    def _reader(self, name: str, *, pads: bool = False) -> MediaReader:
-        """Build the reader for Examples."""
-        return MediaReader(
-            name,
-            self,
-            has_length=self.num_frames is not None or isinstance(self.frames, tuple),
-            returns_parts=self.return_times,
-        )
+    @property
+    def _returns_parts(self) -> bool:
+        return self.return_times
+
+    @property
+    def _has_length(self) -> bool:
+        return self.num_frames is not None or isinstance(self.frames, tuple)
 
     def _decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The chosen frames of a file, and their times."""

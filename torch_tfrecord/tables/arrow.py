@@ -42,7 +42,6 @@ from torch_tfrecord.columns import (
     StepColumn,
     StepReader,
     Text,
-    UniformRowLength,
     Value,
     VarLenFeature,
     as_nested,
@@ -205,7 +204,7 @@ def _type(spec: Feature) -> pa.DataType:
             # What is uniform behind the last ragged dimension is the values' shape.
             kind, is_inner = _leaf(spec.dtype), True
             for one in reversed(spec.partitions):
-                is_inner = is_inner and isinstance(one, UniformRowLength)
+                is_inner = is_inner and isinstance(one, RaggedFeature.UniformRowLength)
                 kind = pa.list_(kind, getattr(one, "length", -1) if is_inner else -1)
             return pa.list_(kind)
         case SparseFeature():
