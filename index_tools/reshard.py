@@ -38,6 +38,7 @@ from torch_tfrecord.files import DEFAULT_ACCESS, is_remote, open_file
 from torch_tfrecord.loading import RecordFiles, SingleRecords
 from torch_tfrecord.manifests import manifest_path, write_manifest
 from torch_tfrecord.order import Permutation
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
@@ -46,7 +47,7 @@ from torch_tfrecord.records import (
     RecordIndex,
     index_source,
 )
-from torch_tfrecord.remote import StoreError, each_at_once, store_of
+from torch_tfrecord.remote import StoreError, store_of
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import check_columns
 

@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 __all__ = [
     "printable",
@@ -21,6 +22,7 @@ __all__ = [
     "shown_transform",
     "shown_value",
     "without_secrets",
+    "without_signature",
 ]
 
 _T = TypeVar("_T")
@@ -47,6 +49,50 @@ def without_secrets(text: str) -> str:
         'https://...@host/a?...: record 3'
     """
     return _QUERY.sub(r"\1...", _USER.sub("...@", text))
+
+
+# Parts of a query that sign a request, and change while the file does not.
+_SIGNED = ("x-amz-", "x-goog-")
+_SIGNATURES = {
+    "awsaccesskeyid",
+    "expires",
+    "googleaccessid",
+    "key-pair-id",
+    "policy",
+    "signature",
+    "token",
+    # of Azure
+    "se",
+    "sig",
+    "ske",
+    "skoid",
+    "sks",
+    "skt",
+    "sktid",
+    "skv",
+    "sp",
+    "spr",
+    "sr",
+    "st",
+    "sv",
+}
+
+
+def without_signature(path: str) -> str:
+    """A path without user, password and what signs it."""
+    parts = urlsplit(path)
+    query = [
+        (name, value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        if not _signs(name)
+    ]
+    # Only there is it a user and a password: abfss has the container before the @.
+    place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
+    return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
+
+
+def _signs(name: str) -> bool:
+    return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES
 
 
 def printable(text: str) -> str:

@@ -590,7 +590,7 @@ from crc32c import crc32c
 from helpers import header
 from torch_tfrecord import read_records, build_index, TFRecordDataset, TFRecordError
 from torch_tfrecord.compression import gzip_members
-from torch_tfrecord.files import per_process
+from torch_tfrecord import per_process
 gzip_members.num_processors = per_process.num_processors = lambda: 8
 kind, path = sys.argv[2:]
 

@@ -9,10 +9,11 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import RecordIndex, build_index
-from torch_tfrecord.files.read import BlockMemory, read_pieces
+from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.remote import transfers
+from torch_tfrecord.remote.block_memory import BlockMemory
 
 BLOCK = 1000
 LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]
@@ -42,7 +43,7 @@ def fetched(monkeypatch):
     ranges = []
     begin = transfers.begin_range
     monkeypatch.setattr(
-        "torch_tfrecord.files.read.begin_range",
+        "torch_tfrecord.remote.remote_file.begin_range",
         lambda wanted, access: (
             ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)),
             begin(wanted, access),

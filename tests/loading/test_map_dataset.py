@@ -1,6 +1,6 @@
 """The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change.
 
-Covers files/per_process, loading/record_files, loading/sample_maker, records/record_table.
+Covers per_process, loading/record_files, loading/sample_maker, records/record_table.
 """
 
 import inspect

@@ -30,9 +30,9 @@ from torch_tfrecord import (
     encode_example,
     find_files,
     make_dataloader,
+    per_process,
     read_records,
 )
-from torch_tfrecord.files import per_process
 from torch_tfrecord.records.framing import masked_crc32c
 
 array_record = pytest.importorskip("array_record.python.array_record_module")

@@ -10,7 +10,7 @@ import pytest
 from range_server import Fault, range_server
 
 from torch_tfrecord import CorruptRecordError, RemoteError, TFRecordDataset, TFRecordWriter
-from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests, stores
 
 pytest.importorskip("aiohttp")

@@ -14,7 +14,7 @@ from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests, stores
 from torch_tfrecord.remote.transfers import infos, listing
 

@@ -16,7 +16,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     make_dataloader,
 )
-from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import fsspec_store, obstore_store, requests, stores
 
 NUM_FILES, NUM_RECORDS, BATCH = 2, 6, 4

@@ -25,8 +25,8 @@ from torch_tfrecord import (
     TFRecordIterableDataset,
     TFRecordWriter,
     errors,
+    per_process,
 )
-from torch_tfrecord.files import per_process
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.remote import fsspec_store, requests, stores
 

@@ -1,7 +1,7 @@
 """Files of an http server, whose requests are counted: opened at once, read at once, read ahead,
 and no more than is needed.
 
-Covers files/storage, files/ahead_file.
+Covers files/storage, files/storages, remote/storages, remote/remote_file.
 """
 
 import os
@@ -24,8 +24,8 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file, open_files
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote import requests, stores, transfers
 

@@ -41,7 +41,7 @@ from torch_tfrecord import (
     shown,
     tfds,
 )
-from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests, stores
 
 pytest.importorskip("aiohttp")

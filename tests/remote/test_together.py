@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torch_tfrecord.remote.requests import each_at_once
+from torch_tfrecord.per_process import each_at_once
 
 
 def test_in_their_order_and_at_once():

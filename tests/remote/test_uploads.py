@@ -20,8 +20,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.records.record_file import upload_bytes
 from torch_tfrecord.remote import obstore_store, store, stores, transfers
 from torch_tfrecord.remote.transfers import infos_if_there

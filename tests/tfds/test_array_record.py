@@ -1,7 +1,7 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
 from TFRecord.
 
-Covers files/per_process.
+Covers per_process.
 """
 
 import builtins
@@ -36,8 +36,9 @@ from torch_tfrecord import (
     TFRecordError,
     collate,
     make_dataloader,
+    per_process,
 )
-from torch_tfrecord.files import descriptors, per_process
+from torch_tfrecord.files import descriptors
 from torch_tfrecord.records import array_record as our_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 from torch_tfrecord.rlds import step_samples

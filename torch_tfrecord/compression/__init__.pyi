@@ -10,7 +10,7 @@ from .formats import (
 )
 from .gzip_members import MemberPacker, member_lengths
 from .inflated import Gap, PipeSource, SequentialSource
-from .inflated_file import MOST_INFLATED_BYTES, InflatedFile, Stretches, fetch_parts, offset_note
+from .inflated_file import MOST_INFLATED_BYTES, InflatedFile, Stretches, offset_note
 from .seek_points import INDEX_BYTES_RATIO, MOST_POINT_BYTES, PointFinder, SeekPoint, SeekPoints
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "check_compression_type",
     "check_written_type",
     "detect_compression",
-    "fetch_parts",
     "lead_in",
     "member_lengths",
     "offset_note",

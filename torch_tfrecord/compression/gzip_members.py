@@ -18,7 +18,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
-from torch_tfrecord.files import ByteSource, PerProcess, in_threads
+from torch_tfrecord.files import ByteSource
+from torch_tfrecord.per_process import PerProcess, in_threads
 from torch_tfrecord.processors import num_processors
 
 __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]

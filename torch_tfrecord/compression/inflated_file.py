@@ -4,7 +4,7 @@ decompressed is kept for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -13,18 +13,10 @@ from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.compression.seek_points import BEGINNING, SeekPoints
 from torch_tfrecord.compression.snappy import SnappySource
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import (
-    LOCAL_GAP_BYTES,
-    Access,
-    ByteSource,
-    FileSource,
-    ProcessCache,
-    RemoteFile,
-    read_ahead,
-)
-from torch_tfrecord.remote import FileRange, fetch
+from torch_tfrecord.files import ByteSource, FileSource, LocalFile, SourceRange
+from torch_tfrecord.per_process import ProcessCache
 
-__all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "fetch_parts", "offset_note"]
+__all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "offset_note"]
 
 MOST_INFLATED_BYTES = 1 << 28
 """Decompressed bytes that a dataset keeps in each process."""
@@ -62,7 +54,7 @@ class InflatedFile(FileSource):
         IndexMismatchError: The file cannot hold so much.
     """
 
-    max_gap_bytes = LOCAL_GAP_BYTES
+    max_gap_bytes = LocalFile.max_gap_bytes
     chunk_bytes = 1 << 19
 
     def __init__(
@@ -83,6 +75,7 @@ class InflatedFile(FileSource):
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
         self._file, self._type, self._points = file, compression_type, points or BEGINNING
         self._stretches, self._number = stretches, number
+        self.together = None if file.together is None else _TOGETHER
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file.
@@ -125,17 +118,15 @@ class InflatedFile(FileSource):
             self._stretches.drop((self._number, number))
         return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
 
-    def missing(self, begin: int, end: int) -> dict[int, FileRange]:
-        """The stretches of a range that must be fetched from a storage, by number."""
-        if not isinstance(self._file, RemoteFile):
-            return {}
+    def missing(self, begin: int, end: int) -> dict[tuple[int, int], SourceRange]:
+        """The compressed bytes of stretches of a range that are not kept, by file and number."""
         return {
-            number: FileRange(self._file.part, *self._extent(number))
+            key: SourceRange(self._file, number, *self._extent(number), 0)
             for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
-            if self._is_short(number) and (self._number, number) not in self._stretches
+            if self._is_short(number) and (key := (self._number, number)) not in self._stretches
         }
 
-    def give(self, number: int, data: bytes | memoryview) -> None:
+    def give(self, number: int, data: memoryview) -> None:
         """Take the compressed bytes of a stretch."""
         source = _Part(self.path, data, *self._extent(number))
         self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
@@ -161,11 +152,11 @@ class InflatedFile(FileSource):
 
     def _open(self, key: tuple[int, int]) -> InflatedSource:
         number = key[1]
-        if not isinstance(self._file, RemoteFile) or not self._is_short(number):
-            return self._stretch(number, read_ahead(self._file))
-        extent = self._extent(number)
-        (data,) = fetch([FileRange(self._file.part, *extent)], self._file.access)
-        return self._stretch(number, _Part(self.path, data, *extent))
+        if self._file.together is None or not self._is_short(number):
+            return self._stretch(number, self._file.ahead())
+        begin, end = self._extent(number)
+        data = self._file.read(end - begin, begin)
+        return self._stretch(number, _Part(self.path, data, begin, end))
 
     def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
         point = self._points.point(number)
@@ -178,16 +169,31 @@ class InflatedFile(FileSource):
         return stretch
 
 
-def fetch_parts(wanted: Iterable[tuple[InflatedFile, int, int]], access: Access) -> None:
-    """Fetch what is missing of some ranges from their storages, all at once."""
-    parts = {
-        (id(file), number): (file, number, part)
-        for file, *range_ in wanted
-        for number, part in file.missing(*range_).items()
-    }
-    found = fetch([part for *_, part in parts.values()], access) if parts else []
-    for (file, number, _), data in zip(parts.values(), found, strict=True):
-        file.give(number, data)
+class _Together:
+    """Ranges of compressed files that are read together; see `RangeReader`."""
+
+    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
+        """Get the compressed bytes of all of them at once, then read one after the other."""
+        wanted: dict[tuple[int, int], tuple[InflatedFile, SourceRange]] = {}
+        num_bytes = 0
+        for file, _, begin, end, _ in ranges:
+            if not isinstance(file, InflatedFile):
+                continue
+            for key, part in file.missing(begin, end).items():
+                if key not in wanted:
+                    wanted[key] = file, part._replace(start=num_bytes)
+                    num_bytes += part.end - part.begin
+        parts = [part for _, part in wanted.values()]
+        if parts and parts[0].file.together is not None:
+            data = memoryview(bytearray(num_bytes))
+            parts[0].file.together.read(parts, data)
+            for inflated, (_, number, begin, end, start) in wanted.values():
+                inflated.give(number, data[start : start + end - begin])
+        for file, group in groupby(ranges, attrgetter("file")):
+            file.read_ranges([each[2:] for each in group], buffer)
+
+
+_TOGETHER = _Together()
 
 
 class _Part:

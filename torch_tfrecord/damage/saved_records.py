@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_tfrecord.compression import check_compression_type, open_stream
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files import Access, FileSource, is_remote, local_path, open_file, read_ahead
+from torch_tfrecord.files import Access, FileSource, is_remote, local_path, open_file
 from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter
 
 __all__ = ["SalvageReport", "salvage", "salvage_file"]
@@ -104,7 +104,7 @@ def salvage_file(
     if os.path.realpath(name) == os.path.realpath(file.path):
         raise ValueError(f"out must be another file than the damaged one, got {name}")
     skipped, num_records = SkippedBytes(), 0
-    stream, _ = open_stream(read_ahead(file), kind, gaps=skipped.gaps)
+    stream, _ = open_stream(file.ahead(), kind, gaps=skipped.gaps)
     with TFRecordWriter(
         name, write_index=not is_remote(name), storage_options=storage_options
     ) as writer:

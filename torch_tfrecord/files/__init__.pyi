@@ -1,5 +1,4 @@
 from .access import DEFAULT_ACCESS, Access, cache_dir, remote_folder
-from .ahead_file import FilesAhead, read_ahead
 from .atomic import (
     AtomicFile,
     claim_folder,
@@ -11,61 +10,55 @@ from .atomic import (
     write_atomically,
 )
 from .descriptors import Descriptor, name_path, open_path, reserve_descriptor
-from .per_process import PerProcess, ProcessCache, compiled_copy, in_threads, module_of_process
-from .ranges import LOCAL_GAP_BYTES, block_around, reading_order
-from .read import BlockMemory, SourceOf, is_done, read_local_records, read_pieces
+from .read import SourceOf, read_local_records, read_pieces
 from .storage import (
     ByteSource,
     FileSource,
     FileWindow,
     LocalFile,
-    RemoteFile,
+    RangeReader,
+    SourceRange,
     fingerprint,
     is_remote,
     local_path,
     open_file,
     open_files,
+    open_in_turn,
 )
+from .storages import RemoteInfo, Storages, storages
 
 __all__ = [
     "DEFAULT_ACCESS",
-    "LOCAL_GAP_BYTES",
     "Access",
     "AtomicFile",
-    "BlockMemory",
     "ByteSource",
     "Descriptor",
     "FileSource",
     "FileWindow",
-    "FilesAhead",
     "LocalFile",
-    "PerProcess",
-    "ProcessCache",
-    "RemoteFile",
+    "RangeReader",
+    "RemoteInfo",
     "SourceOf",
-    "block_around",
+    "SourceRange",
+    "Storages",
     "cache_dir",
     "claim_folder",
     "clear_dead",
-    "compiled_copy",
     "fingerprint",
     "hidden_name",
-    "in_threads",
-    "is_done",
     "is_remote",
     "local_path",
-    "module_of_process",
     "name_path",
     "open_file",
     "open_files",
+    "open_in_turn",
     "open_path",
-    "read_ahead",
     "read_local_records",
     "read_pieces",
-    "reading_order",
     "remote_folder",
     "remove_folder",
     "reserve_descriptor",
+    "storages",
     "sync_directory",
     "temporary_names",
     "write_atomically",

@@ -8,12 +8,12 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from torch_tfrecord.remote import DiskCache
+from torch_tfrecord.files.storages import storages
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["DEFAULT_ACCESS", "Access", "cache_dir", "remote_folder"]
+__all__ = ["DEFAULT_ACCESS", "Access", "RangeCache", "cache_dir", "remote_folder"]
 
 
 def cache_dir() -> str:
@@ -28,6 +28,12 @@ def remote_folder() -> str:
 
 
 _SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
+
+
+class RangeCache(Protocol):
+    """Keeps copies of what is read of remote files; made and used by the extension `remote`."""
+
+    folder: str
 
 
 class Access:
@@ -80,12 +86,9 @@ class Access:
             )
         if cache_dir is None and cache_bytes is not None:
             cache_dir = remote_folder()
-        cache = (
-            None if cache_dir is None else DiskCache(cache_dir, cache_bytes, group=self.endpoint)
-        )
-        self.cache_dir = None if cache is None else cache.folder
         self.cache_bytes = cache_bytes
-        self.cache = cache
+        self.cache = None if cache_dir is None else self._cache(os.fspath(cache_dir), self.endpoint)
+        self.cache_dir = None if self.cache is None else self.cache.folder
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""
@@ -100,9 +103,12 @@ class Access:
         # What the first and the last in order have in common, all between them have.
         begin = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071 - up to a slash of it
         group = f"{self.endpoint} {begin.rpartition('/')[0]}"
-        return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
+        return self._with_cache(self._cache(self.cache_dir, group))
 
-    def _with_cache(self, cache: DiskCache | None) -> Access:
+    def _cache(self, folder: str, group: str) -> RangeCache:
+        return storages().cache(folder, self.cache_bytes, group)
+
+    def _with_cache(self, cache: RangeCache | None) -> Access:
         other = copy.copy(self)
         other.cache = cache
         return other

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.per_process import PerProcess
 
 __all__ = [
     "Descriptor",

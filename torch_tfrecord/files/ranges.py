@@ -11,19 +11,15 @@ import numpy.typing as npt
 
 __all__ = [
     "LOCAL_GAP_BYTES",
-    "REMOTE_GAP_BYTES",
     "ReadPlan",
-    "block_around",
     "plan_reads",
-    "reading_order",
 ]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Two reads with at most so many bytes between them become one: copying 4 KiB costs as much as a
-# call, and a request takes as much processor time as the other.
+# call.
 LOCAL_GAP_BYTES = 1 << 12
-REMOTE_GAP_BYTES = 1 << 18
 
 # With at most this many files of at most this size, file and offset fit into one int64.
 _MOST_FILES = 1 << 20
@@ -78,7 +74,7 @@ def plan_reads(
         >>> plan.begins.tolist(), plan.sizes.tolist(), plan.places.tolist()
         ([0, 90], [20, 5], [20, 0, 10])
     """
-    order = reading_order(files, offsets)
+    order = _reading_order(files, offsets)
     file, begin = files[order], offsets[order]
     end = begin + sizes[order]
     is_new = np.ones(len(begin), dtype=np.bool_)
@@ -97,7 +93,7 @@ def plan_reads(
     return ReadPlan(file[first], range_begins, range_sizes, starts, places)
 
 
-def reading_order(files: _Integers, offsets: _Integers) -> _Integers:
+def _reading_order(files: _Integers, offsets: _Integers) -> _Integers:
     """The numbers of the pieces, sorted by file and offset: int64 [N]."""
     if not len(files) or (files == files[0]).all():
         return np.argsort(offsets)
@@ -106,22 +102,3 @@ def reading_order(files: _Integers, offsets: _Integers) -> _Integers:
         return np.argsort(files * _MOST_BYTES + offsets)
     order: _Integers = np.lexsort((offsets, files))
     return order
-
-
-def block_around(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
-    """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as
-    the one at an offset, and where the last of them ends.
-
-    Args:
-        borders: int64 [M + 1]: the first byte of some neighbouring records, that of the block among
-            them, and the end of the last.
-        offset: A byte of one of them.
-        block_bytes: Blocks begin at multiples of this.
-    """
-    number = offset // block_bytes
-    begin, end = np.searchsorted(
-        borders, (number * block_bytes, (number + 1) * block_bytes)
-    ).tolist()
-    if borders[begin] > offset:  # in the midst of a record that begins in a block before
-        begin -= 1
-    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])

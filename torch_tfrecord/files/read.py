@@ -1,35 +1,35 @@
 """The one way to the bytes of many ranges of many files: local ones by pread, those of storages all
-at once, whole blocks of them where the rest of a block is read soon.
+at once.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.files.descriptors import Descriptor
-from torch_tfrecord.files.per_process import PerProcess
 from torch_tfrecord.files.ranges import plan_reads
-from torch_tfrecord.files.storage import ByteSource, FileSource, LocalFile, RemoteFile, truncated
+from torch_tfrecord.files.storage import (
+    ByteSource,
+    FileSource,
+    LocalFile,
+    RangeReader,
+    SourceRange,
+    truncated,
+)
 from torch_tfrecord.native import native_module
-from torch_tfrecord.remote import FileRange, begin_range, read_into
 
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
 
 __all__ = [
-    "BlockMemory",
-    "PendingRange",
     "SourceOf",
-    "is_done",
     "read_local_records",
     "read_pieces",
 ]
@@ -45,8 +45,6 @@ _WINDOW_BYTES = 1 << 24
 # Above this, a length in an index may be wrong, and must not allocate memory before the file sizes
 # are known.
 _MOST_BYTES = 1 << 30
-# two windows of a block shuffle: in one are the records, the next is on its way
-_MOST_BLOCK_BYTES = 1 << 29
 _NONE: _Integers = np.empty(0, np.int64)
 
 
@@ -55,7 +53,7 @@ def read_pieces(
     files: _Integers,
     offsets: _Integers,
     sizes: _Integers,
-    blocks: BlockMemory | None = None,
+    blocks: RangeReader | None = None,
 ) -> tuple[_Bytes, _Integers]:
     """Read pieces of several files, those close together by one call, in any order.
 
@@ -64,7 +62,7 @@ def read_pieces(
         files: int64 [N]: file number of each piece.
         offsets: int64 [N]: its first byte.
         sizes: int64 [N]: its bytes, which lie within the file.
-        blocks: Where remote files are read by whole blocks.
+        blocks: Reads files that are read together, in place of `FileSource.together`.
 
     Returns:
         A buffer, and where each piece begins in it: int64 [N].
@@ -88,7 +86,7 @@ def read_pieces(
         found = np.stack([file_of, plan.begins, plan.sizes, plan.starts])
         count = len(file_of)
         job = _local_job(source_of, numbers.tolist(), found, count, buffer, _NONE, _NONE)
-        if is_done(job):
+        if _is_done(job):
             return buffer, plan.places
     by_file = [
         (number, source_of(number), [*ranges])
@@ -99,28 +97,18 @@ def read_pieces(
             if not 0 <= begin <= end <= (source.size or 0):
                 raise truncated(source.path, end, source.size or 0)
     buffer = scratch_bytes(plan.num_bytes)
-    remote: list[_RemoteRange] = []
+    together: dict[RangeReader, list[SourceRange]] = {}
     for number, source, ranges in by_file:
-        if isinstance(source, RemoteFile):
-            remote += [_RemoteRange(source, number, *range_) for _, *range_ in ranges]
-        elif isinstance(source, FileSource):
+        if not isinstance(source, FileSource):
+            continue
+        if source.together is None:
             source.read_ranges([range_[1:] for range_ in ranges], buffer.data)
-    if blocks is not None:
-        blocks.read(remote, buffer.data)
-    elif remote:
-        wanted = [FileRange(each.file.part, each.begin, each.end) for each in remote]
-        read_into(wanted, [each.start for each in remote], buffer.data, remote[0].file.access)
+        else:
+            wanted = together.setdefault(blocks or source.together, [])
+            wanted += [SourceRange(source, number, *range_) for _, *range_ in ranges]
+    for reader, wanted in together.items():
+        reader.read(wanted, buffer.data)
     return buffer, plan.places
-
-
-class _RemoteRange(NamedTuple):
-    """A range of a remote file, whose number is that of the caller, and its start in a buffer."""
-
-    file: RemoteFile
-    number: int
-    begin: int
-    end: int
-    start: int
 
 
 def read_local_records(
@@ -154,7 +142,7 @@ def read_local_records(
     return None if job is None else (buffer, places, job)
 
 
-def is_done(job: Job | None) -> bool:
+def _is_done(job: Job | None) -> bool:
     """Run a job; whether it succeeded."""
     return job is not None and native_module("jobs").run([job]) == 1  # type: ignore[union-attr]
 
@@ -201,7 +189,7 @@ def _local_job(
         del held
         if is_end:
             return job
-        if not is_done(job):
+        if not _is_done(job):
             return None
         del job  # before waiting for others
         begin, first = end, last
@@ -223,91 +211,3 @@ def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[int, int, Des
             break
         held.append((descriptor.number, source.file_size, descriptor))
     return held
-
-
-class BlockMemory:
-    """Blocks of remote files in memory, for orders that read nearly in sequence: each block is
-    fetched once, as a whole.
-
-    Safe from threads, which wait for the same request where they want the same block. Empty after a
-    fork, and in a pickled copy.
-
-    Args:
-        extent_of: Begin and end of the block around a byte of a file: called with the number of the
-            file, the byte and `block_bytes`.
-        block_bytes: As of the order's blocks, so that no other block's bytes are fetched.
-        most_bytes: That are kept; those used last.
-    """
-
-    def __init__(
-        self,
-        extent_of: Callable[[int, int, int], tuple[int, int]],
-        block_bytes: int,
-        most_bytes: int = _MOST_BLOCK_BYTES,
-    ) -> None:
-        self._extent_of, self._block_bytes, self._most_bytes = extent_of, block_bytes, most_bytes
-        self._kept = PerProcess(_Blocks)
-
-    def read(self, ranges: Sequence[_RemoteRange], buffer: memoryview) -> None:
-        """Read ranges to their places in a buffer."""
-        wanted = []
-        for file, number, begin, end, start in ranges:
-            at = begin
-            while at < end:
-                block = self._block(file, number, at)
-                part_end = min(end, block.end)
-                wanted.append((block, at, part_end, start + at - begin))
-                at = part_end
-        for block, begin, end, start in wanted:  # all of them are under way
-            data = block.data()
-            buffer[start : start + end - begin] = data[begin - block.begin : end - block.begin]
-
-    def _block(self, file: RemoteFile, number: int, offset: int) -> PendingRange:
-        """The block of a byte; asked for where it is not here."""
-        kept = self._kept.get()
-        key = number, offset // self._block_bytes, file.num_forgotten
-        with kept.lock:
-            block = kept.blocks.pop(key, None)
-            if block is None or block.has_failed or not block.begin <= offset < block.end:
-                kept.num_bytes -= 0 if block is None else block.end - block.begin
-                block = PendingRange(file, *self._extent_of(number, offset, self._block_bytes))
-                kept.num_bytes += block.end - block.begin
-            kept.blocks[key] = block
-            while kept.num_bytes > self._most_bytes and len(kept.blocks) > 1:
-                _, dropped = kept.blocks.popitem(last=False)
-                kept.num_bytes -= dropped.end - dropped.begin
-            return block
-
-
-class _Blocks:
-    """Those of one process, the one used last behind the others."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.blocks: OrderedDict[tuple[int, int, int], PendingRange] = OrderedDict()
-        self.num_bytes = 0
-
-
-class PendingRange:
-    """A range of a remote file that was asked for: under way, or here. Safe from threads.
-
-    Attributes:
-        begin, end: Of the range.
-    """
-
-    def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
-        self.begin, self.end = begin, end
-        self._started = begin_range(FileRange(file.part, begin, end), file.access)
-        self._data: memoryview | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it could not be read."""
-        return self._started.has_failed
-
-    def data(self) -> memoryview:
-        """Its bytes; waits for them."""
-        data = self._data
-        if data is None:  # of threads that wait at once each gets them
-            data = self._data = memoryview(self._started.answers()[0])
-        return data

@@ -1,5 +1,5 @@
-"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://``
-by its storage.
+"""Opening files and reading ranges of them: local files by pread, those with a ``scheme://`` by the
+extension `remote`.
 
 Local files are never memory-mapped: a file that is cut while mapped kills the process with SIGBUS,
 which Python cannot catch. Reads name their offset, so there is no file position to share between
@@ -12,36 +12,30 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
-from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES, REMOTE_GAP_BYTES
+from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
+from torch_tfrecord.files.storages import RemoteInfo, storages
 from torch_tfrecord.native import native_module
-from torch_tfrecord.remote import (
-    FileRange,
-    RemoteInfo,
-    RemotePart,
-    fetch,
-    forget,
-    infos,
-)
-from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "ByteSource",
     "FileSource",
     "FileWindow",
     "LocalFile",
-    "RemoteFile",
+    "RangeReader",
+    "SourceRange",
     "fingerprint",
     "is_remote",
     "local_path",
     "open_file",
     "open_files",
+    "open_in_turn",
     "truncated",
 ]
 
@@ -84,6 +78,8 @@ class FileSource:
     """What local and remote files have in common; see `ByteSource`.
 
     Attributes:
+        together: Reads ranges of many files by one call, which takes no longer than one range; None
+            where each file is read by itself.
         size: Bytes of the file when it was opened. Later growth is not seen.
         mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
         etag: The version that a storage says; None where it says none, and of local files.
@@ -97,6 +93,7 @@ class FileSource:
     max_record_bytes: int | None = None
     chunk_bytes: int
     max_gap_bytes: int  # between two pieces that are still read by one call
+    together: RangeReader | None = None
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -134,9 +131,34 @@ class FileSource:
         """
         return False
 
+    def ahead(self, last: int | None = None) -> FileSource:
+        """The same file, to be read from front to back up to the byte `last`: of a remote one the
+        next bytes are on their way before they are needed.
+        """
+        return self
+
     def fingerprint(self) -> int:
         """See the function `fingerprint`."""
         return fingerprint(self.read, self.file_size)
+
+
+class SourceRange(NamedTuple):
+    """A range of a file, the number that the caller knows the file by, and where in a buffer its
+    bytes go.
+    """
+
+    file: FileSource
+    number: int
+    begin: int
+    end: int
+    start: int
+
+
+class RangeReader(Protocol):
+    """Reads ranges of many files at once."""
+
+    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
+        """Read ranges to their places in a writable buffer of bytes."""
 
 
 class FileWindow(FileSource):
@@ -295,78 +317,16 @@ class LocalFile(FileSource):
         return payload
 
 
-class RemoteFile(FileSource):
-    """A file of a storage, as it was when it was opened: what changes afterwards is an error, if
-    there are ETags.
-
-    Args:
-        path: With its scheme.
-        access: How it is reached.
-        info: What the storage says of it, where that is known already.
-
-    Attributes:
-        num_forgotten: How often the cache dropped something damaged: what was read before may be
-            wrong.
-
-    Raises:
-        OSError: it cannot be opened; always with the path.
-        RemoteError: the storage does not answer as it should.
-    """
-
-    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
-    max_gap_bytes = REMOTE_GAP_BYTES
-
-    def __init__(
-        self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
-    ) -> None:
-        self.path, self.access = path, access
-        if info is None:
-            (info,) = infos([path], access)
-        if info.is_folder:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
-        if info.size is None:
-            text = "expected a file whose size the storage tells, got none"
-            raise OSError(errno.ESPIPE, text, without_secrets(path))
-        self.size = self.file_size = info.size
-        self.mtime_ns, self.etag = info.mtime_ns, info.etag
-        self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
-        self.num_forgotten = 0
-        if access.cache is not None:
-            self.max_gap_bytes = 0  # what lies between two pieces may be there already
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        end = min(offset + num_bytes, self.file_size)
-        if end <= offset:
-            return b""
-        (data,) = fetch([FileRange(self.part, offset, end)], self.access)
-        return bytes(data)
-
-    def forget(self, begin: int, end: int) -> bool:
-        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
-        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
-        self.num_forgotten += found
-        return found
-
-    def fingerprint(self) -> int:
-        """See the function `fingerprint`; both parts are read at once."""
-        size, most = self.file_size, _FINGERPRINT_BYTES
-        ranges = [
-            FileRange(self.part, 0, min(most, size)),
-            FileRange(self.part, max(size - most, 0), size),
-        ]
-        # Not out of the cache: it tells changes that a storage's time may hide.
-        first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
-        return int(crc32c(last, crc32c(first)))
-
-
 def open_file(
     path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
 ) -> FileSource:
-    """Open a local or remote file for reading ranges of it; `info` is what its storage says, where
-    that is known.
+    """Open a local or remote file for reading ranges of it; `info` is its storage's answer about
+    it, where that is known.
     """
-    return RemoteFile(path, access, info) if is_remote(path) else LocalFile(path)
+    if not is_remote(path):
+        return LocalFile(path)
+    (file,) = storages().open([path], access, {} if info is None else {path: info})
+    return file
 
 
 def open_files(
@@ -375,8 +335,30 @@ def open_files(
     known: Mapping[str, RemoteInfo] | None = None,
 ) -> list[FileSource]:
     """Open several files; storages are asked at once for all of theirs that are not known."""
-    found = dict(known or {})
-    asked = [path for path in paths if is_remote(path) and path not in found]
-    if asked:
-        found.update(zip(asked, infos(asked, access), strict=True))
-    return [open_file(path, access, found.get(path)) for path in paths]
+    remote = [*filter(is_remote, paths)]
+    found = iter(storages().open(remote, access, known or {}) if remote else ())
+    return [next(found) if is_remote(path) else LocalFile(path) for path in paths]
+
+
+def open_in_turn(
+    paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo] | None = None
+) -> Callable[[str], FileSource]:
+    """What opens the files of a stream, each to be read from front to back; remote ones are read
+    ahead, as far as the next files.
+
+    Args:
+        paths: In the order in which they will most likely be opened.
+        access: How they are reached.
+        known: Answers of storages about them, where these are known.
+    """
+    open_remote: Callable[[str], FileSource] | None = None
+
+    def open_next(path: str) -> FileSource:
+        nonlocal open_remote
+        if not is_remote(path):
+            return LocalFile(path)
+        if open_remote is None:
+            open_remote = storages().open_in_turn(filter(is_remote, paths), access, known or {})
+        return open_remote(path)
+
+    return open_next

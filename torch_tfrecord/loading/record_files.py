@@ -16,22 +16,22 @@ from torch_tfrecord.compression import (
     MOST_INFLATED_BYTES,
     InflatedFile,
     Stretches,
-    fetch_parts,
 )
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
-    BlockMemory,
     FileSource,
-    ProcessCache,
+    RangeReader,
+    RemoteInfo,
     is_remote,
     open_file,
+    storages,
 )
 from torch_tfrecord.manifests import ManifestShards
+from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import (
-    OVERHEAD_BYTES,
     ArrayRecordFile,
     ArrayRecordIndex,
     PackedRecords,
@@ -39,7 +39,7 @@ from torch_tfrecord.records import (
     RecordReader,
     RecordTable,
 )
-from torch_tfrecord.remote import RemoteInfo, each_at_once, store_of
+from torch_tfrecord.remote import store_of
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable, shown_files
 from torch_tfrecord.tables import KeptColumn
@@ -123,7 +123,7 @@ class RecordFiles:
     def _set_up(self, table: RecordTable) -> None:
         paths, self.table = self._paths, table
         self.is_remote = any(map(is_remote, paths))
-        self._blocks: BlockMemory | None = None
+        self._blocks: RangeReader | None = None
         self._columns: dict[str, KeptColumn] = {}
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
@@ -238,8 +238,6 @@ class RecordFiles:
             # Local files open in microseconds.
             if self.is_remote:
                 self._open_together(files)
-                if self.first_compressed is not None:
-                    self._fetch_parts(files, offsets, lengths + OVERHEAD_BYTES)
             return self._reader.read_batch(
                 self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
             )
@@ -252,7 +250,7 @@ class RecordFiles:
         self._blocks = (
             None
             if block_bytes is None or not is_of_use
-            else BlockMemory(self.table.block_extent, block_bytes)
+            else storages().by_blocks(self.table.block_extent, block_bytes)
         )
 
     def place(self, position: int) -> RecordPlace:
@@ -269,15 +267,6 @@ class RecordFiles:
         if len(closed) > 1:
             for _ in each_at_once(self._source, closed):
                 pass
-
-    def _fetch_parts(self, *pieces: npt.NDArray[np.int64]) -> None:
-        """Fetch the compressed bytes of all records at once."""
-        wanted = []
-        for file, offset, size in zip(*(column.tolist() for column in pieces), strict=True):
-            source = self._source(file)
-            if isinstance(source, InflatedFile):
-                wanted.append((source, offset, offset + size))
-        fetch_parts(wanted, self.access)
 
     def _open(self, file: int) -> FileSource:
         path, index = self._paths[file], self._facts[file]

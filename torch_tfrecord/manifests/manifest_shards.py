@@ -20,6 +20,7 @@ from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
+    RemoteInfo,
     is_remote,
     local_path,
     open_file,
@@ -36,6 +37,7 @@ from torch_tfrecord.manifests.manifest import (
     shard_paths,
     shard_row,
 )
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import (
     COMPRESSION_TYPES,
@@ -50,7 +52,6 @@ from torch_tfrecord.records import (
     upload_bytes,
     write_sidecar,
 )
-from torch_tfrecord.remote import RemoteInfo, each_at_once
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

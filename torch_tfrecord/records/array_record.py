@@ -19,15 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tfrecord.errors import CorruptRecordError, needs_extra
-from torch_tfrecord.files import (
-    ByteSource,
-    Descriptor,
-    LocalFile,
-    compiled_copy,
-    is_remote,
-    module_of_process,
-    reserve_descriptor,
-)
+from torch_tfrecord.files import ByteSource, Descriptor, LocalFile, is_remote, reserve_descriptor
+from torch_tfrecord.per_process import compiled_copy, module_of_process
 from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, OVERHEAD_BYTES, frame
 from torch_tfrecord.shown import without_secrets
 

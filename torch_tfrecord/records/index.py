@@ -40,7 +40,6 @@ from torch_tfrecord.files import (
     is_remote,
     local_path,
     open_file,
-    read_ahead,
     write_atomically,
 )
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
@@ -409,7 +408,7 @@ def index_source(
     finder = PointFinder(file.file_size, index_bytes_ratio)
     gaps = None if skipped is None else skipped.gaps
     kind = check_compression_type(compression_type)
-    stream, found = open_stream(read_ahead(file), kind, finder, gaps)
+    stream, found = open_stream(file.ahead(), kind, finder, gaps)
     if found == "ARRAY_RECORD" and skipped is None:
         raise IndexMismatchError(
             "expected a TFRecord file, got an ArrayRecord file, which has its own index: a dataset has files of "

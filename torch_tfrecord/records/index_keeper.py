@@ -36,12 +36,14 @@ from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
     FileSource,
+    RemoteInfo,
     hidden_name,
     is_remote,
     local_path,
     open_file,
     open_files,
 )
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.index_paths import (
@@ -53,7 +55,6 @@ from torch_tfrecord.records.index_paths import (
 )
 from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
-from torch_tfrecord.remote import RemoteInfo, each_at_once
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from torch_tfrecord.files import cache_dir, is_remote, write_atomically
 from torch_tfrecord.records.sidecar import is_marked
-from torch_tfrecord.remote import without_signature
-from torch_tfrecord.shown import without_secrets
+from torch_tfrecord.shown import without_secrets, without_signature
 
 __all__ = [
     "SIDECAR_FOLDER",

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files import is_done
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -170,7 +169,7 @@ class PackedRecords(Sequence[memoryview]):
             TFRecordError: See `again`.
         """
         if self.job is not None and self._again is not None:
-            if not is_done(self.job):
+            if native_module("jobs").run([self.job]) != 1:  # type: ignore[union-attr]
                 for start, payload in zip(self.starts.tolist(), self._again(), strict=True):
                     self.memory[start : start + len(payload)] = payload
             self.job = None

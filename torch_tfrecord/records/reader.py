@@ -23,17 +23,15 @@ from torch_tfrecord.errors import (
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
-    BlockMemory,
     ByteSource,
     FileSource,
     LocalFile,
+    RangeReader,
     SourceOf,
     local_path,
     open_file,
-    read_ahead,
     read_local_records,
     read_pieces,
-    reading_order,
 )
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -131,7 +129,7 @@ def read_blocks(
         file = PipeSource(path)
     else:
         name = local_path(path)
-        file = read_ahead(open_file(name, access)) if open_source is None else open_source(name)
+        file = open_file(name, access).ahead() if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
     yield from RecordScanner(
@@ -222,7 +220,7 @@ class RecordReader:
         lengths: _Integers,
         *,
         is_remote: bool = False,
-        blocks: BlockMemory | None = None,
+        blocks: RangeReader | None = None,
     ) -> PackedRecords:
         """Read records of several files, in the requested order; a record may be requested more
         than once.
@@ -255,7 +253,7 @@ class RecordReader:
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
-        blocks: BlockMemory | None = None,
+        blocks: RangeReader | None = None,
     ) -> PackedRecords:
         buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)
         records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
@@ -271,7 +269,7 @@ class RecordReader:
     ) -> PackedRecords:
         """One record at a time, in file order, so that no stream goes back."""
         payloads = [b""] * len(files)
-        for number in reading_order(files, offsets).tolist():
+        for number in np.lexsort((offsets, files)).tolist():
             payloads[number] = self.read(
                 source_of(int(files[number])), int(offsets[number]), int(lengths[number])
             )

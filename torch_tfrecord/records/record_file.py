@@ -22,6 +22,7 @@ from torch_tfrecord.compression import MemberPacker, Packing, PointFinder, SeekP
 from torch_tfrecord.files import (
     Access,
     AtomicFile,
+    RemoteInfo,
     claim_folder,
     clear_dead,
     fingerprint,
@@ -42,7 +43,7 @@ from torch_tfrecord.records.index_paths import (
     sidecar_path,
     visible_sidecar_path,
 )
-from torch_tfrecord.remote import RemoteInfo, Upload, infos_if_there, remove, upload
+from torch_tfrecord.remote import Upload, infos_if_there, remove, upload
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.files import PerProcess, block_around
 from torch_tfrecord.manifests import BLOCK_RECORDS, Manifest
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 
@@ -266,3 +266,22 @@ class _KeptBlocks:
         slots, first = np.unique(blocks % len(self._blocks), return_index=True)
         with self._lock:
             self._blocks[slots], self._borders[slots] = blocks[first], borders[first]
+
+
+def block_around(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
+    """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as
+    the one at an offset, and where the last of them ends.
+
+    Args:
+        borders: int64 [M + 1]: the first byte of some neighbouring records, that of the block among
+            them, and the end of the last.
+        offset: A byte of one of them.
+        block_bytes: Blocks begin at multiples of this.
+    """
+    number = offset // block_bytes
+    begin, end = np.searchsorted(
+        borders, (number * block_bytes, (number + 1) * block_bytes)
+    ).tolist()
+    if borders[begin] > offset:  # in the midst of a record that begins in a block before
+        begin -= 1
+    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])

@@ -1,43 +1,19 @@
-from .disk_cache import DiskCache, cache_info
+from .disk_cache import cache_info
 from .remote_paths import RemoteNames
-from .requests import Transfer, each_at_once
-from .store import FileRange, RemoteInfo, RemotePart, StoreError, without_signature
+from .storages import STORAGES
+from .store import StoreError
 from .stores import store_of
-from .transfers import (
-    Upload,
-    begin_range,
-    fetch,
-    forget,
-    infos,
-    infos_if_there,
-    listing,
-    read_into,
-    remove,
-    start_info,
-    upload,
-)
+from .transfers import Upload, infos_if_there, listing, remove, upload
 
 __all__ = [
-    "DiskCache",
-    "FileRange",
-    "RemoteInfo",
+    "STORAGES",
     "RemoteNames",
-    "RemotePart",
     "StoreError",
-    "Transfer",
     "Upload",
-    "begin_range",
     "cache_info",
-    "each_at_once",
-    "fetch",
-    "forget",
-    "infos",
     "infos_if_there",
     "listing",
-    "read_into",
     "remove",
-    "start_info",
     "store_of",
     "upload",
-    "without_signature",
 ]

@@ -35,9 +35,9 @@ from crc32c import crc32c
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.files import PerProcess
-from torch_tfrecord.remote.store import FileRange, RemotePart, without_signature
-from torch_tfrecord.shown import printable
+from torch_tfrecord.per_process import PerProcess
+from torch_tfrecord.remote.store import FileRange, RemotePart
+from torch_tfrecord.shown import printable, without_signature
 
 __all__ = ["CacheInfo", "DiskCache", "Finish", "cache_info"]
 

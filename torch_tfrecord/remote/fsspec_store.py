@@ -14,9 +14,9 @@ from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
-from torch_tfrecord.files import Access
+from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.remote.obstore_store import REQUEST_SECONDS, nanoseconds
-from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
+from torch_tfrecord.remote.store import PASSING_STATUSES, StoreError, part_bytes
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

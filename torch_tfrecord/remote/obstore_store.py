@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, cast
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files import Access
+from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.remote.obstore_options import ObstoreConfig
-from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, Store, StoreError, part_bytes
+from torch_tfrecord.remote.store import PASSING_STATUSES, Store, StoreError, part_bytes
 
 __all__ = [
     "CONNECT_SECONDS",

@@ -8,8 +8,7 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from torch_tfrecord.errors import RemoteError
-from torch_tfrecord.files import Access
-from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.remote.transfers import infos_if_there, listing
 
 __all__ = ["RemoteNames"]

@@ -8,19 +8,18 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from itertools import islice
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch_tfrecord.errors import CorruptRecordError, RemoteError
-from torch_tfrecord.files import Access, PerProcess
+from torch_tfrecord.files import Access
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.store import Store, StoreError
 from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["MOST_ATTEMPTS", "Job", "Transfer", "each_at_once"]
+__all__ = ["MOST_ATTEMPTS", "Job", "Transfer"]
 
 # fsspec's number, too; more are in each other's way on two processors (measured).
 _MOST_REQUESTS = 128
@@ -278,40 +277,3 @@ _ENGINE = PerProcess(_Engine)  # threads do not come along through a fork
 
 def _end() -> None:
     _ENGINE.get().end()
-
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-def each_at_once(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], most: int = 32
-) -> Iterator[_Result]:
-    """What the function gives for each item, in their order; up to `most` of them are under way.
-
-    An error is raised in its turn. Where it is not gone through to its end, what has not begun does
-    not begin, and nobody waits for the rest, as a pool's threads would be waited for at the end of
-    Python.
-
-    Example:
-        >>> list(each_at_once(str, [1, 2, 3]))
-        ['1', '2', '3']
-    """
-    begun = (_begin(function, item) for item in items)
-    waiting = deque(islice(begun, most))
-    while waiting:
-        yield waiting.popleft().result()
-        waiting.extend(islice(begun, 1))
-
-
-def _begin(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
-    future: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(item))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="tfrecord-remote-file", daemon=True).start()
-    return future

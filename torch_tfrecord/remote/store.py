@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from typing import IO, NamedTuple, Protocol
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from torch_tfrecord.files import RemoteInfo
 
 __all__ = [
     "PASSING_STATUSES",
     "FileRange",
-    "RemoteInfo",
     "RemotePart",
     "Store",
     "StoreError",
     "part_bytes",
-    "without_signature",
 ]
 
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which asking again can help."""
-
-
-class RemoteInfo(NamedTuple):
-    """What a storage says of a file without reading it.
-
-    Attributes:
-        size: Bytes; None where the storage tells none.
-        etag: Its version, as the storage calls it; None where it has none.
-        mtime_ns: When it was last changed, nanoseconds since the epoch; 0 where that is not known.
-        is_folder: Whether it is a folder.
-    """
-
-    size: int | None
-    etag: str | None = None
-    mtime_ns: int = 0
-    is_folder: bool = False
 
 
 class RemotePart(NamedTuple):
@@ -132,47 +115,3 @@ _MOST_PARTS = 9000  # S3 takes 10,000
 def part_bytes(size: int) -> int:
     """Into parts of how many bytes a file is cut that is written."""
     return max(_PART_BYTES, -(-size // _MOST_PARTS))
-
-
-# Parts of a query that sign a request, and change while the file does not.
-_SIGNED = ("x-amz-", "x-goog-")
-_SIGNATURES = {
-    "awsaccesskeyid",
-    "expires",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "signature",
-    "token",
-    # of Azure
-    "se",
-    "sig",
-    "ske",
-    "skoid",
-    "sks",
-    "skt",
-    "sktid",
-    "skv",
-    "sp",
-    "spr",
-    "sr",
-    "st",
-    "sv",
-}
-
-
-def without_signature(path: str) -> str:
-    """A path without user, password and what signs it."""
-    parts = urlsplit(path)
-    query = [
-        (name, value)
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not _signs(name)
-    ]
-    # Only there is it a user and a password: abfss has the container before the @.
-    place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
-    return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
-
-
-def _signs(name: str) -> bool:
-    return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES

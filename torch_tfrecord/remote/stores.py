@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_tfrecord.errors import needs_extra, optional_import, warn_once
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, PerProcess, module_of_process
+from torch_tfrecord.files import DEFAULT_ACCESS, Access
+from torch_tfrecord.per_process import PerProcess, module_of_process
 from torch_tfrecord.remote.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
 from torch_tfrecord.remote.obstore_options import ObstoreConfig, obstore_config
 from torch_tfrecord.remote.obstore_store import ObstoreProcess, ObstoreStore

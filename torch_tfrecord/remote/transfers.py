@@ -13,11 +13,11 @@ from typing import IO, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.files import Access
+from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.remote.disk_cache import Finish
+from torch_tfrecord.remote.disk_cache import DiskCache, Finish
 from torch_tfrecord.remote.requests import Job, Transfer
-from torch_tfrecord.remote.store import FileRange, RemoteInfo, RemotePart, Store, StoreError
+from torch_tfrecord.remote.store import FileRange, RemotePart, Store, StoreError
 from torch_tfrecord.remote.stores import fsspec_store_of
 
 __all__ = [
@@ -145,7 +145,7 @@ class Started:
         self, ranges: Sequence[FileRange], access: Access, piece_bytes: int | None = None
     ) -> None:
         self._finish: Finish = list
-        if access.cache is not None and all(map(_is_known, ranges)):
+        if isinstance(access.cache, DiskCache) and all(map(_is_known, ranges)):
             ranges, self._finish = access.cache.start(ranges)
         pieces = _pieces(ranges, piece_bytes)
         self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
@@ -200,7 +200,7 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """
     # What says no version was never kept.
     known = [*filter(_is_known, ranges)]
-    return access.cache is not None and access.cache.forget(known)
+    return isinstance(access.cache, DiskCache) and access.cache.forget(known)
 
 
 def _is_known(wanted: FileRange) -> bool:

@@ -24,10 +24,10 @@ from torch_tfrecord.files import (
     Access,
     ByteSource,
     LocalFile,
-    ProcessCache,
     open_file,
     read_pieces,
 )
+from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.protobuf import parse_message, varint
 from torch_tfrecord.records import (
     HEADER_BYTES,

@@ -17,7 +17,7 @@ import torch
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.files import ProcessCache
+from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.episode_columns import (
     EncodedColumn,

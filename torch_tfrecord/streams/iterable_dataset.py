@@ -24,7 +24,7 @@ from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files import Access, FilesAhead
+from torch_tfrecord.files import Access, FileSource, open_in_turn
 from torch_tfrecord.loading import (
     RecordRows,
     SampleMaker,
@@ -313,17 +313,18 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         ]
 
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
-        files = FilesAhead((self.files[piece.file] for piece in pieces), self._access, self._infos)
+        files = (self.files[piece.file] for piece in pieces)
+        open_source = open_in_turn(files, self._access, self._infos)
         return RecordStream(
             pieces,
-            partial(self._read, files),
+            partial(self._read, open_source),
             cycle_length=self._cycle_length,
             block_length=self._block_length,
             buffer_size=self._buffer_size,
             random=RandomStream(self._seed, epoch, number),
         )
 
-    def _read(self, files: FilesAhead, file: int) -> Iterator[Block]:
+    def _read(self, open_source: Callable[[str], FileSource], file: int) -> Iterator[Block]:
         num_records = 0
         for block in read_blocks(
             self.files[file],
@@ -331,7 +332,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             verify_crc=self._verify,
             # Damage between records belongs to no record, so the scanner skips it.
             on_error="skip" if self._errors.skips else "raise",
-            open_source=files.open,
+            open_source=open_source,
             report=self._note_skipped,
         ):
             num_records += len(block.offsets)

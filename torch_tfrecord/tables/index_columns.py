@@ -15,6 +15,7 @@ from torch_tfrecord.columns import DType, ExampleParser, Nested, VarLenFeature
 from torch_tfrecord.compression import INDEX_BYTES_RATIO, check_compression_type
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import decode_example
 from torch_tfrecord.records import (
@@ -25,7 +26,6 @@ from torch_tfrecord.records import (
     index_source,
     read_records,
 )
-from torch_tfrecord.remote import each_at_once
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns, check_columns
 

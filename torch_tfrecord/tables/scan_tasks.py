@@ -19,7 +19,7 @@ from torch_tfrecord.columns import RecordFeatures, SequenceFeatures, is_record_f
 from torch_tfrecord.compression import InflatedFile, Stretches
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import Access, FileSource, FileWindow, read_ahead
+from torch_tfrecord.files import Access, FileSource, FileWindow
 from torch_tfrecord.loading import (
     ArrayRecordFiles,
     BatchParser,
@@ -187,7 +187,7 @@ class ScanTask:
         source = open_indexed(path, index, access)
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
-            return read_ahead(source, last)
+            return source.ahead(last)
         points = index._seek_points(access)
         return InflatedFile(source, index.compression_type, last, points, stretches, file)
 

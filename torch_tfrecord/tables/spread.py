@@ -18,6 +18,7 @@ import numpy as np
 from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, is_remote, open_file
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.records import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -28,7 +29,6 @@ from torch_tfrecord.records import (
     payload_length,
     read_blocks,
 )
-from torch_tfrecord.remote import each_at_once
 
 __all__ = ["SpreadRecord", "records_of", "spread_records"]
 

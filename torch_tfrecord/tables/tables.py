@@ -23,8 +23,8 @@ from torch_tfrecord.loading import (
     StagedDataset,
     usual_num_threads,
 )
+from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.remote import each_at_once
 from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.tables.index_columns import ExampleColumns
 from torch_tfrecord.tables.kept_columns import KeptColumn, Wanted, check_columns

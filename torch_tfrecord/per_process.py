@@ -1,5 +1,5 @@
-"""What belongs to one process: its state, a least-recently-used cache, and compiled modules that do
-not survive a fork, of which a child gets a second copy, with variables of its own.
+"""State, threads and caches that belong to one process, and compiled modules that do not survive a
+fork: a child gets a second copy of such a module, with variables of its own.
 
 A fork copies locks, but not the threads that hold them.
 """
@@ -13,20 +13,30 @@ import os
 import sys
 import tempfile
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
 
 from torch_tfrecord.processors import num_processors
 
-__all__ = ["PerProcess", "ProcessCache", "compiled_copy", "in_threads", "module_of_process"]
+__all__ = [
+    "PerProcess",
+    "ProcessCache",
+    "compiled_copy",
+    "each_at_once",
+    "in_threads",
+    "module_of_process",
+]
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", bound=Hashable)
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class PerProcess(Generic[_State]):
@@ -91,6 +101,39 @@ def in_threads(task: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
         done: Future[_Value] = Future()
         done.set_result(task(*arguments))
         return done
+
+
+def each_at_once(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most: int = 32
+) -> Iterator[_Result]:
+    """What the function gives for each item, in their order; up to `most` of them are under way.
+
+    An error is raised in its turn. Where it is not gone through to its end, what has not begun does
+    not begin, and nobody waits for the rest, as a pool's threads would be waited for at the end of
+    Python.
+
+    Example:
+        >>> list(each_at_once(str, [1, 2, 3]))
+        ['1', '2', '3']
+    """
+    begun = (_begin(function, item) for item in items)
+    waiting = deque(islice(begun, most))
+    while waiting:
+        yield waiting.popleft().result()
+        waiting.extend(islice(begun, 1))
+
+
+def _begin(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(item))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="tfrecord-remote-file", daemon=True).start()
+    return future
 
 
 class ProcessCache(Generic[_Value]):

@@ -1,0 +1,318 @@
+"""Files of storages: ranges of them, of many files at once, and what comes next, also of the next
+files, under way before it is needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from crc32c import crc32c
+
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, RemoteInfo, SourceRange
+from torch_tfrecord.remote.requests import Transfer
+from torch_tfrecord.remote.store import FileRange, RemotePart
+from torch_tfrecord.remote.transfers import begin_range, fetch, forget, read_into, start_info
+from torch_tfrecord.shown import without_secrets
+
+__all__ = ["AheadFile", "FilesAhead", "PendingRange", "RemoteFile"]
+
+# Two ranges with at most so many bytes between them become one: a request takes as much processor
+# time as the bytes.
+_GAP_BYTES = 1 << 18
+_FINGERPRINT_BYTES = 4096
+
+_MOST_BYTES = 1 << 26  # under way, or waiting to be read
+_FIRST_BYTES = 1 << 22
+_SMALL_PIECE, _LARGE_PIECE = 1 << 20, 1 << 22
+_PIECES = 32  # that the window has, where they are not smaller or larger than these
+_MOST_FILES = 64  # opened ahead: many small ones fit in the window
+
+
+class _Together:
+    """Ranges of any files, by requests at once; see `RangeReader`."""
+
+    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
+        parts, access = [], DEFAULT_ACCESS
+        for file, _, begin, end, _ in ranges:
+            if isinstance(file, RemoteFile):
+                parts.append(FileRange(file.part, begin, end))
+                access = file.access
+        read_into(parts, [each.start for each in ranges], buffer, access)
+
+
+_TOGETHER = _Together()
+
+
+class RemoteFile(FileSource):
+    """A file of a storage, as it was when it was opened: what changes afterwards is an error, if
+    there are ETags.
+
+    Args:
+        path: With its scheme.
+        access: How it is reached.
+        info: The storage's answer about it.
+
+    Attributes:
+        num_forgotten: How often the cache dropped something damaged: what was read before may be
+            wrong.
+
+    Raises:
+        OSError: it cannot be opened; always with the path.
+        RemoteError: the storage does not answer as it should.
+    """
+
+    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
+    max_gap_bytes = _GAP_BYTES
+
+    def __init__(self, path: str, access: Access, info: RemoteInfo) -> None:
+        self.path, self.access = path, access
+        if info.is_folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
+        if info.size is None:
+            text = "expected a file whose size the storage tells, got none"
+            raise OSError(errno.ESPIPE, text, without_secrets(path))
+        self.size = self.file_size = info.size
+        self.mtime_ns, self.etag = info.mtime_ns, info.etag
+        self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+        self.together, self.num_forgotten = _TOGETHER, 0
+        if access.cache is not None:
+            self.max_gap_bytes = 0  # what lies between two pieces may be there already
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        end = min(offset + num_bytes, self.file_size)
+        if end <= offset:
+            return b""
+        (data,) = fetch([FileRange(self.part, offset, end)], self.access)
+        return bytes(data)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
+        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        self.num_forgotten += found
+        return found
+
+    def ahead(self, last: int | None = None) -> FileSource:
+        """See `FileSource`."""
+        info = RemoteInfo(self.file_size, self.etag, self.mtime_ns)
+        file = AheadFile(self.path, self.access, info)
+        file.last = self.file_size if last is None else last
+        return FilesAhead([], self.access, {}).adopt(file)
+
+    def fingerprint(self) -> int:
+        """See the function `fingerprint`; both parts are read at once."""
+        size, most = self.file_size, _FINGERPRINT_BYTES
+        ranges = [
+            FileRange(self.part, 0, min(most, size)),
+            FileRange(self.part, max(size - most, 0), size),
+        ]
+        # Not out of the cache: it tells changes that a storage's time may hide.
+        first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
+        return int(crc32c(last, crc32c(first)))
+
+
+class AheadFile(RemoteFile):
+    """A remote file whose next pieces are asked for while others are read. Safe from threads.
+
+    Args:
+        path, access, info: As of `RemoteFile`.
+
+    Attributes:
+        files: Says how much; None for a file that is not open yet, of which nothing is read.
+        last: Where reading ends: nothing after it is asked for.
+    """
+
+    chunk_bytes = 1 << 20  # its pieces come while the one before is used
+
+    def __init__(self, path: str, access: Access, info: RemoteInfo) -> None:
+        super().__init__(path, access, info)
+        self.files: FilesAhead | None = None
+        self._pieces: deque[PendingRange] = deque()  # in their order
+        self._offset = 0  # of the last read
+        self._end = 0  # of the pieces
+        self.last = self.file_size  # up to which it is read
+        self._lock = threading.Lock()
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        return b"".join(self._parts(num_bytes, offset))
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `FileSource`."""
+        done = 0
+        for part in self._parts(len(buffer), offset):
+            buffer[done : done + len(part)] = part
+            done += len(part)
+        return done
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        found = super().forget(begin, end)
+        if found:
+            with self._lock:
+                self._pieces.clear()
+                self._end = begin
+        return found
+
+    def extend(self, num_bytes: int, piece_bytes: int) -> int:
+        """Ask for pieces up to so many bytes after the last read; how many bytes are asked for
+        now.
+        """
+        end = min(self._offset + num_bytes, self.last)
+        while self._end < end:
+            piece = PendingRange(self, self._end, min(self._end + piece_bytes, self.last))
+            self._pieces.append(piece)
+            self._end = piece.end
+        return max(0, self._end - self._offset)
+
+    def _parts(self, num_bytes: int, offset: int) -> list[memoryview]:
+        end = min(offset + num_bytes, self.file_size)
+        if end <= offset:
+            return []
+        with self._lock:
+            self._go_to(offset)
+            if self.files is not None:
+                self.files.top_up()
+            # what is left of it where nothing is asked for ahead
+            self.extend(end - offset, end - offset)
+            return [
+                piece.data()[max(offset - piece.begin, 0) : end - piece.begin]
+                for piece in self._pieces
+                if piece.begin < end
+            ]
+
+    def _go_to(self, offset: int) -> None:
+        """Drop what lies before an offset; where nothing leads there, all."""
+        if offset > self._end or offset < (self._pieces[0].begin if self._pieces else self._end):
+            self._pieces.clear()
+            self._end = offset
+            if self.files is not None and offset:
+                self.files.shrink()
+        self._offset = offset
+        while self._pieces and self._pieces[0].end <= offset:
+            self._pieces.popleft()
+            if self.files is not None:
+                self.files.grow()
+
+
+class FilesAhead:
+    """Opens the files of a stream in their order, the next ones ahead of their turn.
+
+    The window grows with what is read, so that who reads little asks for little.
+
+    Args:
+        paths, access, infos: See `files.open_in_turn`; all of them remote.
+    """
+
+    def __init__(
+        self, paths: Iterable[str], access: Access, infos: Mapping[str, RemoteInfo]
+    ) -> None:
+        self._access, self._infos, self._left = access, infos, deque(paths)
+        # those whose size was asked for, in order; then open
+        self._next: dict[str, Transfer | RemoteInfo | AheadFile] = {}
+        self._open: weakref.WeakSet[AheadFile] = weakref.WeakSet()
+        self._window = _FIRST_BYTES
+        self._lock = threading.RLock()
+
+    def open(self, path: str) -> FileSource:
+        """Open a file, in its turn."""
+        with self._lock:
+            return self.adopt(self._open_file(path, self._take(path)))
+
+    def _take(self, path: str) -> Transfer | RemoteInfo | AheadFile:
+        """A file as far as it is known; those before it will not be opened."""
+        if path in self._next:
+            while next(iter(self._next)) != path:
+                del self._next[next(iter(self._next))]
+            return self._next.pop(path)
+        if path in self._left:
+            self._next.clear()
+            while self._left.popleft() != path:
+                pass
+        return self._infos.get(path) or start_info(path, self._access)
+
+    def _open_file(self, path: str, known: Transfer | RemoteInfo | AheadFile) -> AheadFile:
+        if isinstance(known, AheadFile):
+            return known
+        info = known.answers()[0] if isinstance(known, Transfer) else known
+        return AheadFile(path, self._access, info)
+
+    def adopt(self, file: AheadFile) -> AheadFile:
+        """Say of a file how much of it is read ahead."""
+        file.files = self
+        self._open.add(file)
+        return file
+
+    def grow(self) -> None:
+        """A piece was read to its end."""
+        self._window = min(max(2 * self._window, _FIRST_BYTES), _MOST_BYTES)
+
+    def shrink(self) -> None:
+        """A file is read by jumps."""
+        self._window = 0
+
+    def top_up(self) -> None:
+        """Ask for what comes next."""
+        with self._lock:
+            opened = list(self._open)
+            # Many pieces keep many connections busy; small ones cost more requests than they win.
+            piece_bytes = max(_SMALL_PIECE, min(_LARGE_PIECE, self._window // _PIECES))
+            left = self._window
+            for file in opened:
+                left -= file.extend(self._window // len(opened), piece_bytes)
+            if left > 0:
+                self._ask()
+            for path in [*self._next][:_MOST_FILES]:
+                following = self._open_ahead(path) if left > 0 else None
+                if following is None:
+                    break
+                left -= following.extend(left, piece_bytes)
+
+    def _ask(self) -> None:
+        """Ask for the sizes of the next files."""
+        waiting = sum(not isinstance(known, AheadFile) for known in self._next.values())
+        for _ in range(min(_PIECES - waiting, len(self._left))):
+            path = self._left.popleft()
+            self._next[path] = self._infos.get(path) or start_info(path, self._access)
+
+    def _open_ahead(self, path: str) -> AheadFile | None:
+        """A next file, open; None where its storage has not told its size yet."""
+        known = self._next[path]
+        if isinstance(known, Transfer) and not known.is_good:
+            return None
+        try:
+            found = self._next[path] = self._open_file(path, known)
+        except OSError:  # it is said in the file's turn
+            del self._next[path]
+            return None
+        return found
+
+
+class PendingRange:
+    """A range of a remote file that was asked for: under way, or here. Safe from threads.
+
+    Attributes:
+        begin, end: Of the range.
+    """
+
+    def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+        self._started = begin_range(FileRange(file.part, begin, end), file.access)
+        self._data: memoryview | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be read."""
+        return self._started.has_failed
+
+    def data(self) -> memoryview:
+        """Its bytes; waits for them."""
+        data = self._data
+        if data is None:  # of threads that wait at once each gets them
+            data = self._data = memoryview(self._started.answers()[0])
+        return data
