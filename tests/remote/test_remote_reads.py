@@ -1,7 +1,7 @@
 """Files of an http server, whose requests are counted: opened at once, read at once, read ahead,
 and no more than is needed.
 
-Covers files/storage, files/storages, remote/storages, remote/remote_file.
+Covers files/storage, remote/storages, remote/remote_file.
 """
 
 import os

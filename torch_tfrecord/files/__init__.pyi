@@ -17,6 +17,7 @@ from .storage import (
     FileWindow,
     LocalFile,
     RangeReader,
+    RemoteInfo,
     SourceRange,
     fingerprint,
     is_remote,
@@ -24,8 +25,8 @@ from .storage import (
     open_file,
     open_files,
     open_in_turn,
+    storages,
 )
-from .storages import RemoteInfo, Storages, storages
 
 __all__ = [
     "DEFAULT_ACCESS",
@@ -40,7 +41,6 @@ __all__ = [
     "RemoteInfo",
     "SourceOf",
     "SourceRange",
-    "Storages",
     "cache_dir",
     "claim_folder",
     "clear_dead",

@@ -8,9 +8,9 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from torch_tfrecord.files.storages import storages
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["DEFAULT_ACCESS", "Access", "RangeCache", "cache_dir", "remote_folder"]
@@ -34,6 +34,10 @@ class RangeCache(Protocol):
     """Keeps copies of what is read of remote files; made and used by the extension `remote`."""
 
     folder: str
+
+
+class _Caches(Protocol):
+    def cache(self, folder: str, max_bytes: int | None, group: str) -> RangeCache: ...
 
 
 class Access:
@@ -106,7 +110,8 @@ class Access:
         return self._with_cache(self._cache(self.cache_dir, group))
 
     def _cache(self, folder: str, group: str) -> RangeCache:
-        return storages().cache(folder, self.cache_bytes, group)
+        caches = cast("_Caches", attached("remote", "STORAGES"))
+        return caches.cache(folder, self.cache_bytes, group)
 
     def _with_cache(self, cache: RangeCache | None) -> Access:
         other = copy.copy(self)

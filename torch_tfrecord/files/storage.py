@@ -12,15 +12,15 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
-from torch_tfrecord.files.storages import RemoteInfo, storages
 from torch_tfrecord.native import native_module
 
 __all__ = [
@@ -29,13 +29,16 @@ __all__ = [
     "FileWindow",
     "LocalFile",
     "RangeReader",
+    "RemoteInfo",
     "SourceRange",
+    "Storages",
     "fingerprint",
     "is_remote",
     "local_path",
     "open_file",
     "open_files",
     "open_in_turn",
+    "storages",
     "truncated",
 ]
 
@@ -315,6 +318,56 @@ class LocalFile(FileSource):
         held.is_used = True
         payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
         return payload
+
+
+class RemoteInfo(NamedTuple):
+    """A storage's answer about a file that it has not read.
+
+    Attributes:
+        size: Bytes; None where the storage does not say.
+        etag: Its version, as the storage calls it; None where it has none.
+        mtime_ns: When it was last changed, nanoseconds since the epoch; 0 where that is not known.
+        is_folder: Whether it is a folder.
+    """
+
+    size: int | None
+    etag: str | None = None
+    mtime_ns: int = 0
+    is_folder: bool = False
+
+
+class Storages(Protocol):
+    """Files of storages; `remote` attaches it as ``STORAGES``."""
+
+    def open(
+        self, paths: Sequence[str], access: Access, known: Mapping[str, RemoteInfo]
+    ) -> list[FileSource]:
+        """Open files; of those that are not known the storages are asked, all at once."""
+
+    def open_in_turn(
+        self, paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo]
+    ) -> Callable[[str], FileSource]:
+        """See `files.open_in_turn`."""
+
+    def by_blocks(
+        self, extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
+    ) -> RangeReader:
+        """Reads whole blocks of files and keeps them for a while, as all of a block is read soon.
+
+        Args:
+            extent_of: Begin and end of the block around a byte of a file: called with the file's
+                number, the byte and `block_bytes`.
+            block_bytes: See `FileSource.together`.
+        """
+
+
+def storages() -> Storages:
+    """The storages of the extension `remote`.
+
+    Raises:
+        ImportError: The extension is not installed.
+    """
+    return cast("Storages", attached("remote", "STORAGES"))
 
 
 def open_file(

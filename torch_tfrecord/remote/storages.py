@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torch_tfrecord.files import Access, FileSource, RemoteInfo, Storages
+from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.remote.block_memory import BlockMemory
 from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.remote_file import FilesAhead, RemoteFile
@@ -32,4 +32,4 @@ class _Storages:
         return DiskCache(folder, max_bytes, group=group)
 
 
-STORAGES: Storages = _Storages()
+STORAGES = _Storages()
