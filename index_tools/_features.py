@@ -7,9 +7,9 @@ import runpy
 from collections.abc import Sequence
 from typing import Any
 
+from torch_tfrecord import infer_features
 from torch_tfrecord.columns import is_record_features
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tables import infer_features
 
 __all__ = ["add_features", "load_code", "load_features"]
 

@@ -12,23 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from index_tools._terminal import byte_size, integer
+from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
 from torch_tfrecord.compression import open_stream
-from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files import DEFAULT_ACCESS, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
-    LocalRecordFile,
     RecordScanner,
-    RemoteRecordFile,
-    ShardedTFRecordWriter,
     is_companion,
-    masked_crc32c,
-    shard_name,
 )
 from torch_tfrecord.remote import infos_if_there
 
@@ -39,6 +35,7 @@ __all__ = [
     "add_output",
     "check_outputs",
     "create_folders",
+    "shard_name",
 ]
 
 _SUFFIXES = {"GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
@@ -191,6 +188,11 @@ class ShardWriter(ShardedTFRecordWriter):
         return self.beside
 
 
+def shard_name(prefix: str, number: int, total: int, suffix: str) -> str:
+    """The name of a shard, as TensorFlow's tools write it."""
+    return f"{prefix}-{number:05d}-of-{total:05d}{suffix}"
+
+
 def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ()) -> None:
     """Refuse to write over an input, and over what is there, but with `force` over a file.
 
@@ -266,12 +268,16 @@ class FileWriter(ShardedTFRecordWriter):
             raise CorruptRecordError(text, path=path)
         return held >> 128, file.num_bytes
 
-    def _finish(self, shard: LocalRecordFile | RemoteRecordFile) -> None:
-        if self._files is not None and isinstance(shard, LocalRecordFile):
+    def _finish(self, shard: Any) -> None:
+        if self._files is not None:  # it is prepared, and a file of this machine
             shard.add_to(self._files)
 
     def _names(self, total: int) -> list[str]:
         return self.paths
+
+
+class _Readable(Protocol):
+    def read(self, num_bytes: int, offset: int) -> bytes: ...
 
 
 class _PreparedFile(FileSource):
@@ -280,7 +286,7 @@ class _PreparedFile(FileSource):
     size: int | None = None
     chunk_bytes = LocalFile.chunk_bytes
 
-    def __init__(self, file: LocalRecordFile | RemoteRecordFile, path: str) -> None:
+    def __init__(self, file: _Readable, path: str) -> None:
         self.path, self._file = path, file
 
     def read(self, num_bytes: int, offset: int) -> bytes:
@@ -291,4 +297,4 @@ def _digest(record: bytes | memoryview) -> int:
     """A number whose sum over records tells their number, their bytes, and the sum of their
     checksums, in any order.
     """
-    return 1 << 128 | len(record) << 64 | masked_crc32c(record)
+    return 1 << 128 | len(record) << 64 | crc32c(record)

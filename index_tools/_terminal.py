@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torch_tfrecord.records import find_files, is_companion, named_manifest
+from torch_tfrecord import find_files
+from torch_tfrecord.records import is_companion, named_manifest
 
 __all__ = [
     "PATHS_HELP",

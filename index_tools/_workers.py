@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from torch_tfrecord.errors import TFRecordError, needs_extra
+from torch_tfrecord import TFRecordError
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import FileSource, is_remote, open_file
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar

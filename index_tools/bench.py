@@ -11,15 +11,14 @@ from time import perf_counter, perf_counter_ns
 from timeit import repeat, timeit
 from typing import Any
 
+from crc32c import crc32c
+
 from index_tools._features import add_features, load_code
 from index_tools._terminal import Verb, add_json, add_paths, data_paths
+from torch_tfrecord import Image, Json, Proto, RecordLoader, Text, make_dataloader
 from torch_tfrecord.files import open_file
-from torch_tfrecord.loading import makes_objects
-from torch_tfrecord.media import Image
 from torch_tfrecord.native import has_native
 from torch_tfrecord.phases import PHASES
-from torch_tfrecord.records import encode_footer
-from torch_tfrecord.train import RecordLoader, make_dataloader
 
 __all__ = ["BENCH"]
 
@@ -101,7 +100,7 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
     specs = loader.dataset.features
     if not isinstance(specs, Mapping):
         specs = {"": specs}
-    rest = {name: spec for name, spec in specs.items() if not makes_objects(spec)}
+    rest = {name: spec for name, spec in specs.items() if not _makes_objects(spec)}
     if worst == "parse" and len(rest) < len(specs):
         found = measure(features=rest or None, transform=None, collate_fn=list).stats()
         return "python" if 2 * found["parse"] < alone["parse"] else worst
@@ -109,7 +108,7 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
         return worst
     # What a batch takes, alone: its checksums, and its compressed bytes where they are in order.
     files, num_bytes = loader.dataset._record_files, int(alone["bytes"])
-    if 2 * min(repeat(lambda: encode_footer(bytes(num_bytes)), number=1)) > alone["read"]:
+    if 2 * min(repeat(lambda: crc32c(bytes(num_bytes)), number=1)) > alone["read"]:
         return "checksums"
     if files.first_compressed is not None:
         file = open_file(files.path(0), files.access)
@@ -117,6 +116,11 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
         if 2 * timeit(lambda: file.read(num_bytes, 0), number=1) < alone["read"]:
             return "decompression"
     return "network" if files.is_remote else "disk"
+
+
+def _makes_objects(spec: object) -> bool:
+    """Whether a feature's values are Python objects: bytes, str, messages or JSON."""
+    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
 
 
 def _advice(bound: str, loader: RecordLoader, options: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from index_tools._features import add_features, load_features
-from index_tools._outputs import check_outputs, create_folders
+from index_tools._outputs import check_outputs, create_folders, shard_name
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work_in_processes
 from index_tools.from_images import FROM_IMAGES, add_folder_options
@@ -27,18 +27,17 @@ from torch_tfrecord import (
     FixedLenFeature,
     ParseError,
     RawTensor,
+    TFRecordDataset,
     TFRecordError,
     find_files,
     infer_features,
     write_arrow,
 )
 from torch_tfrecord.columns import features_code
-from torch_tfrecord.engines import open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import hidden_name, is_remote
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import shard_name
-from torch_tfrecord.tables import ArrowColumns, InferredFeatures
+from torch_tfrecord.tables import ArrowColumns
 
 __all__ = ["CONVERT"]
 
@@ -153,7 +152,10 @@ def _convert(
 ) -> int:
     paths = _output_paths(out, num_shards or len(files), bool(num_shards))
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
-    specs, reads, write = _plan(kind, files, _kind(out), specs, names, split, len(paths))
+    is_inferred = features is None
+    specs, reads, write = _plan(
+        kind, files, _kind(out), specs, is_inferred, names, split, len(paths)
+    )
     local = [path for path in files if not is_remote(path)]
     ages = [(os.path.getsize(path), os.path.getmtime(path)) for path in local]
     request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
@@ -217,6 +219,7 @@ def _plan(
     files: list[str],
     goal: str,
     specs: Any,
+    is_inferred: bool,
     names: list[str] | None,
     split: str,
     count: int,
@@ -233,14 +236,15 @@ def _plan(
         if count != len(files):  # dealt, some rows at a time
             reads = [partial(read, files, first=first, step=count) for first in range(count)]
         return specs, reads, partial(_write_records, specs)
-    if isinstance(specs, InferredFeatures):
+    if is_inferred and isinstance(specs, dict):
         # the sizes of an array may be in other features
         raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
         specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
-    data = open_dataset(files, specs, names, {})
+    data = TFRecordDataset(files, specs)
+    data = data.select_columns(names) if names else data
     ends = [len(data) * number // count for number in range(count + 1)]
     reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-    return data.features, reads, partial(write_table, goal, schema_of(data))
+    return data.features, reads, partial(write_table, goal, ArrowColumns(data.features).schema)
 
 
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:

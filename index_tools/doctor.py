@@ -32,13 +32,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.errors import optional_import
 from torch_tfrecord.files import open_file
-from torch_tfrecord.media import (
-    FFMPEG,
-    TORCHCODEC_PIP,
-    decoders_obstacle,
-    ffmpeg_version,
-    torchcodec_decoders,
-)
+from torch_tfrecord.media import decoders_state
 from torch_tfrecord.native import (
     PURE_PYTHON,
     fallback_reason,
@@ -133,7 +127,7 @@ def _sections() -> dict[str, dict[str, str]]:
         "Images": _image_rows(not tried.get("region", "").startswith(_FAILS)),
         "Sounds and videos": {
             "WAV": "this package (PCM and float samples, not resampled)",
-            "others": _media(),
+            "others": decoders_state(),
         },
         "DataLoader workers": {"batches": _worker()},
         "Versions": {name: _version(name) for name in _PACKAGES},
@@ -144,8 +138,8 @@ def _remedies(sections: dict[str, dict[str, str]]) -> list[str]:
     tried = sections["Tried out"].items()
     remedies = [f"{name}: it {text}" for name, text in tried if text.startswith(_FAILS)]
     remedies += map(_remedy, _PARTS)
-    if torchcodec_decoders() is None:
-        remedies.append(f"torchcodec: {TORCHCODEC_PIP}")
+    if how := _torchcodec_remedy():
+        remedies.append(f"torchcodec: {how}")
     # one compiler is the remedy of several parts
     return [*filter(None, dict.fromkeys(remedies))]
 
@@ -170,7 +164,7 @@ def _remedy(name: str) -> str:
 
 
 def _image_rows(works: bool) -> dict[str, str]:
-    torchcodec = torchcodec_decoders()
+    torchcodec = not _torchcodec_remedy()
     whole = "torchcodec" if torchcodec else "Pillow"
     is_compiled = works and fallback_reason("jpeg") is None
     return {
@@ -183,16 +177,14 @@ def _image_rows(works: bool) -> dict[str, str]:
     }
 
 
-def _media() -> str:
-    obstacle = decoders_obstacle()
-    if obstacle is None:
-        return f"torchcodec and FFmpeg {ffmpeg_version()} (sounds, resampling, videos)"
-    how = {
-        "torchcodec is not installed": "pip install torchcodec",
-        "torchcodec finds no FFmpeg": FFMPEG,
-    }
-    remedy = how.get(obstacle, f"install the torchcodec that fits your torch, and FFmpeg: {FFMPEG}")
-    return f"not available (optional): {obstacle}: {remedy}"
+def _torchcodec_remedy() -> str:
+    """How to get torchcodec's image decoders; "" where they are there."""
+    try:
+        picture = encode_image(torch.zeros(3, 8, 8, dtype=torch.uint8), "jpeg")
+        decode_image(picture, backend="torchcodec")
+    except ImportError as error:
+        return str(error).partition(": ")[2]
+    return ""
 
 
 class _Question(Dataset[str]):

@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 import torch
 
 from index_tools._workers import Advance
-from torch_tfrecord.columns import DType, Feature, RecordFeatures, SequenceFeatures, VarLenFeature
-from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.media import read_header
-from torch_tfrecord.tables import ScanTask
+from torch_tfrecord import ImageDecodeError, ScanTask, SequenceFeatures, VarLenFeature
+from torch_tfrecord.columns import DType, Feature, RecordFeatures
+from torch_tfrecord.media import image_format, image_size
 
 __all__ = ["MOST_DISTINCT", "ROWS", "Distribution", "Statistics", "measure_task", "stored_features"]
 
@@ -144,10 +143,9 @@ def _parts(column: pa.Array, kind: str) -> Iterator[tuple[str, pa.Array]]:
 
 def _header(picture: bytes) -> tuple[bytes, int | None, int | None]:
     try:
-        header = read_header(picture)
+        return str(image_format(picture)).encode(), *image_size(picture)
     except ImageDecodeError:
         return b"unreadable", None, None
-    return header.format.encode(), header.height, header.width
 
 
 def stored_features(

@@ -27,13 +27,11 @@ from index_tools._terminal import (
 )
 from index_tools.image_prices import print_prices
 from index_tools.pictures import Encoding, add_image_options, map_in_threads
-from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord import ImageDecodeError, decode_image, encode_example
 from torch_tfrecord.files import AtomicFile, open_file
-from torch_tfrecord.media import decode_image, guess_content, image_format, image_size
+from torch_tfrecord.media import guess_content, image_format, image_size
 from torch_tfrecord.order import shuffled
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf import encode_example
-from torch_tfrecord.records import labels_name
 
 __all__ = ["FROM_IMAGES", "add_folder_options", "find_images", "load_image", "read_labels"]
 
@@ -389,7 +387,7 @@ def _write_shards(
         return
     folder, name = os.path.split(output.prefix)
     with create_folders(folder):
-        labels = AtomicFile(os.path.join(folder, labels_name(name)))
+        labels = AtomicFile(os.path.join(folder, f"labels-{name}.txt"))
         try:
             labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
             labels.prepare()

@@ -24,7 +24,7 @@ from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import write_atomically
-from torch_tfrecord.media import Part, caption, draw_cells, parts_of
+from torch_tfrecord.media import Parts, parts_of
 from torch_tfrecord.shown import printable, shown_value
 from torch_tfrecord.tables import decode_record
 
@@ -123,7 +123,7 @@ class Gallery:
         kept = self.dataset._record_files.column(name)
         return [*self.dataset.find(name, kept.parse(value, name))]
 
-    def parts(self, position: int) -> list[Part]:
+    def parts(self, position: int) -> Parts:
         """What a record has; of one that cannot be read, why."""
         sample: dict[str, Any] = {}
         try:
@@ -161,7 +161,7 @@ def make_app(gallery: Gallery, host: str) -> Flask:
 
     app = Flask(__name__, template_folder="pages", static_folder="pages/static")
     app.config["TRUSTED_HOSTS"] = [host, "localhost", "127.0.0.1"]
-    app.jinja_env.globals.update(gallery=gallery, caption=caption, printable=printable)
+    app.jinja_env.globals.update(gallery=gallery, printable=printable)
     few = threading.Semaphore(2)  # each record or picture may take hundreds of megabytes
 
     @app.before_request
@@ -223,13 +223,13 @@ def _run(
         print("there are no records to show", file=sys.stderr)
         return 1 if errors else 2
     if png:
-        cells = [
-            parts[0]._replace(name=f"{position} {caption(parts)}")
+        cells = Parts(
+            parts[0]._replace(name=f"{position} {parts.caption}")
             for position in found[:n]
             for parts in [gallery.parts(position)]
-        ]
+        )
         buffer = io.BytesIO()
-        draw_cells(cells, 8).savefig(buffer)
+        cells.figure(8).savefig(buffer)
         write_atomically(png, buffer.getvalue())
         return 0
     with needs_extra("the gallery", "tools", "flask"):

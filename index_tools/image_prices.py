@@ -13,8 +13,8 @@ from torchvision.transforms.functional import rgb_to_grayscale  # torchvision sh
 
 from index_tools._terminal import align, pluralize
 from index_tools.pictures import Encoding, map_in_threads
+from torch_tfrecord import decode_image
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.media import decode_image
 from torch_tfrecord.progress import ProgressBar
 
 __all__ = ["print_prices"]

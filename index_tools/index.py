@@ -32,22 +32,23 @@ from index_tools._terminal import (
 )
 from index_tools._workers import Outcome, exit_code, open_executor, work_on_files
 from index_tools.salvage import extent
+from torch_tfrecord import (
+    IndexMismatchError,
+    RecordIndex,
+    SalvageReport,
+    TFRecordError,
+    find_files,
+    read_records,
+)
 from torch_tfrecord.compression import INDEX_BYTES_RATIO, open_stream
-from torch_tfrecord.damage import SalvageReport
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.files import DEFAULT_ACCESS, FileSource, is_remote
 from torch_tfrecord.manifests import write_manifest
 from torch_tfrecord.records import (
-    RecordIndex,
     SkippedBytes,
-    about_data,
-    find_files,
     found_files,
     index_source,
     load_fresh,
-    read_records,
     sidecar_path,
-    visible_sidecar_path,
     write_sidecar,
 )
 from torch_tfrecord.shown import without_secrets
@@ -394,13 +395,15 @@ def _verify_file(file: FileSource) -> _Checked:
     found = _Checked(num_records, file.file_size, report, skipped.first)
     if skipped:
         return found
-    for place in (sidecar_path(file.path), visible_sidecar_path(file.path)):
+    for place in (sidecar_path(file.path), f"{file.path}.index.safetensors"):
         try:
             stored = load_fresh(place, file)
         except OSError:  # there is none
             continue
         except IndexMismatchError as error:
-            return found._replace(index_problem=about_data(error, file.path))
+            text = f"index at {error.path}: {error.args[0]}"
+            problem = IndexMismatchError(text, path=file.path, position=error.position)
+            return found._replace(index_problem=error if error.path == file.path else problem)
         # what says that it is fresh may be wrong: a file changed in place keeps its size
         if np.array_equal((stored.offsets, stored.lengths), (index.offsets, index.lengths)):
             return found

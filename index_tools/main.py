@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 from index_tools._terminal import Verb, error_text, escape
 from index_tools.completion import complete
-from torch_tfrecord import __version__
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord import TFRecordError, __version__
 
 __all__ = ["entry_point", "main"]
 

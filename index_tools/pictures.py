@@ -18,7 +18,8 @@ import torch
 from torchvision.transforms.functional import to_pil_image  # torchvision ships no types
 
 from index_tools._terminal import integer
-from torch_tfrecord.media import decode_image, read_header, turn_upright
+from torch_tfrecord import decode_image
+from torch_tfrecord.media import read_header
 from torch_tfrecord.processors import num_processors
 
 __all__ = ["Encoding", "add_image_options", "map_in_threads"]
@@ -85,7 +86,7 @@ class Encoding(NamedTuple):
             # half of the bits would be lost, for example of a depth map
             return encoded, "16-bit"
         # A file may declare one colour transparent without an alpha channel.
-        full = decode_image(encoded, "RGBA")
+        full = decode_image(encoded, "RGBA", apply_orientation=turn != 1)
         is_opaque = len(pixels) in (1, 3) and bool((full[3] == 255).all())
         if is_opaque or self.drop_alpha:
             full = full[:1] if len(pixels) < 3 else full[:3]
@@ -103,7 +104,7 @@ class Encoding(NamedTuple):
             picture: Any = PIL.Image.open(io.BytesIO(encoded))
             if header.format != "jpeg" and getattr(picture, "n_frames", 1) > 1:
                 return encoded, "animation"
-            to_pil_image(turn_upright(full, turn)).save(buffer, self.image_format, **options)
+            to_pil_image(full).save(buffer, self.image_format, **options)
         except (OSError, ValueError):
             return encoded, "too large"  # sides over 65,535 pixels, for WebP over 16,383
         new = buffer.getvalue()

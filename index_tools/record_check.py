@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from index_tools._features import load_features
+from torch_tfrecord import Audio, TFRecordError, decode_image
 from torch_tfrecord.columns import make_parser
-from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.media import Audio, decode_image, image_format
+from torch_tfrecord.media import image_format
 from torch_tfrecord.records import read_blocks
 from torch_tfrecord.tables import decode_record
 

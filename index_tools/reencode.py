@@ -15,14 +15,14 @@ from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import Verb, add_jobs, add_json, add_paths, data_files
 from index_tools.image_prices import print_prices
 from index_tools.pictures import Encoding, add_image_options, map_in_threads
+from torch_tfrecord import TFRecordError, find_files
 from torch_tfrecord.compression import open_stream
-from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import SequenceExample, parse_message
-from torch_tfrecord.records import Paths, find_files
-from torch_tfrecord.tables import SpreadRecord, records_of, spread_records
+from torch_tfrecord.records import Paths
+from torch_tfrecord.tables import records_of, spread_records
 
 __all__ = ["REENCODE", "reencode"]
 
@@ -101,7 +101,7 @@ def reencode(
 
 
 def _reencode_record(
-    feature: str, encoding: Encoding, record: SpreadRecord
+    feature: str, encoding: Encoding, record: tuple[str, int | None, int, bytes]
 ) -> tuple[bytes, Counter[str]]:
     path, position, offset, payload = record
     counts, is_new = Counter(records=1), False

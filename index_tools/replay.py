@@ -12,11 +12,10 @@ import torch
 
 from index_tools._terminal import Verb, add_json, integer
 from index_tools.show import show_record
-from torch_tfrecord.lengths import PackedCollate
-from torch_tfrecord.order import LengthBatchSampler, PositionBatch, leaf_batches
+from torch_tfrecord import LengthBatchSampler, PackedCollate, RecordLoader, make_dataloader
+from torch_tfrecord.order import PositionBatch, leaf_batches
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tables import SpreadRecord
-from torch_tfrecord.train import RecordLoader, make_dataloader, open_described
+from torch_tfrecord.train import open_described
 
 __all__ = ["REPLAY"]
 
@@ -64,7 +63,7 @@ def _run(state: str, step: int, epoch: int | None, num_records: int | None, as_j
         for row, position in zip(rows, inside, strict=True)
     }
     for row, (path, offset, position) in enumerate(places):
-        print(show_record(None, as_json, SpreadRecord(path, position, offset, payloads[row])))
+        print(show_record(None, as_json, (path, position, offset, payloads[row])))
     return 0
 
 

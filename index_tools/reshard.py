@@ -33,21 +33,20 @@ from index_tools._terminal import (
     integer,
     pluralize,
 )
-from torch_tfrecord import IndexMismatchError, TFRecordError, read_records
+from torch_tfrecord import (
+    IndexMismatchError,
+    RecordIndex,
+    TFRecordError,
+    build_manifest,
+    read_records,
+)
 from torch_tfrecord.files import DEFAULT_ACCESS, is_remote, open_file
-from torch_tfrecord.loading import RecordFiles, SingleRecords
-from torch_tfrecord.manifests import manifest_path, write_manifest
+from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.order import Permutation
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import (
-    OVERHEAD_BYTES,
-    IndexKeeper,
-    PackedRecords,
-    RecordIndex,
-    index_source,
-)
-from torch_tfrecord.remote import StoreError, store_of
+from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, PackedRecords, index_source
+from torch_tfrecord.remote import store_of
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import check_columns
 
@@ -170,7 +169,7 @@ def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
             read.read()
             records: Sequence[bytes | memoryview] = read
         except TFRecordError:
-            records = SingleRecords(files, positions[part])  # whose error names the record
+            records = [*map(files.read, positions[part].tolist())]  # whose error names the record
         for number, record in zip(part.tolist(), records, strict=True):
             packed[number][:] = record
     return packed
@@ -216,8 +215,8 @@ def _fill(
         files = [
             (path, *writer.fill(path, islice(stream, count))) for path, count in outputs.items()
         ]
-    if inputs and os.path.exists(manifest_path(inputs)):
-        write_manifest([*outputs])
+    if inputs and os.path.exists(_manifest_path(inputs)):
+        build_manifest([*outputs])
     if as_json:
         names = ("path", "records", "bytes")
         print(json.dumps([dict(zip(names, file, strict=True)) for file in files]))
@@ -226,6 +225,12 @@ def _fill(
         text = f"{pluralize(num_records, 'record')} of {format_size(size)}"
         print(f"wrote {text}: {escape(without_secrets(path))}")
     return 0
+
+
+def _manifest_path(inputs: Sequence[str]) -> str:
+    """Where `build_manifest` keeps the manifest of local files."""
+    folders = [os.path.dirname(os.path.abspath(path)) for path in inputs]
+    return os.path.join(os.path.commonpath(folders), ".torch_index", "manifest.safetensors")
 
 
 # The verbs.
@@ -405,8 +410,8 @@ example:
 def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options: Any) -> int:
     count, first = num_records or 10, list[bytes]()
     if len(paths) == 1 and is_remote(paths[0]):
-        # by one request; what is wrong is told below
-        with contextlib.suppress(OSError, TFRecordError, StoreError):
+        # By one request; where it fails, the usual way says why.
+        with contextlib.suppress(Exception):
             store, name = store_of(paths[0], DEFAULT_ACCESS)
             begin = io.BytesIO(store.read_range(name, 0, _HEAD_BYTES))
             first += islice(read_records(begin), count)

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from index_tools._terminal import Verb, add_json, escape, pluralize
 from index_tools._workers import work_on_files
-from torch_tfrecord.damage import SalvageReport, salvage_file
+from torch_tfrecord import SalvageReport
+from torch_tfrecord.damage import salvage_file
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["SALVAGE", "extent"]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,27 +27,27 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools.recipes import RECIPES
-from torch_tfrecord.columns import (
-    Feature,
+from torch_tfrecord import (
     FixedLenFeature,
+    ImageDecodeError,
+    IndexMismatchError,
     ListFeatures,
-    Parser,
-    make_parser,
+    ParseError,
+    RecordIndex,
+    TFRecordError,
     parse_tensor,
 )
+from torch_tfrecord.columns import Feature, make_parser
 from torch_tfrecord.compression import open_stream
-from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format, image_size
 from torch_tfrecord.protobuf import Event, Values, parse_message
-from torch_tfrecord.records import Block, IndexKeeper, RecordIndex, RecordReader, RecordScanner
+from torch_tfrecord.records import Block, IndexKeeper, RecordReader, RecordScanner
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import (
-    SpreadRecord,
     decode_record,
     features_of,
     looks_like,
-    read_text,
     records_of,
     spread_records,
 )
@@ -61,6 +61,9 @@ _Row: TypeAlias = tuple[str, str, str, str]
 _Values: TypeAlias = "Values | Sequence[Values]"
 """Of a feature, or of the steps of a feature list."""
 
+Record: TypeAlias = tuple[str, "int | None", int, bytes]
+"""Path, position, offset in the file, payload."""
+
 _SIDES = "<<><"
 
 _DEFAULT_RECORDS = 3
@@ -72,6 +75,7 @@ _MAX_STRINGS = 3
 _MAX_STEPS = 4
 _MAX_TEXT = 60  # characters
 _MAX_HEX_BYTES = 12
+_LAYOUT = dict.fromkeys(b"\t\n\r")  # not printable, but text has them
 
 _DESCRIPTION = """\
 Prints a line for each record with its position, file, byte offset and length, then a line for each
@@ -138,9 +142,8 @@ def _run(
     named: dict[str, Any] = {}
     if recipe:
         exec(RECIPES[recipe], named)
-    show = functools.partial(
-        show_record, make_parser(named["features"]) if recipe else None, as_json
-    )
+    read = make_parser(named["features"]).single if recipe else None
+    show = functools.partial(show_record, read, as_json)
     shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
     for text in shown:
         print(text)
@@ -171,12 +174,12 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
     return found, None
 
 
-def show_record(parser: Parser[Any, Any, Any] | None, as_json: bool, record: SpreadRecord) -> str:
-    """A record as text or as JSON; with a parser, an error if that does not read it."""
+def show_record(read: Callable[[bytes], object] | None, as_json: bool, record: Record) -> str:
+    """A record as text or as JSON; an error if `read`, where there is one, does not read it."""
     path, position, offset, payload = record
     try:
-        if parser is not None:
-            parser.single(payload)  # raises where the record does not fit
+        if read is not None:
+            read(payload)  # raises where the record does not fit
         kind, rows = _describe(payload)
     except TFRecordError as error:
         raise error.locate(path=path, position=position, offset=offset) from error.__cause__
@@ -245,11 +248,12 @@ def describe_bytes(value: bytes, most: int = _MAX_TEXT) -> str:
             height, width = image_size(value)
             sides = f"{width}x{height}"
         return f"{image} {sides}, {size}"
-    with suppress(ParseError):
+    with suppress(UnicodeDecodeError):
         # an image or a serialized tensor is rarely UTF-8, text nearly always is no tensor
-        text = read_text(value)
-        shown = escape(text[:most], escape_backslash=True).replace('"', '\\"')
-        return f'"{shown}"' if len(text) <= most else f'"{shown}..." ({size})'
+        text = value.decode()
+        if text.translate(_LAYOUT).isprintable():
+            shown = escape(text[:most], escape_backslash=True).replace('"', '\\"')
+            return f'"{shown}"' if len(text) <= most else f'"{shown}..." ({size})'
     with suppress(TFRecordError):
         tensor = parse_tensor(value)
         if isinstance(tensor, torch.Tensor):
@@ -295,13 +299,13 @@ def describe_values(values: _Values) -> str:
 # Records by their position over all files, from the first or from any record.
 
 
-def _stream_records(files: Sequence[str]) -> Iterator[SpreadRecord]:
+def _stream_records(files: Sequence[str]) -> Iterator[Record]:
     """All records from the first on; reads little more than what is taken, and needs no index."""
     for position, record in enumerate(itertools.chain.from_iterable(map(records_of, files))):
         yield record._replace(position=position)
 
 
-def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]:
+def _records_from(files: Sequence[str], position: int) -> Iterator[Record]:
     """The records from a position on, which counts from the end if it is negative; earlier ones are
     skipped without reading their payloads.
 
@@ -321,7 +325,7 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 offset, length = int(block.offsets[number]), int(block.lengths[number])
                 payload = reader.read(stream, offset, length)
-                yield SpreadRecord(path, base + number, offset, payload)
+                yield path, base + number, offset, payload
             base += len(block.offsets)
     total = max(total, base)
     if not total:
@@ -348,7 +352,7 @@ def _blocks(path: str) -> Iterator[RecordIndex | Block]:
 # Features.
 
 
-def _features(samples: Sequence[SpreadRecord]) -> str:
+def _features(samples: Sequence[Any]) -> str:
     """The features as code, or a comment that says why there are none."""
     try:
         features = features_of(samples)
@@ -365,9 +369,7 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
     return "\n".join([f"# inferred {source}", *notes, str(features)])
 
 
-def _notes_on_images(
-    specs: Mapping[str, Feature], samples: Sequence[SpreadRecord]
-) -> Iterator[str]:
+def _notes_on_images(specs: Mapping[str, Feature], samples: Sequence[Any]) -> Iterator[str]:
     """Why a feature is read as bytes although it has images: the first value that is none."""
     contexts = [decode_record(sample.payload)[0] for sample in samples]
     for name, spec in specs.items():

@@ -31,18 +31,15 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools._workers import open_executor, work_in_processes
-from torch_tfrecord import Image, Text, TFRecordDataset
-from torch_tfrecord.errors import ParseError, TFRecordError, needs_extra
+from torch_tfrecord import Image, ParseError, Text, TFRecordDataset, TFRecordError, read_records
+from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import write_atomically
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.tables import (
-    Decoded,
-    SpreadRecord,
     decode_record,
+    features_of,
     looks_like,
-    propose_features,
-    records_of,
     spread_records,
 )
 
@@ -147,24 +144,25 @@ STATS = Verb(_DESCRIPTION, _add_arguments, _run)
 
 def _usual_features(files: Sequence[str]) -> tuple[Any, int]:
     """The features of most of some records, and the number of these; damage ends the search, and is told later."""
-    payloads: list[bytes] = []
-    samples: list[Decoded] = []
+    records: list[Any] = []
+    samples = []
     with suppress(TFRecordError):
-        payloads.extend(record.payload for record in spread_records(files, _INFER_RECORDS))
-    for payload in payloads[:: 1 + len(payloads) // (_INFER_RECORDS + 1)]:
+        records.extend(spread_records(files, _INFER_RECORDS))
+    for record in records[:: 1 + len(records) // (_INFER_RECORDS + 1)]:
         with suppress(ParseError):
-            samples.append(decode_record(payload))
-    pairs = Counter(pair for sample in samples for pair in _kinds(sample))
+            samples.append((record, _kinds(*decode_record(record.payload))))
+    pairs = Counter(pair for _, kinds in samples for pair in kinds)
     usual = dict(pair for pair, _ in reversed(pairs.most_common()))
     if usual:
-        fit = [sample for sample in samples if _kinds(sample) <= usual.items()]
-        return propose_features(fit), len(fit)
-    looks = looks_like(payloads[0])[1] if payloads else ""
-    return {"Image()": Image(), "Text()": Text()}.get(looks), len(payloads)
+        fit = [record for record, kinds in samples if kinds <= usual.items()]
+        return features_of(fit), len(fit)
+    looks = looks_like(records[0].payload)[1] if records else ""
+    return {"Image()": Image(), "Text()": Text()}.get(looks), len(records)
 
 
-def _kinds(sample: Decoded) -> set[tuple[str, object]]:
-    context, lists = sample
+def _kinds(
+    context: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]
+) -> set[tuple[str, object]]:
     values = [*context.items(), *((key, step) for key, steps in lists.items() for step in steps)]
     return {(key, getattr(one, "dtype", bytes)) for key, one in values if len(one)}
 
@@ -237,15 +235,16 @@ def _duplicates(files: Sequence[str]) -> list[list[str]]:
     groups = defaultdict(list)
     for mark, record in _marked(files) if several else ():
         if mark in several:
-            groups[record.payload].append(f"{record.path}: record {record.position}")
+            path, number, payload = record
+            groups[payload].append(f"{path}: record {number}")
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _marked(files: Sequence[str]) -> Iterator[tuple[int, SpreadRecord]]:
+def _marked(files: Sequence[str]) -> Iterator[tuple[int, tuple[str, int, bytes]]]:
     for path in ProgressBar(files, "looking for duplicates", unit="file"):
         with suppress(TFRecordError):  # told before
-            for record in records_of(path):
-                yield crc32c(record.payload) << 32 | len(record.payload), record
+            for number, payload in enumerate(read_records(path)):
+                yield crc32c(payload) << 32 | len(payload), (path, number, payload)
 
 
 def _draw(found: Statistics) -> bytes:

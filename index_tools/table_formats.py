@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, dataset, parquet
 
-from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord import LimitExceededError, ParseError
 from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.media import image_format
 from torch_tfrecord.protobuf import parse_json

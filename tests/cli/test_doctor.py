@@ -42,10 +42,10 @@ def backends(monkeypatch):
     """Chooses which image libraries are there: the machine's own differ."""
 
     def choose(*names):
-        found = object() if "torchcodec" in names else None
+        how = "" if "torchcodec" in names else 'pip install "torchcodec>=0.16"'
         # they take most of a second: tried below
         monkeypatch.setattr(doctor, "_TRIALS", {"region": lambda: "decoded"})
-        monkeypatch.setattr(doctor, "torchcodec_decoders", lambda: found)
+        monkeypatch.setattr(doctor, "_torchcodec_remedy", lambda: how)
 
     return choose
 
@@ -162,7 +162,7 @@ def test_sounds_and_videos_that_cannot_be_decoded(backends, monkeypatch, case):
 def test_sounds_and_videos_that_can_be_decoded(backends, monkeypatch):
     backends("torchcodec")
     monkeypatch.setattr(decoders, "_decoders", object)
-    monkeypatch.setattr(doctor, "ffmpeg_version", lambda: "7")
+    monkeypatch.setattr(decoders, "_ffmpeg_version", lambda: "7")
     rows = sections(doctor.installation_report())["Sounds and videos"]
     assert rows[1] == "  others       torchcodec and FFmpeg 7 (sounds, resampling, videos)"
 
@@ -350,7 +350,7 @@ def test_what_loads_but_does_not_work(case, monkeypatch):
     trial, name, double, text = BROKEN[case]
     monkeypatch.setattr(doctor, "_TRIALS", {trial: doctor._TRIALS[trial]})
     monkeypatch.setattr(doctor, name, double)
-    monkeypatch.setattr(doctor, "torchcodec_decoders", object)
+    monkeypatch.setattr(doctor, "_torchcodec_remedy", str)
     report = sections(doctor.installation_report())
     assert report["Tried out"] == [f"  {trial:<11}  {text}"]
     crops = "none: torchcodec decodes the whole image" if trial == "region" else "libjpeg-turbo"

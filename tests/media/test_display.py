@@ -26,7 +26,7 @@ from torch_tfrecord import (
     make_dataloader,
     show,
 )
-from torch_tfrecord.media.display import caption, parts_of
+from torch_tfrecord.media.display import Parts, parts_of
 
 RED = (255, 0, 0)
 
@@ -148,7 +148,7 @@ def test_several_pictures_are_a_strip_and_come_after_a_single_one():
     assert found.shape[:2] == (20, 140)  # every third one
     middles = [tuple(found[10, 10 + 20 * n]) for n in range(7)]
     assert middles == colors[::3]
-    assert caption([strip, label]) == "[3]"
+    assert Parts([strip, label]).caption == "[3]"
 
 
 def test_tensors_of_every_layout_become_pictures():

@@ -1,3 +1,1 @@
-from .parts import open_dataset, schema_of
-
-__all__ = ["open_dataset", "schema_of"]
+__all__ = []

@@ -1,11 +1,4 @@
-from .manifest import (
-    BLOCK_RECORDS,
-    MANIFEST_SUFFIX,
-    Manifest,
-    is_manifest,
-    manifest_path,
-    shard_paths,
-)
+from .manifest import BLOCK_RECORDS, MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
 from .manifest_shards import ManifestShards, build_manifest, open_shards, write_manifest
 
 __all__ = [
@@ -15,7 +8,6 @@ __all__ = [
     "ManifestShards",
     "build_manifest",
     "is_manifest",
-    "manifest_path",
     "open_shards",
     "shard_paths",
     "write_manifest",

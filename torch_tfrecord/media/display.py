@@ -27,7 +27,7 @@ from torch_tfrecord.shown import shown_value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Part", "caption", "draw_cells", "parts_of", "show", "to_html"]
+__all__ = ["Part", "Parts", "parts_of", "show", "to_html"]
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _Frames: TypeAlias = "Sequence[bytes | _Array]"
@@ -70,7 +70,7 @@ class Part(NamedTuple):
                 return self._picture(side)
             if self.series is not None:
                 buffer = io.BytesIO()
-                draw_cells([self], 1).savefig(buffer, dpi=side / 3)
+                Parts([self]).figure(1).savefig(buffer, dpi=side / 3)
                 return Image.open(buffer)
         except Exception as error:  # whatever a record makes of them
             note = str(error)
@@ -110,12 +110,41 @@ class Part(NamedTuple):
         return picture
 
 
+class Parts(list[Part]):
+    """The parts of a sample, or of several samples that are drawn together."""
+
+    @property
+    def caption(self) -> str:
+        """The label of a sample, or its text; empty if it has none."""
+        return next((p.text for p in self if re.search("label|text|instruct", p.name)), "")
+
+    def figure(self, columns: int) -> Figure:
+        """Draw them in rows, below their names.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        with needs_extra("this picture", "tools", "matplotlib"):
+            from matplotlib import pyplot  # which also has notebooks show figures
+        rows = -(-len(self) // columns)
+        figure = pyplot.Figure((3 * columns, 3 * rows), layout="constrained")  # type: ignore[attr-defined]
+        for number, part in enumerate(self, 1):
+            axes = figure.add_subplot(rows, columns, number)
+            axes.set_title(part.name[:40], parse_math=False)  # a dollar sign is no formula
+            if part.series is None:
+                axes.imshow(part.draw(320))
+                axes.set_axis_off()
+            else:
+                axes.plot(part.series[:, :_MOST_DRAWN])
+        return figure
+
+
 def parts_of(
     sample: object,
     describe: Callable[[str, Any], str] = lambda name, value: (
         str(value)[:200] if isinstance(value, np.ndarray) else shown_value(value)
     ),
-) -> list[Part]:
+) -> Parts:
     """The features of a sample: first the main picture, with its boxes and masks, then others,
     plots, texts.
 
@@ -124,7 +153,7 @@ def parts_of(
         describe: The text of a feature's value.
     """
     values = dict(_flatten(sample))
-    parts = [
+    parts = Parts(
         Part(
             name,
             f"{getattr(value, 'dtype', type(value).__name__)} {getattr(value, 'shape', '')}",
@@ -134,7 +163,7 @@ def parts_of(
             {name: value},
         )
         for name, value in values.items()
-    ]
+    )
     parts.sort(
         key=lambda p: (
             not p.frames,
@@ -146,11 +175,6 @@ def parts_of(
     if parts and len(parts[0].frames) == 1:
         parts[0] = parts[0]._replace(over=values)
     return parts
-
-
-def caption(parts: Sequence[Part]) -> str:
-    """The label of a sample, or its text; empty if it has none."""
-    return next((p.text for p in parts if re.search("label|text|instruct", p.name)), "")
 
 
 def _flatten(sample: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -229,7 +253,7 @@ def to_html(value: Any) -> str:
     return "".join([*rows, "</table>"])
 
 
-def _first(value: Any, most: int) -> list[list[Part]]:
+def _first(value: Any, most: int) -> list[Parts]:
     if isinstance(value, Mapping | tuple | str | bytes | torch.Tensor):
         return [parts_of(value)]
     return [*map(parts_of, value[:most])]
@@ -253,26 +277,5 @@ def show(sample: object) -> Figure:
         >>> show(ds[0])  # doctest: +SKIP
     """
     drawn = _first(sample, 16)
-    first = [parts[0]._replace(name=caption(parts)) for parts in drawn]
-    return draw_cells(first if len(drawn) > 1 else drawn[0], 4)
-
-
-def draw_cells(parts: Sequence[Part], columns: int) -> Figure:
-    """Draw parts in rows, below their names.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    with needs_extra("this picture", "tools", "matplotlib"):
-        from matplotlib import pyplot  # which also has notebooks show figures
-    rows = -(-len(parts) // columns)
-    figure = pyplot.Figure((3 * columns, 3 * rows), layout="constrained")  # type: ignore[attr-defined]
-    for number, part in enumerate(parts, 1):
-        axes = figure.add_subplot(rows, columns, number)
-        axes.set_title(part.name[:40], parse_math=False)  # a dollar sign is no formula
-        if part.series is None:
-            axes.imshow(part.draw(320))
-            axes.set_axis_off()
-        else:
-            axes.plot(part.series[:, :_MOST_DRAWN])
-    return figure
+    first = Parts(parts[0]._replace(name=parts.caption) for parts in drawn)
+    return (first if len(drawn) > 1 else drawn[0]).figure(4)

@@ -18,13 +18,11 @@ from torch_tfrecord.columns import Array, Value
 from torch_tfrecord.errors import LimitExceededError, ParseError
 
 __all__ = [
-    "FFMPEG",
     "Frames",
     "Sound",
     "decode_frames",
     "decode_sound",
-    "decoders_obstacle",
-    "ffmpeg_version",
+    "decoders_state",
     "read_wav",
 ]
 
@@ -177,10 +175,10 @@ _LITTLE_WAV = struct.pack(
     2,
     0,
 )
-FFMPEG = "apt install ffmpeg, brew install ffmpeg or conda install ffmpeg"
+_FFMPEG = "apt install ffmpeg, brew install ffmpeg or conda install ffmpeg"
 _MISSING = (
     "decoding a video, or a sound other than a WAV file of PCM or float samples, or resampling one, needs torchcodec "
-    f"and FFmpeg 4 or newer: pip install torchcodec, and {FFMPEG}"
+    f"and FFmpeg 4 or newer: pip install torchcodec, and {_FFMPEG}"
 )
 # torchcodec tries its library for each version of FFmpeg, and lists what was wrong with each.
 _LOADING = re.compile(r"^(?:\w*Error|FFmpeg version \d+): (?!Could not load)(\S.*)$", re.MULTILINE)
@@ -204,13 +202,19 @@ def _decoders() -> Value:
     return decoders
 
 
-def decoders_obstacle() -> str | None:
-    """Say why sounds and videos cannot be decoded here; None if they can."""
+def decoders_state() -> str:
+    """What decodes sounds and videos here, in words; or why nothing does, and how to get it."""
     try:
         _decoders()
     except ImportError as error:
-        return _reason(error.__cause__)
-    return None
+        obstacle = _reason(error.__cause__)
+        how = {
+            "torchcodec is not installed": "pip install torchcodec",
+            "torchcodec finds no FFmpeg": _FFMPEG,
+        }
+        other = f"install the torchcodec that fits your torch, and FFmpeg: {_FFMPEG}"
+        return f"not available (optional): {obstacle}: {how.get(obstacle, other)}"
+    return f"torchcodec and FFmpeg {_ffmpeg_version()} (sounds, resampling, videos)"
 
 
 def _reason(error: BaseException | None) -> str:
@@ -223,7 +227,7 @@ def _reason(error: BaseException | None) -> str:
     return f"torchcodec does not load ({(others or str(error).splitlines() or [type(error).__name__])[0][:200]})"
 
 
-def ffmpeg_version() -> str:
+def _ffmpeg_version() -> str:
     """The version of FFmpeg that torchcodec has loaded, such as "7"; "" if it does not say."""
     return str(getattr(importlib.import_module("torchcodec"), "ffmpeg_major_version", ""))
 

@@ -15,37 +15,21 @@ from .framing import (
     OVERHEAD_BYTES,
     check_payload,
     checksum_error,
-    encode_footer,
     find_headers,
     is_header,
-    masked_crc32c,
     payload_length,
     shift_crc,
 )
 from .index import COMPRESSION_TYPES, RecordIndex, index_source, load_fresh
 from .index_keeper import IndexKeeper, Kept, SidecarKeeper
-from .index_paths import (
-    SIDECAR_FOLDER,
-    remove_sidecar,
-    sidecar_path,
-    visible_sidecar_path,
-    write_sidecar,
-)
+from .index_paths import SIDECAR_FOLDER, remove_sidecar, sidecar_path, write_sidecar
 from .packed_records import PackedRecords
-from .paths import (
-    Paths,
-    find_files,
-    found_files,
-    is_companion,
-    labels_name,
-    named_manifest,
-    shard_name,
-)
+from .paths import Paths, find_files, found_files, is_companion, named_manifest
 from .reader import RecordReader, read_blocks, read_records
-from .record_file import LocalRecordFile, RemoteRecordFile, upload_bytes
+from .record_file import upload_bytes
 from .record_table import RecordTable, is_range, open_table
 from .scan import Block, RecordScanner, SkippedBytes
-from .sidecar import SidecarFormat, about_data, pack, read_sidecar, read_source, stored_number
+from .sidecar import SidecarFormat, pack, read_sidecar, read_source, stored_number
 from .writer import ShardedTFRecordWriter, TFRecordWriter
 
 __all__ = [
@@ -62,24 +46,20 @@ __all__ = [
     "FileIndex",
     "IndexKeeper",
     "Kept",
-    "LocalRecordFile",
     "PackedRecords",
     "Paths",
     "RecordIndex",
     "RecordReader",
     "RecordScanner",
     "RecordTable",
-    "RemoteRecordFile",
     "ShardedTFRecordWriter",
     "SidecarFormat",
     "SidecarKeeper",
     "SkippedBytes",
     "TFRecordWriter",
-    "about_data",
     "array_record_indexes",
     "check_payload",
     "checksum_error",
-    "encode_footer",
     "find_files",
     "find_headers",
     "found_files",
@@ -89,9 +69,7 @@ __all__ = [
     "is_companion",
     "is_header",
     "is_range",
-    "labels_name",
     "load_fresh",
-    "masked_crc32c",
     "named_manifest",
     "open_records",
     "open_table",
@@ -104,11 +82,9 @@ __all__ = [
     "read_source",
     "record_offset",
     "remove_sidecar",
-    "shard_name",
     "shift_crc",
     "sidecar_path",
     "stored_number",
     "upload_bytes",
-    "visible_sidecar_path",
     "write_sidecar",
 ]

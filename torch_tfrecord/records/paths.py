@@ -33,7 +33,6 @@ __all__ = [
     "find_files",
     "found_files",
     "is_companion",
-    "labels_name",
     "named_manifest",
     "shard_name",
 ]
@@ -68,17 +67,6 @@ def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
         'train-00003-of-00010.tfrecord'
     """
     return f"{base}-{number:05d}-of-{total:05d}{suffix}"
-
-
-def labels_name(name: str) -> str:
-    """Name of the class names' file of a set of shards: no pattern that begins with the set's name
-    matches it.
-
-    Example:
-        >>> labels_name("train")
-        'labels-train.txt'
-    """
-    return f"labels-{name}.txt"
 
 
 def is_companion(path: str) -> bool:
