@@ -132,6 +132,6 @@ def test_a_loader_in_the_middle(folder):
 
 
 def test_the_picture():
-    module = load_script(ROOT / "benchmarks" / "draw_order.py")
+    module = load_script(ROOT / "docs" / "draw_order.py")
     assert module.draw() == module.PICTURE.read_text(encoding="utf-8")
     assert os.path.getsize(module.PICTURE) < 100_000

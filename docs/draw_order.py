@@ -1,7 +1,7 @@
 """Draw docs/order.svg: how positions flow to ranks, batches and workers, with the library's own
 numbers.
 
-python benchmarks/draw_order.py
+    python docs/draw_order.py
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ RANK_EDGES = ("#1d3557", "#c1121f", "#588157")
 CELL = 40
 LEFT = 150
 WIDTH = LEFT + (N + 2) * (CELL + 4) + 24  # two places more: repeated ones
-PICTURE = Path(__file__).parent.parent / "docs" / "order.svg"
+PICTURE = Path(__file__).with_name("order.svg")
 
 
 def file_of(position: int) -> int:
+    """The file that has a position."""
     return next(file for file in range(len(FILES)) if position < sum(FILES[: file + 1]))
 
 
 def text(x: float, y: float, words: str, size: int = 13, anchor: str = "start") -> str:
+    """Words at a place."""
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}">{words}</text>'
 
 
 def cell(x: float, y: float, position: int, edge: str = "#555", width: int = 1) -> str:
+    """The box of a position, coloured as its file."""
     colour = COLOURS[file_of(position)]
     box = f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="28" rx="4" fill="{colour}" stroke="{edge}" '
     return f'{box}stroke-width="{width}"/>' + text(
@@ -38,10 +41,12 @@ def cell(x: float, y: float, position: int, edge: str = "#555", width: int = 1) 
 
 
 def place(number: int) -> float:
+    """Where the box of a place in the order begins."""
     return LEFT + number * (CELL + 4)
 
 
 def row(y: float, label: str, positions: list[int], edges: list[str] | None = None) -> list[str]:
+    """A label, and the boxes of some positions."""
     parts = [text(10, y + 19, label)]
     for number, position in enumerate(positions):
         edge = edges[number] if edges else "#555"
@@ -50,6 +55,7 @@ def row(y: float, label: str, positions: list[int], edges: list[str] | None = No
 
 
 def shares(world_size: int, state: dict | None = None) -> list[list[int]]:
+    """The positions of each rank, from the start or from a state on."""
     found = []
     for rank in range(world_size):
         sampler = RecordSampler(range(N), seed=0, rank=rank, world_size=world_size)
@@ -76,6 +82,7 @@ def batches(
 
 
 def draw() -> str:
+    """The whole picture."""
     order = list(RecordSampler(range(N), seed=0))
     before = shares(2)
     taken = 2 * BATCH * 2  # two batches on each of two ranks
