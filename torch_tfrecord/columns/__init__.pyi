@@ -20,7 +20,7 @@ from .feature import Feature, LeadingPart, SequenceFeatures, features_code, make
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .message_columns import columns_of
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Shape, Text
-from .parsers import ExampleParser, Parser
+from .parsers import ExampleParser
 from .ragged import RaggedFeature
 from .raw_tensor import RawTensor, inflate
 from .reading import (
@@ -88,7 +88,6 @@ __all__ = [
     "NestedExample",
     "OneValueReader",
     "OneValueSpec",
-    "Parser",
     "Proto",
     "RaggedFeature",
     "RaggedTensor",

@@ -7,7 +7,6 @@ from .nested_dataset import (
     NestedDataset,
     StagedDataset,
     loads_ahead,
-    makes_objects,
     transform_samples,
     usual_num_threads,
 )
@@ -16,7 +15,6 @@ from .record_files import (
     ArrayRecordFiles,
     NotKeptError,
     RecordFiles,
-    SingleRecords,
     open_indexed,
     warn_of_no_records,
 )
@@ -36,7 +34,6 @@ __all__ = [
     "RecordFiles",
     "RecordRows",
     "SampleMaker",
-    "SingleRecords",
     "StagedDataset",
     "TFRecordDataset",
     "collate",
@@ -47,7 +44,6 @@ __all__ = [
     "is_jagged",
     "loads_ahead",
     "make_batch",
-    "makes_objects",
     "numbers",
     "open_indexed",
     "register_in_worker",
