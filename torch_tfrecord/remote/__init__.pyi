@@ -1,14 +1,12 @@
 from .disk_cache import cache_info
 from .remote_paths import RemoteNames
 from .storages import STORAGES
-from .store import StoreError
 from .stores import store_of
 from .transfers import Upload, infos_if_there, listing, remove, upload
 
 __all__ = [
     "STORAGES",
     "RemoteNames",
-    "StoreError",
     "Upload",
     "cache_info",
     "infos_if_there",
