@@ -33,10 +33,10 @@ from torch_tfrecord import (
     infer_features,
     write_arrow,
 )
-from torch_tfrecord.columns import features_code
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import hidden_name, is_remote
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.shown import features_code
 from torch_tfrecord.tables import ArrowColumns
 
 __all__ = ["CONVERT"]

@@ -31,7 +31,10 @@ __all__ = [
     "MAX_BATCH_BYTES",
     "OBJECT_BYTES",
     "TENSOR_BYTES",
+    "Array",
     "BatchBudget",
+    "Ints",
+    "Keys",
     "array_dtype",
     "as_array",
     "as_tensor",
@@ -48,6 +51,11 @@ MAX_BATCH_BYTES = 4 << 30
 TENSOR_BYTES, OBJECT_BYTES = 1 << 10, 1 << 6
 """What Python needs for a tensor, and for another value, besides its bytes, as measured: millions may have none."""
 
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of any dtype."""
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+Keys: TypeAlias = "npt.NDArray[np.uint64]"
+"""The random keys of N records, for specs that draw at random."""
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 # Of NumPy's arrays, before 2.0.

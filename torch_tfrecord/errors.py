@@ -24,7 +24,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TypeVar
 
@@ -42,6 +42,8 @@ __all__ = [
     "needs_extra",
     "optional_import",
     "outer_level",
+    "raise_first",
+    "read_each",
     "warn_once",
 ]
 
@@ -50,6 +52,8 @@ _FOLDER = os.path.dirname(__file__)
 _TORCH_LOADER = os.path.join(os.sep, "torch", "utils", "data", "")
 
 _Error = TypeVar("_Error", bound="TFRecordError")
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 
 class TFRecordError(Exception):
@@ -244,3 +248,26 @@ def outer_level() -> int:
     ):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def read_each(read: Callable[[_Given], _Found], records: Iterable[_Given]) -> list[_Found]:
+    """Read several records; if one exceeds what is left of the batch's budget, the error has its
+    number.
+    """
+    values = []
+    try:
+        for record in records:
+            # Not a comprehension: how many there are says which record is too large.
+            values.append(read(record))
+    except LimitExceededError as error:
+        raise error.locate(position=len(values)) from error.__cause__
+    return values
+
+
+def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
+    """Read several things again one by one, so that the error is that of the first bad one."""
+    for number in range(count):
+        try:
+            read(number)
+        except TFRecordError as error:
+            raise type(error)(f"{unit} {number}: {error.args[0]}") from error.__cause__

@@ -7,15 +7,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from google.protobuf.message import Message
 
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.shown import printable, shown_callable, shown_list
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = [
     "LEFT_OUT",
+    "WHOLE_KINDS",
     "Batch",
     "Columns",
+    "JsonList",
+    "JsonObject",
     "Places",
     "RecordPlace",
     "SampleList",
@@ -24,6 +32,10 @@ __all__ = [
     "Value",
     "Values",
     "check_for_torch",
+    "is_listed",
+    "is_ragged",
+    "mark_listed",
+    "mark_ragged",
     "place_of",
     "transform_each",
     "transform_one",
@@ -214,3 +226,54 @@ def _sizes(value: object, name: str) -> Iterable[tuple[str, list[int]]]:
         yield name, [len(value)]
     elif hasattr(value, "shape") and not getattr(value, "is_nested", False):
         yield name, list(value.shape)
+
+
+# How collating makes a batch of a sample's values.
+
+# Attributes, as a subclass of Tensor would make each operation on a sample slower.
+_RAGGED = "_torch_tfrecord_ragged"
+_LISTED = "_torch_tfrecord_listed"
+
+
+def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a sample's tensor as variable-length, so that collating makes it jagged even if all
+    lengths are equal.
+
+    The mark belongs to the tensor object: it does not survive operations on it, or pickling to
+    another process.
+    """
+    setattr(tensor, _RAGGED, True)
+    return tensor
+
+
+def is_ragged(tensor: torch.Tensor) -> bool:
+    """Whether :func:`mark_ragged` marked this tensor object."""
+    return getattr(tensor, _RAGGED, False)
+
+
+def mark_listed(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a sample's tensor so that collating makes a list of such tensors even if all sizes are
+    equal.
+
+    For sounds and videos of any length, whose last dimensions vary; the mark lasts as long as that
+    of `mark_ragged`.
+    """
+    setattr(tensor, _LISTED, True)
+    return tensor
+
+
+def is_listed(tensor: torch.Tensor) -> bool:
+    """Whether :func:`mark_listed` marked this tensor object."""
+    return getattr(tensor, _LISTED, False)
+
+
+class JsonObject(dict[str, Value]):
+    """An object from JSON: a dict that a batch does not take apart."""
+
+
+class JsonList(list[Value]):
+    """A list from JSON, which a batch does not take apart."""
+
+
+WHOLE_KINDS = (Message, JsonObject, JsonList)
+"""Values that a batch lists as they are."""

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 __all__ = [
+    "dtype_name",
+    "features_code",
     "printable",
     "show_code",
     "shown_features",
     "shown_files",
     "shown_items",
+    "shown_keys",
     "shown_list",
     "shown_text",
     "shown_transform",
@@ -28,6 +31,8 @@ __all__ = [
 _T = TypeVar("_T")
 
 _MOST_NAMES = 8
+# A record may have thousands of keys, and its error should still be readable.
+_SHOWN_KEYS = 8
 _MOST_LETTERS = 120
 _MOST_BYTES = 1500  # of an error's message, without the path
 
@@ -240,3 +245,54 @@ def _shown_start(value: object) -> str:
 
 def _start_of(text: str, limit: int = _MOST_LETTERS) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def dtype_name(dtype: object) -> str:
+    """The dtype's short name: "int64", "bytes", "str"."""
+    return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+
+
+def shown_keys(record: Iterable[str]) -> str:
+    """The first keys of a record, for errors."""
+    keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
+    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+    return ", ".join(map(repr, keys[:_SHOWN_KEYS])) + more or "no features"
+
+
+def features_code(features: Any) -> str:
+    """A program that builds some features, a mapping or a class of mappings, with its imports."""
+    kinds: set[type] = set()
+    mappings: list[Mapping[str, object]] = []
+    if isinstance(features, Mapping):
+        mappings.append(features)
+        code = _mapping_code(features, "")
+    else:
+        kinds.add(type(features))
+        indent, code = "    ", f"{type(features).__name__}(\n"
+        for each in fields(features):
+            value = getattr(features, each.name)
+            if isinstance(value, Mapping):
+                mappings.append(value)
+                code += f"{indent}{each.name}={_mapping_code(value, indent)},\n"
+            elif value != each.default:
+                code += f"{indent}{each.name}={value!r},\n"
+        code += ")"
+    kinds.update(type(spec) for mapping in mappings for spec in mapping.values())
+    lines = [f"features = {code}"]
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        lines = [f"from torch_tfrecord import {names}", "", *lines]
+    return "\n".join(["import torch", *lines] if "torch." in code else lines)
+
+
+def _mapping_code(features: Mapping[str, object], indent: str) -> str:
+    if not features:
+        return "{}"
+    lines = [f"{indent}    {_quoted(name)}: {spec!r},\n" for name, spec in features.items()]
+    return "".join(["{\n", *lines, indent, "}"])
+
+
+def _quoted(name: str) -> str:
+    # Double quotes, as formatters write code; a name that has one keeps what repr makes of it.
+    text = repr(name)
+    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text

@@ -12,11 +12,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
+from torchvision import tv_tensors
 
 __all__ = [
     "CollateFunctions",
+    "as_kind_of",
     "as_plain_tensors",
     "choose_sparse_checks",
     "collate_by_kinds",
@@ -26,9 +29,11 @@ __all__ = [
     "is_profiling",
     "jagged",
     "jagged_parts",
+    "longest_of",
     "next_batch",
     "register_as_dict",
     "show_order",
+    "sparse",
     "sparse_parts",
     "workers_of",
 ]
@@ -80,6 +85,17 @@ def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
         return tensor._indices(), tensor._values()
     return tensor.coalesce().indices(), tensor.coalesce().values()
+
+
+def sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], *, is_coalesced: bool
+) -> torch.Tensor:
+    """A ``torch.sparse_coo`` tensor, without checking or sorting."""
+    # Whoever calls has checked the indices, and torch would read them all again.
+    choose_sparse_checks()
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
+    )
 
 
 @functools.cache
@@ -185,3 +201,18 @@ def workers_of(iterator: object) -> Sequence[BaseProcess]:
     """The worker processes of a DataLoader's iterator; none if that cannot be told."""
     workers: Sequence[BaseProcess] = getattr(iterator, "_workers", ())
     return workers
+
+
+def longest_of(offsets: torch.Tensor | npt.NDArray[Any]) -> int:
+    """The length of the longest row, by the row splits."""
+    # faster than torch for few rows
+    ends = offsets.numpy(force=True) if isinstance(offsets, torch.Tensor) else offsets
+    return int((ends[1:] - ends[:-1]).max(initial=0))
+
+
+def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor as the same tv_tensor as another one, if that is one."""
+    if not isinstance(other, tv_tensors.TVTensor):
+        return tensor
+    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
+    return wrapped

@@ -27,7 +27,6 @@ from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.loading.sample import take_apart
@@ -36,6 +35,7 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.protobuf.messages import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 

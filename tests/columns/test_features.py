@@ -36,9 +36,9 @@ from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.ragged import RaggedFeature
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.columns.stacking import is_ragged, mark_ragged
 from torch_tfrecord.media.image import Image
 from torch_tfrecord.media.sounds import Audio, Video
+from torch_tfrecord.samples import is_ragged, mark_ragged
 
 I64 = torch.int64
 SPECS = {

@@ -25,12 +25,12 @@ from torch_tfrecord.columns.one_value import SerializedTensor, Text
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.columns.raw_tensor import RawTensor
 from torch_tfrecord.columns.record_parsers import parse_example, parse_single_example
-from torch_tfrecord.columns.stacking import is_ragged
 from torch_tfrecord.columns.tensors import serialize_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.media.codec import encode_image
 from torch_tfrecord.media.image import Image
 from torch_tfrecord.protobuf.example import decode_example, encode_example
+from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 

@@ -39,7 +39,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
 from torch_tfrecord.columns.record_parsers import make_parser
-from torch_tfrecord.columns.stacking import is_ragged
+from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 X = {"x": FixedLenSequenceFeature((), I64)}

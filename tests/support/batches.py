@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_tfrecord.columns.stacking import is_ragged
+from torch_tfrecord.samples import is_ragged
 
 
 def assert_same(one, two):

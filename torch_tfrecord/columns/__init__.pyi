@@ -1,22 +1,20 @@
 from .column_plan import ColumnPlan
-from .containers import Nested, RaggedTensor, SparseList, longest_of, make_sparse, nest_rows
+from .containers import Nested, RaggedTensor, SparseList, nest_rows
 from .dtypes import (
     BYTES_LIST,
     FLOAT_LIST,
     INT64_LIST,
-    Array,
     DType,
     ListKind,
     Value,
     cast,
     decode_text,
-    dtype_name,
     from_bytes,
     nest,
     shape_with_names,
 )
 from .example_lists import ListFeatures, NestedExample
-from .feature import Feature, LeadingPart, SequenceFeatures, features_code, make_reader
+from .feature import Feature, LeadingPart, SequenceFeatures, make_reader
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .message_columns import columns_of
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Shape, Text
@@ -25,17 +23,12 @@ from .ragged import RaggedFeature
 from .raw_tensor import RawTensor, inflate
 from .reading import (
     Column,
-    Ints,
-    Keys,
     LackingError,
     Reader,
     StepColumn,
     StepReader,
     Want,
-    raise_first,
-    read_each,
     reserve_for_values,
-    shown_keys,
     splits_of,
 )
 from .record_parsers import (
@@ -49,27 +42,13 @@ from .record_parsers import (
     parse_single_sequence_example,
 )
 from .sparse import SparseFeature
-from .stacking import (
-    WHOLE_KINDS,
-    as_kind_of,
-    as_nested,
-    as_plain,
-    is_listed,
-    is_ragged,
-    mark_listed,
-    pad_rows,
-    rows_of,
-    stack,
-    stack_samples,
-)
+from .stacking import as_nested, as_plain, pad_rows, rows_of, stack, stack_samples
 from .tensors import parse_tensor, serialize_tensor
 
 __all__ = [
     "BYTES_LIST",
     "FLOAT_LIST",
     "INT64_LIST",
-    "WHOLE_KINDS",
-    "Array",
     "Column",
     "ColumnPlan",
     "DType",
@@ -77,9 +56,7 @@ __all__ = [
     "Feature",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
-    "Ints",
     "Json",
-    "Keys",
     "LackingError",
     "LeadingPart",
     "ListFeatures",
@@ -106,24 +83,16 @@ __all__ = [
     "Value",
     "VarLenFeature",
     "Want",
-    "as_kind_of",
     "as_nested",
     "as_plain",
     "cast",
     "columns_of",
     "decode_text",
-    "dtype_name",
-    "features_code",
     "from_bytes",
     "inflate",
-    "is_listed",
-    "is_ragged",
     "is_record_features",
-    "longest_of",
     "make_parser",
     "make_reader",
-    "make_sparse",
-    "mark_listed",
     "nest",
     "nest_rows",
     "pad_rows",
@@ -132,13 +101,10 @@ __all__ = [
     "parse_single_example",
     "parse_single_sequence_example",
     "parse_tensor",
-    "raise_first",
-    "read_each",
     "reserve_for_values",
     "rows_of",
     "serialize_tensor",
     "shape_with_names",
-    "shown_keys",
     "splits_of",
     "stack",
     "stack_samples",

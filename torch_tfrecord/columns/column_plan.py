@@ -25,11 +25,12 @@ from torch_tfrecord.columns.reading import (
     Work,
     read_columns,
 )
-from torch_tfrecord.columns.stacking import mark_ragged, rows_of
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.phases import spent
 from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.samples import mark_ragged
 
 __all__ = ["ColumnPlan", "Pick", "RowPlan", "make_picks"]
 

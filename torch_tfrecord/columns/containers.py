@@ -19,7 +19,7 @@ import torch
 
 from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.reading import splits_of
-from torch_tfrecord.torch_internals import choose_sparse_checks, jagged
+from torch_tfrecord.torch_internals import jagged, longest_of, sparse
 
 __all__ = [
     "Nested",
@@ -27,7 +27,6 @@ __all__ = [
     "RaggedTensor",
     "SparseList",
     "join_nested",
-    "longest_of",
     "make_sparse",
     "nest_rows",
     "split_lists",
@@ -233,13 +232,6 @@ def _join_splits(parts: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
     return joined
 
 
-def longest_of(offsets: Numbers) -> int:
-    """The length of the longest row, by the row splits."""
-    # faster than torch for few rows
-    ends = offsets.numpy(force=True) if isinstance(offsets, torch.Tensor) else offsets
-    return int((ends[1:] - ends[:-1]).max(initial=0))
-
-
 def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
     """Wrap in the simplest type that holds it: a tensor, a jagged nested tensor, or a
     RaggedTensor.
@@ -282,8 +274,4 @@ def make_sparse(
     """
     if isinstance(values, list):
         return SparseList(indices, values, shape)
-    # Whoever calls has checked the indices, and torch would read them all again.
-    choose_sparse_checks()
-    return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
-    )
+    return sparse(indices, values, shape, is_coalesced=is_coalesced)

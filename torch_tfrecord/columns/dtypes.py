@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, empty_bytes
+from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.shown import dtype_name
 
 __all__ = [
     "BYTES_LIST",
     "FLOAT_LIST",
     "INT64_LIST",
-    "Array",
     "DType",
     "ListKind",
     "Value",
@@ -33,7 +33,6 @@ __all__ = [
     "check_list_dtype",
     "decode_text",
     "default_values",
-    "dtype_name",
     "fixed_shape",
     "from_bytes",
     "list_kind",
@@ -44,8 +43,6 @@ __all__ = [
 ]
 
 DType: TypeAlias = torch.dtype | type[bytes] | type[str]
-Array: TypeAlias = npt.NDArray[Any]
-"""An array of any dtype."""
 Value: TypeAlias = Any
 """A value of a sample, or its column in a batch: the spec decides whether that is a tensor, str,
 bytes, list, dict or message, which types cannot say of a mapping of specs.
@@ -119,11 +116,6 @@ def list_kind(dtype: object) -> ListKind | None:
     ...).
     """
     return _LISTS.get(dtype)
-
-
-def dtype_name(dtype: object) -> str:
-    """The dtype's short name: "int64", "bytes", "str"."""
-    return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:

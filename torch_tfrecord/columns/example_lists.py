@@ -17,27 +17,17 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Ints, Keys, reserve
 from torch_tfrecord.columns.containers import Nested, split_lists
 from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
-from torch_tfrecord.columns.feature import Feature, copy_mappings, features_code
+from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import ExampleParser, PartParser, packed
-from torch_tfrecord.columns.reading import (
-    Column,
-    Ints,
-    Keys,
-    Reader,
-    Want,
-    labelled,
-    locate_row,
-    read_each,
-    splits_of,
-)
+from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locate_row, splits_of
 from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.columns.stacking import rows_of, stack
+from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.order import shuffled
 from torch_tfrecord.protobuf import (
     ExampleListWithContext,
@@ -46,6 +36,8 @@ from torch_tfrecord.protobuf import (
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.shown import features_code
+from torch_tfrecord.torch_internals import as_kind_of
 
 __all__ = ["ExampleListParser", "ListFeatures", "NestedExample"]
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -40,7 +40,7 @@ from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DT
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepReader
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.protobuf import HELD, ListValues, int64_error, list_values
-from torch_tfrecord.shown import show_code
+from torch_tfrecord.shown import features_code, show_code
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -51,7 +51,6 @@ __all__ = [
     "SequenceFeatures",
     "ValueEncoder",
     "copy_mappings",
-    "features_code",
     "make_context_reader",
     "make_reader",
     "make_step_reader",
@@ -319,45 +318,6 @@ class SequenceFeatures:
     def __str__(self) -> str:
         """Show the Python code that builds it, with its imports."""
         return features_code(self)
-
-
-def features_code(features: Any) -> str:
-    """A program that builds some features, a mapping or a class of mappings, with its imports."""
-    kinds: set[type] = set()
-    mappings: list[Mapping[str, Feature]] = []
-    if isinstance(features, Mapping):
-        mappings.append(features)
-        code = _mapping_code(features, "")
-    else:
-        kinds.add(type(features))
-        indent, code = "    ", f"{type(features).__name__}(\n"
-        for each in fields(features):
-            value = getattr(features, each.name)
-            if isinstance(value, Mapping):
-                mappings.append(value)
-                code += f"{indent}{each.name}={_mapping_code(value, indent)},\n"
-            elif value != each.default:
-                code += f"{indent}{each.name}={value!r},\n"
-        code += ")"
-    kinds.update(type(spec) for mapping in mappings for spec in mapping.values())
-    lines = [f"features = {code}"]
-    if kinds:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        lines = [f"from torch_tfrecord import {names}", "", *lines]
-    return "\n".join(["import torch", *lines] if "torch." in code else lines)
-
-
-def _mapping_code(features: Mapping[str, Feature], indent: str) -> str:
-    if not features:
-        return "{}"
-    lines = [f"{indent}    {_quoted(name)}: {spec!r},\n" for name, spec in features.items()]
-    return "".join(["{\n", *lines, indent, "}"])
-
-
-def _quoted(name: str) -> str:
-    # Double quotes, as formatters write code; a name that has one keeps what repr makes of it.
-    text = repr(name)
-    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
 def copy_mappings(features: object, *names: str) -> None:

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import knows_keywords
-from torch_tfrecord.batch_memory import as_array, as_tensor
+from torch_tfrecord.batch_memory import Array, Ints, as_array, as_tensor
 from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
-    Array,
     DType,
     Value,
     cast_array,
@@ -31,7 +30,6 @@ from torch_tfrecord.columns.dtypes import (
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     Column,
-    Ints,
     Reader,
     StepColumn,
     StepReader,

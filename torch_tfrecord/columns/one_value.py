@@ -18,12 +18,12 @@ from google.protobuf.message import Message
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, Value
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
-    Ints,
     ReadContext,
     Reader,
     StepColumn,
@@ -31,14 +31,14 @@ from torch_tfrecord.columns.reading import (
     Want,
     check_steps,
     labelled,
-    read_each,
     read_record,
     splits_of,
 )
-from torch_tfrecord.columns.stacking import JsonList, JsonObject, stack
+from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import TFRecordError, read_each
 from torch_tfrecord.protobuf import parse_json, parse_message
+from torch_tfrecord.samples import JsonList, JsonObject
 
 __all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]
 

@@ -15,7 +15,13 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
+from torch_tfrecord.batch_memory import (
+    MAX_BATCH_BYTES,
+    BatchBudget,
+    Keys,
+    check_max_batch_bytes,
+    reserve,
+)
 from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
 from torch_tfrecord.columns.dtypes import Value, Values
 from torch_tfrecord.columns.feature import (
@@ -30,7 +36,6 @@ from torch_tfrecord.columns.message_columns import read_one, read_steps
 from torch_tfrecord.columns.plan_parts import PartWork
 from torch_tfrecord.columns.reading import (
     Column,
-    Keys,
     Reader,
     StepReader,
     Work,

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from torch_tfrecord.batch_memory import empty_bytes
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Array, ListKind
+from torch_tfrecord.batch_memory import Array, empty_bytes
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.message_columns import columns_of
 from torch_tfrecord.columns.reading import NO_OFFSETS, Buffer, Column, Want, reserve_for
 from torch_tfrecord.errors import ParseError

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.batch_memory import Array, Ints, reserve
 from torch_tfrecord.columns.containers import Nested, join_nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     INT64_LIST,
-    Array,
     DType,
     Value,
     cast_array,
@@ -32,21 +31,19 @@ from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.lists import VarLenReader, VarLenSteps
 from torch_tfrecord.columns.reading import (
     Column,
-    Ints,
     Reader,
     StepColumn,
     StepReader,
     Want,
     labelled,
     list_want,
-    read_each,
     read_record,
     read_records,
     reserve_for,
     splits_of,
 )
 from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
-from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord.errors import LimitExceededError, ParseError, read_each
 
 __all__ = ["RaggedFeature"]
 

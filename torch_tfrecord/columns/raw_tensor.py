@@ -18,7 +18,6 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.dtypes import (
     Value,
     check_list_dtype,
-    dtype_name,
     from_bytes,
     list_kind,
     shape_with_names,
@@ -27,6 +26,7 @@ from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column
 from torch_tfrecord.errors import ParseError, needs_extra
+from torch_tfrecord.shown import dtype_name
 
 __all__ = ["Compression", "RawTensor", "deflate", "inflate"]
 

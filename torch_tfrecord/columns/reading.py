@@ -18,19 +18,11 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import nearest
-from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import (
-    Array,
-    DType,
-    ListKind,
-    Value,
-    cast_array,
-    decode_text,
-    dtype_name,
-    list_kind,
-)
-from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
+from torch_tfrecord.batch_memory import Array, Ints, Keys, reserve
+from torch_tfrecord.columns.dtypes import DType, ListKind, Value, cast_array, decode_text, list_kind
+from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError, raise_first
 from torch_tfrecord.native import native_module
+from torch_tfrecord.shown import dtype_name, shown_keys
 
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
@@ -38,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_OFFSETS",
     "Column",
-    "Ints",
-    "Keys",
     "LackingError",
     "ReadContext",
     "Reader",
@@ -52,29 +42,20 @@ __all__ = [
     "labelled",
     "list_want",
     "locate_row",
-    "raise_first",
     "read_columns",
-    "read_each",
     "read_list",
     "read_record",
     "read_records",
     "reserve_for",
     "reserve_for_values",
-    "shown_keys",
     "splits_of",
 ]
 
 _T = TypeVar("_T")
-_Record = TypeVar("_Record")
-Ints: TypeAlias = "npt.NDArray[np.int64]"
-Keys: TypeAlias = "npt.NDArray[np.uint64]"
-"""The random keys of N records, for specs that draw at random."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_OFFSETS = np.zeros(0, np.int64)
 """The offsets of a Column with a known number of values."""
 _AT_ONCE = 500  # For more numbers NumPy lets go of the GIL.
-# A record may have thousands of keys, and its error should still be readable.
-_SHOWN_KEYS = 8
 _PARTS = ("size", "shape", "index")  # what is read for another feature, not for its own sake
 
 
@@ -202,13 +183,6 @@ def list_want(
 def at_step(error: TFRecordError, step: int) -> TFRecordError:
     """The same error, with the step number in the feature list as prefix."""
     return type(error)(f"step {step}: {error.args[0]}")
-
-
-def shown_keys(record: Iterable[str]) -> str:
-    """The first keys of a record, for errors."""
-    keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
-    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
-    return ", ".join(map(repr, keys[:_SHOWN_KEYS])) + more or "no features"
 
 
 class Column(NamedTuple):
@@ -384,20 +358,6 @@ def reserve_for_values(want: Want, num_bytes: int, offsets: Ints) -> None:
         reserve_for(want, num_bytes, offsets)
 
 
-def read_each(read: Callable[[_Record], _T], records: Iterable[_Record]) -> list[_T]:
-    """Read several records; if one exceeds what is left of the batch's budget, the error has its
-    number.
-    """
-    values = []
-    try:
-        for record in records:
-            # Not a comprehension: how many there are says which record is too large.
-            values.append(read(record))
-    except LimitExceededError as error:
-        raise error.locate(position=len(values)) from error.__cause__
-    return values
-
-
 class StepColumn(NamedTuple):
     """The values in the feature lists of N records for one `Want` with any number of values.
 
@@ -511,12 +471,3 @@ def read_record(reader: Reader, columns: Sequence[Column]) -> Value:
         )
         # No step fails by itself, so the error of all together is the one to show.
         raise
-
-
-def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
-    """Read several things again one by one, so that the error is that of the first bad one."""
-    for number in range(count):
-        try:
-            read(number)
-        except TFRecordError as error:
-            raise type(error)(f"{unit} {number}: {error.args[0]}") from error.__cause__

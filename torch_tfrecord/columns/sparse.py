@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns.containers import SparseList, make_sparse
 from torch_tfrecord.columns.dtypes import (
     INT64_LIST,
@@ -20,7 +21,7 @@ from torch_tfrecord.columns.dtypes import (
     fixed_shape,
 )
 from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.reading import Column, Ints, Reader, Want, labelled, list_want
+from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, list_want
 from torch_tfrecord.columns.stacking import is_ascending
 from torch_tfrecord.errors import LimitExceededError
 

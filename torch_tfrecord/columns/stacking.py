@@ -10,10 +10,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from google.protobuf.message import Message
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import empty_bytes, reserve
+from torch_tfrecord.batch_memory import Array, empty_bytes, reserve
 from torch_tfrecord.columns.containers import (
     Nested,
     RaggedTensor,
@@ -22,22 +21,15 @@ from torch_tfrecord.columns.containers import (
     make_sparse,
     wrap_nested,
 )
-from torch_tfrecord.columns.dtypes import Array, Value
+from torch_tfrecord.columns.dtypes import Value
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.torch_internals import sparse_parts
+from torch_tfrecord.samples import mark_ragged
+from torch_tfrecord.torch_internals import as_kind_of, sparse_parts
 
 __all__ = [
-    "WHOLE_KINDS",
-    "JsonList",
-    "JsonObject",
-    "as_kind_of",
     "as_nested",
     "as_plain",
     "is_ascending",
-    "is_listed",
-    "is_ragged",
-    "mark_listed",
-    "mark_ragged",
     "pad_rows",
     "rows_of",
     "stack",
@@ -45,9 +37,6 @@ __all__ = [
 ]
 
 _Bits: TypeAlias = "npt.NDArray[np.uint8]"
-# Attributes, as a subclass of Tensor would make each operation on a sample slower.
-_RAGGED = "_torch_tfrecord_ragged"
-_LISTED = "_torch_tfrecord_listed"
 
 
 def stack(values: list[Value]) -> torch.Tensor | list[Value]:
@@ -68,14 +57,6 @@ def stack(values: list[Value]) -> torch.Tensor | list[Value]:
     # A single tensor gets its dimension as a view, without a copy.
     stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
     return as_kind_of(stacked, first)
-
-
-def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A tensor as the same tv_tensor as another one, if that is one."""
-    if not isinstance(other, tv_tensors.TVTensor):
-        return tensor
-    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
-    return wrapped
 
 
 def as_plain(batch: Value) -> Value:
@@ -151,38 +132,6 @@ def is_ascending(indices: torch.Tensor) -> bool:
     for axis in reversed(indices):
         is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
     return bool(is_less.all())
-
-
-def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a sample's tensor as variable-length, so that collating makes it jagged even if all
-    lengths are equal.
-
-    The mark belongs to the tensor object: it does not survive operations on it, or pickling to
-    another process.
-    """
-    setattr(tensor, _RAGGED, True)
-    return tensor
-
-
-def is_ragged(tensor: torch.Tensor) -> bool:
-    """Whether :func:`mark_ragged` marked this tensor object."""
-    return getattr(tensor, _RAGGED, False)
-
-
-def mark_listed(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a sample's tensor so that collating makes a list of such tensors even if all sizes are
-    equal.
-
-    For sounds and videos of any length, whose last dimensions vary; the mark lasts as long as that
-    of `mark_ragged`.
-    """
-    setattr(tensor, _LISTED, True)
-    return tensor
-
-
-def is_listed(tensor: torch.Tensor) -> bool:
-    """Whether :func:`mark_listed` marked this tensor object."""
-    return getattr(tensor, _LISTED, False)
 
 
 def stack_samples(samples: Sequence[Value]) -> Value:
@@ -286,14 +235,3 @@ def _fill(
     out.reshape(-1, len(fill))[:] = fill
     out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
     return None
-
-
-class JsonObject(dict[str, Value]):
-    """An object from JSON: a dict that a batch does not take apart."""
-
-
-class JsonList(list[Value]):
-    """A list from JSON, which a batch does not take apart."""
-
-
-WHOLE_KINDS = (Message, JsonObject, JsonList)

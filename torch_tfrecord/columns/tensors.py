@@ -16,19 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import (
-    Array,
-    DType,
-    Value,
-    decode_text,
-    dtype_name,
-    from_bytes,
-    nest,
-    torch_dtype,
-)
+from torch_tfrecord.batch_memory import Array, reserve
+from torch_tfrecord.columns.dtypes import DType, Value, decode_text, from_bytes, nest, torch_dtype
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf import TensorProto, parse_message
+from torch_tfrecord.shown import dtype_name
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
 

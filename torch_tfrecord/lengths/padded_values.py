@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import array_dtype, as_array, as_tensor, reserve
-from torch_tfrecord.columns import Array, Nested, as_plain, dtype_name, pad_rows
+from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, reserve
+from torch_tfrecord.columns import Nested, as_plain, pad_rows
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading import numbers
 from torch_tfrecord.samples import Batch, Value, Values
+from torch_tfrecord.shown import dtype_name
 
 __all__ = [
     "Nest",

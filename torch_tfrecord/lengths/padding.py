@@ -11,7 +11,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.columns import WHOLE_KINDS, Nested
+from torch_tfrecord.columns import Nested
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.lengths.padded_values import (
     Nest,
@@ -23,7 +23,7 @@ from torch_tfrecord.lengths.padded_values import (
     pad_strings,
 )
 from torch_tfrecord.loading import find_rows, take_apart, take_columns
-from torch_tfrecord.samples import Batch, Columns, Samples, Values, place_of
+from torch_tfrecord.samples import WHOLE_KINDS, Batch, Columns, Samples, Values, place_of
 
 __all__ = ["PaddedCollate", "split_argument"]
 

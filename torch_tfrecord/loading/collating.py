@@ -14,19 +14,8 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import as_tensor, empty_bytes, empty_tensor
-from torch_tfrecord.columns import (
-    WHOLE_KINDS,
-    Array,
-    Nested,
-    RaggedTensor,
-    SparseList,
-    as_plain,
-    is_listed,
-    is_ragged,
-    mark_listed,
-    stack_samples,
-)
+from torch_tfrecord.batch_memory import Array, as_tensor, empty_bytes, empty_tensor
+from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, as_plain, stack_samples
 from torch_tfrecord.loading.sample import (
     UNSEEN,
     Sample,
@@ -35,11 +24,15 @@ from torch_tfrecord.loading.sample import (
 )
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import (
+    WHOLE_KINDS,
     Batch,
     Columns,
     Samples,
     Value,
     Values,
+    is_listed,
+    is_ragged,
+    mark_listed,
     place_of,
 )
 from torch_tfrecord.shown import shown_list, shown_value

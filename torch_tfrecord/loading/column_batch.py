@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import (
-    WHOLE_KINDS,
     RecordFeatures,
     SequenceFeatures,
     Source,
@@ -27,6 +26,7 @@ from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart, to_ht
 from torch_tfrecord.loading.transport import for_transport, register_in_worker
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
+    WHOLE_KINDS,
     Batch,
     Columns,
     Places,

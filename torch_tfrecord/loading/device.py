@@ -27,10 +27,10 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.batch_memory import BORN_IN
-from torch_tfrecord.columns import WHOLE_KINDS, RaggedTensor
+from torch_tfrecord.columns import RaggedTensor
 from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.loading.transport import Node, Packer, View, build, span
-from torch_tfrecord.samples import Batch, Samples, Value, Values
+from torch_tfrecord.samples import WHOLE_KINDS, Batch, Samples, Value, Values
 from torch_tfrecord.torch_internals import is_in_bad_fork, next_batch, workers_of
 
 __all__ = [

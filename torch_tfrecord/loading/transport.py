@@ -21,13 +21,13 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import as_array
-from torch_tfrecord.columns import RaggedTensor, longest_of, make_sparse
+from torch_tfrecord.columns import RaggedTensor
 from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
-from torch_tfrecord.torch_internals import jagged, jagged_parts, sparse_parts
+from torch_tfrecord.torch_internals import jagged, jagged_parts, longest_of, sparse, sparse_parts
 
 __all__ = [
     "Node",
@@ -191,9 +191,7 @@ class Packer:
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor
         if tensor.layout == torch.sparse_coo:
-            make = partial(
-                make_sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced()
-            )
+            make = partial(sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced())
             return (make, *map(self.node, sparse_parts(tensor)))
         parts = jagged_parts(tensor) if is_jagged(tensor) else None
         if parts is None:

@@ -13,22 +13,26 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, knows_keywords, one_of
+from torch_tfrecord.batch_memory import Keys
 from torch_tfrecord.columns import (
     Column,
     Feature,
     FixedLenFeature,
-    Keys,
     OneValueReader,
     OneValueSpec,
     Shape,
     Value,
-    dtype_name,
-    raise_first,
     rows_of,
     shape_with_names,
     stack,
 )
-from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
+from torch_tfrecord.errors import (
+    ImageDecodeError,
+    LimitExceededError,
+    ParseError,
+    TFRecordError,
+    raise_first,
+)
 from torch_tfrecord.media.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.media.crop_jobs import (
     CropWork,
@@ -44,6 +48,7 @@ from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.media.regions import StoredImage, check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase, spent
+from torch_tfrecord.shown import dtype_name
 
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job

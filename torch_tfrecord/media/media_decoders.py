@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
-from torch_tfrecord.columns import Array, Value
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Array, reserve
+from torch_tfrecord.columns import Value
 from torch_tfrecord.errors import LimitExceededError, ParseError
 
 __all__ = [

@@ -10,20 +10,13 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
-from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.columns import (
-    Array,
-    Feature,
-    OneValueSpec,
-    StepReader,
-    Value,
-    mark_listed,
-    stack,
-)
+from torch_tfrecord.batch_memory import Array, empty_tensor
+from torch_tfrecord.columns import Feature, OneValueSpec, StepReader, Value, stack
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.media.media_decoders import decode_frames, decode_sound, read_wav
 from torch_tfrecord.order import RandomStream
 from torch_tfrecord.phases import Phase
+from torch_tfrecord.samples import mark_listed
 
 __all__ = ["Audio", "MediaSpec", "Video", "window_start"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import (
     BYTES_LIST,
     FLOAT_LIST,
     INT64_LIST,
     Column,
-    Ints,
     LackingError,
     ListKind,
     Want,

@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, as_array, as_tensor, reserve
-from torch_tfrecord.columns import as_kind_of, decode_text, is_ragged, stack
+from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.media import decode_stack
 from torch_tfrecord.rlds.episode_columns import (
@@ -30,6 +30,8 @@ from torch_tfrecord.rlds.episode_columns import (
 )
 from torch_tfrecord.rlds.episode_store import Episode
 from torch_tfrecord.rlds.windows import Span, Windows, lay_out
+from torch_tfrecord.samples import is_ragged
+from torch_tfrecord.torch_internals import as_kind_of
 
 __all__ = [
     "DifferentNamesError",

@@ -32,9 +32,7 @@ from torch_tfrecord.columns import (
     Text,
     VarLenFeature,
     decode_text,
-    features_code,
     parse_tensor,
-    shown_keys,
 )
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
@@ -52,6 +50,7 @@ from torch_tfrecord.protobuf import (
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords, Paths, found_files
+from torch_tfrecord.shown import features_code, shown_keys
 from torch_tfrecord.tables.spread import SpreadRecord, records_of, spread_records
 
 __all__ = [

@@ -29,10 +29,9 @@ from torch_tfrecord.columns import (
     from_bytes,
     inflate,
     nest,
-    read_each,
     stack,
 )
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.errors import ParseError, read_each
 from torch_tfrecord.media import decode_image, decode_sound, read_wav
 from torch_tfrecord.tfds.features import Shape, fits
 

@@ -19,20 +19,18 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve
 from torch_tfrecord.columns import (
     BYTES_LIST,
     INT64_LIST,
     Column,
-    Ints,
     Want,
     nest_rows,
-    read_each,
     reserve_for_values,
     rows_of,
     splits_of,
 )
-from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
+from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, read_each
 from torch_tfrecord.media import image_size
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 
