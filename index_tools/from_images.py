@@ -30,8 +30,8 @@ from index_tools.pictures import Encoding, add_image_options, map_in_threads
 from torch_tfrecord import ImageDecodeError, decode_image, encode_example
 from torch_tfrecord.files import AtomicFile, open_file
 from torch_tfrecord.media import guess_content, image_format, image_size
-from torch_tfrecord.order import shuffled
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.random_stream import shuffled
 
 __all__ = ["FROM_IMAGES", "add_folder_options", "find_images", "load_image", "read_labels"]
 

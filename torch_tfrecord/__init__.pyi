@@ -34,7 +34,7 @@ from .errors import (
     RemoteError,
     TFRecordError,
 )
-from .lengths import PackedCollate, PaddedCollate
+from .lengths import LengthBatchSampler, PackedCollate, PaddedCollate
 from .loading import DevicePrefetcher, TFRecordDataset, collate
 from .manifests import build_manifest
 from .media import (
@@ -49,7 +49,7 @@ from .media import (
     show,
 )
 from .mixing import Mixture
-from .order import LengthBatchSampler, RecordSampler, balanced_weights
+from .order import RecordSampler, balanced_weights
 from .protobuf import (
     decode_example,
     decode_sequence_example,

@@ -33,7 +33,7 @@ from torch_tfrecord.media.image import ImageReader
 from torch_tfrecord.media.leading_crops import find_leading_crop
 from torch_tfrecord.media.regions import StoredImage
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.order.random_stream import to_64_bits
+from torch_tfrecord.random_stream import to_64_bits
 
 jpeg = optional_module("jpeg")
 pytestmark = pytest.mark.skipif(jpeg is None, reason="built without libjpeg-turbo's headers")

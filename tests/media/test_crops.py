@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import _geometry, functional
 
 from torch_tfrecord.media.crops import RandomResizedCrop, ResizedCenterCrop
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 
 SIZES = st.integers(1, 700)
 KEYS = st.integers(0, 2**64 - 1)

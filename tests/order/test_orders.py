@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.order.orders import MAX_POSITIONS, Permutation
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

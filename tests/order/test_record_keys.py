@@ -27,7 +27,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.random_stream import record_keys
+from torch_tfrecord.random_stream import record_keys
 
 
 def test_position_batch_is_a_list_that_pickles():

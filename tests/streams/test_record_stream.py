@@ -10,10 +10,11 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.streams.record_stream import RecordStream
@@ -335,3 +336,48 @@ def test_a_record_that_is_there_no_more():
     taken(found, 2)
     with pytest.raises(ValueError, match="file 0 no longer has record"):
         stream(Files([2]), buffer_size=4).go_to(found.place())
+
+
+@for_each("num_consumers", range(1, 13))
+@for_each("num_files", range(13))
+def test_every_record_is_dealt_out_once(num_files, num_consumers):
+    lengths = [7 * file % 12 for file in range(num_files)]
+    seen = Counter(
+        (share.file, record)
+        for consumer in range(num_consumers)
+        for share in deal_out([*map(Piece, range(num_files))], consumer, num_consumers)
+        for record in range(share.part, lengths[share.file], share.parts)
+    )
+    assert seen == Counter(
+        (file, record) for file in range(num_files) for record in range(lengths[file])
+    )
+    whole = [
+        sum(
+            share.parts == 1
+            for share in deal_out([*map(Piece, range(num_files))], c, num_consumers)
+        )
+        for c in range(num_consumers)
+    ]
+    assert max(whole) - min(whole) <= 1
+
+
+def test_dealing_out_frozen():
+    assert [
+        tuple(piece[:3] for piece in deal_out([*map(Piece, range(5))], consumer, 4))
+        for consumer in range(4)
+    ] == [
+        ((0, 0, 1), (4, 0, 4)),
+        ((1, 0, 1), (4, 1, 4)),
+        ((2, 0, 1), (4, 2, 4)),
+        ((3, 0, 1), (4, 3, 4)),
+    ]
+    assert [
+        tuple(piece[:3] for piece in deal_out([*map(Piece, range(2))], consumer, 5))
+        for consumer in range(5)
+    ] == [
+        ((0, 0, 3),),
+        ((1, 0, 2),),
+        ((0, 1, 3),),
+        ((1, 1, 2),),
+        ((0, 2, 3),),
+    ]

@@ -28,13 +28,13 @@ from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locat
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
-from torch_tfrecord.order import shuffled
 from torch_tfrecord.protobuf import (
     ExampleListWithContext,
     encode_example,
     example_of_json,
     parse_message,
 )
+from torch_tfrecord.random_stream import shuffled
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.shown import features_code
 from torch_tfrecord.torch_internals import as_kind_of

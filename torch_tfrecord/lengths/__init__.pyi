@@ -1,14 +1,14 @@
-from .buckets import Buckets, LengthOptions, TooLong, checked_lengths
+from .buckets import Buckets, checked_lengths
+from .length_sampler import LengthBatchSampler
 from .packing import PackedCollate
 from .packs import PackOrder
 from .padding import PaddedCollate
 
 __all__ = [
-    "Buckets",
-    "LengthOptions",
-    "PackOrder",
-    "PackedCollate",
-    "PaddedCollate",
-    "TooLong",
-    "checked_lengths",
+"Buckets",
+"LengthBatchSampler",
+"PackOrder",
+"PackedCollate",
+"PaddedCollate",
+"checked_lengths",
 ]

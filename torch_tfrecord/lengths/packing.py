@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -77,6 +77,8 @@ class PackedCollate:
         >>> batch["ids"], batch["document_ids"]
         (tensor([[ 4,  5,  7, -1]]), tensor([[ 0,  0,  1, -1]]))
     """
+
+    _takes_columns: ClassVar[Literal[True]] = True
 
     max_length: int
     _: KW_ONLY

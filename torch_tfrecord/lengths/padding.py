@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -75,6 +75,8 @@ class PaddedCollate:
         {'ids': tensor([[ 4, -1, -1],
                 [ 1,  2,  3]])}
     """
+
+    _takes_columns: ClassVar[Literal[True]] = True
 
     padded_shapes: Nest = None
     padding_values: Nest = 0

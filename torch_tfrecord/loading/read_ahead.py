@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch.profiler import record_function
@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.lengths import PackedCollate, PaddedCollate
 from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.device import Cut, DevicePrefetcher, Pins, pinned_bytes
 from torch_tfrecord.loading.nested_dataset import (
@@ -32,8 +31,9 @@ from torch_tfrecord.loading.nested_dataset import (
     usual_num_threads,
 )
 from torch_tfrecord.loading.sample_maker import helped_by
-from torch_tfrecord.order import RandomStream, draw_salt, leaves, salted, stores
+from torch_tfrecord.order import draw_salt, leaves, salted, stores
 from torch_tfrecord.phases import Counters, Phase, count, count_in
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling
 
@@ -54,6 +54,17 @@ _ALL_BYTES = 256 << 20
 _Collate: TypeAlias = Callable[[Any], Batch]
 # What was loaded, for a device several batches, or else the error.
 _Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
+
+
+@runtime_checkable
+class TakesColumns(Protocol):
+    """A `collate_fn` of ours other than `collate`: it makes a batch from columns, and draws nothing
+    at random, so that any thread may call it.
+    """
+
+    _takes_columns: ClassVar[Literal[True]]
+
+    def __call__(self, samples: Samples, /) -> Batch: ...
 
 
 class _Loaded(NamedTuple):
@@ -185,7 +196,7 @@ class _ReadAheadIterator(Iterator[Batch]):
             pins = Pins(pinned_bytes)
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         collate_fn: _Collate = loader.collate_fn
-        is_ours = collate_fn is collate or isinstance(collate_fn, (PaddedCollate, PackedCollate))
+        is_ours = collate_fn is collate or isinstance(collate_fn, TakesColumns)
         is_ahead = is_ours and not self._dataset._has_user_transform
         # What your transform made, a thread of the prefetcher pins.
         self._ahead = collate_fn if is_ahead else None

@@ -28,7 +28,7 @@ from torch_tfrecord.media.regions import (
     view_pixels,
 )
 from torch_tfrecord.native import native_module, optional_module
-from torch_tfrecord.order import to_64_bits
+from torch_tfrecord.random_stream import to_64_bits
 
 __all__ = [
     "CropWork",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torchvision.transforms import InterpolationMode
 
 from torch_tfrecord.arguments import knows_keywords, true_or_false
-from torch_tfrecord.order import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.shown import show_code
 
 __all__ = [

@@ -14,8 +14,8 @@ from torch_tfrecord.batch_memory import Array, empty_tensor
 from torch_tfrecord.columns import Feature, OneValueSpec, StepReader, Value, stack
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.media.media_decoders import decode_frames, decode_sound, read_wav
-from torch_tfrecord.order import RandomStream
 from torch_tfrecord.phases import Phase
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.samples import mark_listed
 
 __all__ = ["Audio", "MediaSpec", "Video", "window_start"]

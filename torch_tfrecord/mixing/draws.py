@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.order import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
     "STOPS",

@@ -23,13 +23,13 @@ from torch_tfrecord.order import (
     DrawEpoch,
     Inner,
     Permutation,
-    RandomStream,
     draws_at_random,
     join_samples,
     leaf_batches,
     read_leaf,
     salted,
 )
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.shown import shown_items, shown_list, shown_value
 
 __all__ = ["Mixture"]

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
     "MAX_POSITIONS",

@@ -7,11 +7,23 @@ from copy import copy
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
-from torch_tfrecord.order.epochs import Epochs
-from torch_tfrecord.order.ranks import Rank
-from torch_tfrecord.order.shares import RankShare, rank_size
+import numpy as np
 
-__all__ = ["Job", "Place", "Plan", "RecordOrder", "RecordSteps", "StepOrder", "Steps"]
+from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.orders import Order
+from torch_tfrecord.order.ranks import Rank
+
+__all__ = [
+    "Job",
+    "Place",
+    "Plan",
+    "RankShare",
+    "RecordOrder",
+    "RecordSteps",
+    "StepOrder",
+    "Steps",
+    "rank_size",
+]
 
 # Computed at once, in whole batches: at the beginning, and later.
 _FIRST_POSITIONS, _CHUNK_POSITIONS = 64, 4096
@@ -90,6 +102,61 @@ class StepOrder(Protocol):
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, as JSON values."""
+
+
+def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
+    """How many positions each of `world_size` ranks gets.
+
+    Example:
+        >>> rank_size(5, 2), rank_size(5, 2, drop_last=True)
+        (3, 2)
+    """
+    return num_positions // world_size if drop_last else -(-num_positions // world_size)
+
+
+class RankShare:
+    """One rank's positions of an epoch, the same number for each rank; each can be computed by
+    itself.
+
+    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r,
+    start + r + w, start + r + 2w, ... If they cannot be divided evenly, the order is extended with
+    its beginning (place N is place 0 again) until every rank has the same number, as torch's
+    DistributedSampler does; or with `drop_last` the last (N - start) modulo w places are dropped.
+    So after k positions on each rank the places up to start + k * w are taken, whatever w is, and a
+    share of any other world size can begin there.
+
+    Args:
+        order: The epoch's order, of N positions.
+        rank, world_size: 0 <= rank < world_size.
+        start: Places taken before, 0 <= start <= N.
+        drop_last: Drop positions instead of repeating some.
+
+    Example:
+        >>> from torch_tfrecord.order.orders import Sequential
+        >>> [RankShare(Sequential(5), rank, 2).numbers(0, 3) for rank in (0, 1)]
+        [[0, 2, 4], [1, 3, 0]]
+        >>> [RankShare(Sequential(5), rank, 3, start=2).numbers(0, 1) for rank in (0, 1, 2)]
+        [[2], [3], [4]]
+    """
+
+    def __init__(
+        self, order: Order, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False
+    ) -> None:
+        self._order = order
+        self._first = start + rank
+        self._world_size = world_size
+        self._size = rank_size(len(order) - start, world_size, drop_last=drop_last)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def numbers(self, start: int, end: int) -> list[int]:
+        """The share's positions number `start` to `end` - 1, as integers."""
+        places = (
+            self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
+        )
+        numbers: list[int] = self._order.positions(places % max(len(self._order), 1)).tolist()
+        return numbers
 
 
 class RecordOrder:

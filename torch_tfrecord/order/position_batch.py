@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least
-from torch_tfrecord.order.random_stream import record_keys, salted_keys
+from torch_tfrecord.random_stream import record_keys, salted_keys
 
 __all__ = [
     "DrawEpoch",

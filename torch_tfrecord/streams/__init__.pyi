@@ -1,3 +1,5 @@
 from .iterable_dataset import TFRecordIterableDataset
 
-__all__ = ["TFRecordIterableDataset"]
+__all__ = [
+"TFRecordIterableDataset",
+]

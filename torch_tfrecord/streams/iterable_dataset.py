@@ -35,17 +35,14 @@ from torch_tfrecord.loading import (
     warn_of_no_records,
 )
 from torch_tfrecord.order import (
-    EpochCount,
-    RandomStream,
     check_loaded_epoch,
     check_rank,
     consumer,
     in_process_group,
     prepared_loader,
-    record_keys,
     resolve_rank,
-    shuffled,
 )
+from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.records import Block, Paths, SkippedBytes, found_files, read_blocks
 from torch_tfrecord.samples import (
     LEFT_OUT,
@@ -56,6 +53,7 @@ from torch_tfrecord.samples import (
     without_left_out,
 )
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
+from torch_tfrecord.streams.epoch_count import EpochCount
 from torch_tfrecord.streams.record_stream import RecordStream
 from torch_tfrecord.streams.stream_iteration import (
     LastIteration,

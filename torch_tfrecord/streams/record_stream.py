@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, TypeAlias
 
-from torch_tfrecord.order import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Block
 from torch_tfrecord.shown import shown_value
 from torch_tfrecord.streams.stream_pieces import (

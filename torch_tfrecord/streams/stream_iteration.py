@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_tfrecord.order import STATE_VERSION, EpochCount, check_number, check_state
+from torch_tfrecord.order import STATE_VERSION, check_number, check_state
 from torch_tfrecord.samples import Batch
 from torch_tfrecord.shown import shown_value
+from torch_tfrecord.streams.epoch_count import EpochCount
 from torch_tfrecord.streams.record_stream import RecordStream
 from torch_tfrecord.streams.stream_pieces import Piece, deal_out
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
-from torch_tfrecord.order import file_shares
 from torch_tfrecord.records import Block, PackedRecords
 from torch_tfrecord.shown import shown_value
 
@@ -107,18 +106,30 @@ class Piece(NamedTuple):
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
-    """One consumer's pieces: whole ones round-robin, and leftover ones split by record, as in
-    `file_shares`.
+    """One consumer's pieces, so that every record of every piece goes to exactly one of them.
+
+    Whole pieces are dealt out round-robin, the same number to each consumer; leftover pieces (all
+    of them, if there are fewer pieces than consumers) are split by record, each among the consumers
+    that share it.
+
+    Args:
+        pieces: What is left of all files.
+        consumer: Number of this consumer, 0 <= consumer < num_consumers.
+        num_consumers: Ranks times workers.
 
     Example:
         >>> deal_out([Piece(7), Piece(8), Piece(9, 1, 2, first=6)], 1, 2)
         [Piece(file=8, part=0, parts=1, first=0, picked=None), Piece(file=9, part=3, parts=4,
         first=6, picked=None)]
     """
-    return [
-        pieces[share.file].split(share.part, share.parts)
-        for share in file_shares(len(pieces), consumer, num_consumers)
-    ]
+    left_over = len(pieces) % num_consumers
+    num_whole = len(pieces) - left_over
+    own = [*pieces[consumer:num_whole:num_consumers]]
+    if left_over:
+        group = consumer % left_over
+        parts = len(range(group, num_consumers, left_over))
+        own.append(pieces[num_whole + group].split(consumer // left_over, parts))
+    return own
 
 
 def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:

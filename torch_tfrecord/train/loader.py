@@ -23,7 +23,7 @@ from torch_tfrecord.arguments import (
 )
 from torch_tfrecord.columns import RecordFeatures, is_record_features
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.lengths import PackedCollate, PackOrder, checked_lengths
+from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate, PackOrder, checked_lengths
 from torch_tfrecord.loading import (
     DatasetOptions,
     NestedDataset,
@@ -34,8 +34,6 @@ from torch_tfrecord.loading import (
 )
 from torch_tfrecord.order import (
     BLOCK_BYTES,
-    LengthBatchSampler,
-    RandomStream,
     RecordBatchSampler,
     check_rank,
     draw_salt,
@@ -43,6 +41,7 @@ from torch_tfrecord.order import (
     resolve_rank,
     stores,
 )
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable

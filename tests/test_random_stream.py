@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
+from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

@@ -9,7 +9,7 @@ from helpers import for_each
 from torch.utils.data import DistributedSampler
 
 from torch_tfrecord.order.orders import Permutation, Sequential
-from torch_tfrecord.order.shares import RankShare, file_shares
+from torch_tfrecord.order.plan import RankShare
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]
@@ -73,39 +73,3 @@ def test_a_part_of_a_share():
     assert len(share) == 10**12 // 8
     assert share.numbers(5, 8) == [43, 51, 59]
     assert share.numbers(len(share) - 1, len(share) + 5) == [10**12 - 5]
-
-
-@for_each("num_consumers", range(1, 13))
-@for_each("num_files", range(13))
-def test_file_shares_deal_every_record_once(num_files, num_consumers):
-    lengths = [7 * file % 12 for file in range(num_files)]
-    seen = Counter(
-        (share.file, record)
-        for consumer in range(num_consumers)
-        for share in file_shares(num_files, consumer, num_consumers)
-        for record in range(share.part, lengths[share.file], share.parts)
-    )
-    assert seen == Counter(
-        (file, record) for file in range(num_files) for record in range(lengths[file])
-    )
-    whole = [
-        sum(share.parts == 1 for share in file_shares(num_files, c, num_consumers))
-        for c in range(num_consumers)
-    ]
-    assert max(whole) - min(whole) <= 1
-
-
-def test_file_shares_frozen():
-    assert [tuple(map(tuple, file_shares(5, consumer, 4))) for consumer in range(4)] == [
-        ((0, 0, 1), (4, 0, 4)),
-        ((1, 0, 1), (4, 1, 4)),
-        ((2, 0, 1), (4, 2, 4)),
-        ((3, 0, 1), (4, 3, 4)),
-    ]
-    assert [tuple(map(tuple, file_shares(2, consumer, 5))) for consumer in range(5)] == [
-        ((0, 0, 3),),
-        ((1, 0, 2),),
-        ((0, 1, 3),),
-        ((1, 1, 2),),
-        ((0, 2, 3),),
-    ]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from torch_tfrecord.order import epoch_count
-from torch_tfrecord.order.epoch_count import EpochCount
+from torch_tfrecord.streams import epoch_count
+from torch_tfrecord.streams.epoch_count import EpochCount
 
 # Forks where threads of other tests run; as many workers as this machine may not have.
 pytestmark = pytest.mark.filterwarnings(
