@@ -12,10 +12,8 @@ import torch
 
 from index_tools._terminal import Verb, add_json, integer
 from index_tools.show import show_record
-from torch_tfrecord import LengthBatchSampler, PackedCollate, RecordLoader, make_dataloader
-from torch_tfrecord.order import PositionBatch, leaf_batches
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.train import open_described
+from torch_tfrecord.train import replay
 
 __all__ = ["REPLAY"]
 
@@ -49,21 +47,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(state: str, step: int, epoch: int | None, num_records: int | None, as_json: bool) -> int:
     saved = _read(state)
-    dataset, loader = _reopen(state, saved)
+    if saved["run"]["dataset"] is None:
+        raise ValueError(
+            f"{state}: the state does not say which records the loader reads (a Subset, an array of lengths, ...): "
+            "call loader.records_of(step) in the program"
+        )
     try:
-        places = loader.records_of(step, epoch)[:num_records]
+        records = replay(saved, step, epoch, num_records)
     except IndexError as error:  # wrong use
         raise ValueError(f"{state}: {error}") from None
-    positions = PositionBatch(
-        [position for *_, position in places], saved["epoch"] if epoch is None else epoch
-    )
-    payloads = {
-        row: leaf.raw(position)
-        for leaf, inside, rows in leaf_batches(dataset, positions)
-        for row, position in zip(rows, inside, strict=True)
-    }
-    for row, (path, offset, position) in enumerate(places):
-        print(show_record(None, as_json, (path, position, offset, payloads[row])))
+    for path, offset, position, payload in records:
+        print(show_record(None, as_json, (path, position, offset, payload)))
     return 0
 
 
@@ -90,27 +84,3 @@ def _read(path: str) -> Mapping[str, Any]:
             f"{path}: expected the state_dict() of a loader that make_dataloader made, got {shown_value(found)}"
         )
     return found
-
-
-def _reopen(path: str, state: Mapping[str, Any]) -> tuple[Any, RecordLoader]:
-    run = state["run"]
-    if run["dataset"] is None:
-        raise ValueError(
-            f"{path}: the state does not say which records the loader reads (a Subset, an array of lengths, ...): call "
-            "loader.records_of(step) in the program"
-        )
-    dataset: Any = open_described(run["dataset"])
-    order: dict[str, Any] = {name: state[name] for name in ("shuffle", "seed", "drop_last")}
-    order |= {"rank": 0, "world_size": run["world_size"]}
-    if "max_tokens" in state:
-        names = ("batch_size", "max_tokens", "boundaries", "multiple_of", "too_long")
-        order |= {name: state[name] for name in names}
-        batches = LengthBatchSampler(dataset, lengths=run["lengths"], **order)
-        loader = make_dataloader(dataset, batch_sampler=batches)
-    else:
-        if "max_length" in state:
-            packs = PackedCollate(state["max_length"], too_long=state["too_long"])
-            order |= {"lengths": run["lengths"], "collate_fn": packs}
-        loader = make_dataloader(dataset, run["batch_size"], **order)
-    loader.load_state_dict(state)
-    return dataset, loader

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RandomStream", "record_keys", "salted_keys", "shuffled", "to_64_bits"]
+__all__ = ["RandomStream", "draw_salt", "record_keys", "salted_keys", "shuffled", "to_64_bits"]
 
 _UINT64 = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -77,6 +77,15 @@ def _mixed_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
     mixed: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
     return mixed
+
+
+def draw_salt() -> int:
+    """A 63-bit number from torch's default generator: the only place that uses global random
+    state.
+    """
+    import torch  # here, since the order of records needs none
+
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
 def to_64_bits(seed: int) -> int:

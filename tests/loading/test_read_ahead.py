@@ -587,8 +587,8 @@ def test_a_rank_that_is_bound_to_its_own_core():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     code = (
-        "import os; from torch_tfrecord.order.ranks import ranks_on_host; print(ranks_on_host());"
-        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); print(ranks_on_host())"
+        "import os; from torch_tfrecord.order.ranks import Rank; print(Rank.num_on_host());"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); print(Rank.num_on_host())"
     )
     environment = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
     found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 from torch_tfrecord import Mixture
-from torch_tfrecord.order.nested import leaf_batches, leaves, read_leaf, salted
+from torch_tfrecord.order import Leaves
 from torch_tfrecord.order.position_batch import PositionBatch
 
 A, B = list(range(100, 110)), list(range(200, 206))
@@ -15,7 +15,7 @@ A, B = list(range(100, 110)), list(range(200, 206))
 def read(dataset, positions):
     """What the parts of a batch say is at each of its places."""
     samples = [None] * len(positions)
-    for leaf, inner, places in leaf_batches(dataset, positions):
+    for leaf, inner, places, *_ in Leaves(dataset).parts(positions):
         assert places == sorted(places)
         for place, position in zip(places, inner, strict=True):
             samples[place] = leaf[position]
@@ -48,35 +48,35 @@ def test_as_one_by_one(name):
 @pytest.mark.parametrize("position", [16, -17])
 def test_out_of_range(position):
     with pytest.raises(IndexError, match=rf"^position {position} is out of range for 16 samples$"):
-        leaf_batches(DATASETS["both"], [0, position])
+        Leaves(DATASETS["both"]).parts([0, position])
 
 
 def test_each_leaf_is_asked_once_and_told_the_epoch():
-    (found,) = leaf_batches(
-        Subset(ConcatDataset([Subset(A, [1, 2]), Subset(A, [3])]), [2, 0]), PositionBatch([0, 1], 5)
+    (found,) = Leaves(Subset(ConcatDataset([Subset(A, [1, 2]), Subset(A, [3])]), [2, 0])).parts(
+        PositionBatch([0, 1], 5)
     )
-    assert (found.leaf is A, found.positions, found.positions.epoch, found.places) == (
+    assert (found.dataset is A, found.positions, found.positions.epoch, found.places) == (
         True,
         [3, 1],
         5,
         [0, 1],
     )
-    (found,) = leaf_batches(Subset(A, [7, 6]), [1])
+    (found,) = Leaves(Subset(A, [7, 6])).parts([1])
     assert type(found.positions) is list
 
 
 def test_a_mixture_says_its_passes_as_epochs():
     mixture = Mixture([A, Subset(B, [2, 1])], weights=[1, 1], seed=1, stop="all_exhausted")
-    found = leaf_batches(mixture, list(range(len(mixture))))
-    assert [(part.leaf is B, part.positions.epoch) for part in found if part.leaf is B] == [
+    found = Leaves(mixture).parts(list(range(len(mixture))))
+    assert [(part.dataset is B, part.positions.epoch) for part in found if part.dataset is B] == [
         (True, epoch) for epoch in range(6)
     ]
 
 
 def test_leaves():
-    assert [leaf is A for leaf in leaves(DATASETS["deep"])] == [True, False]
-    assert leaves(A) == [A]
-    assert len(leaves(DATASETS["mixture"])) == 2
+    assert [leaf is A for leaf in Leaves(DATASETS["deep"])] == [True, False]
+    assert [*Leaves(A)] == [A]
+    assert len([*Leaves(DATASETS["mixture"])]) == 2
 
 
 class Twice(Subset):
@@ -91,9 +91,9 @@ class Twice(Subset):
 
 def test_classes_of_users_are_not_looked_into():
     mine = Twice(A, [1, 2])
-    (found,) = leaf_batches(ConcatDataset([mine, mine]), [3, 0])
-    assert found.leaf is mine
-    assert read_leaf(mine, [1, 0]) == [204, 202]
+    (found,) = Leaves(ConcatDataset([mine, mine])).parts([3, 0])
+    assert found.dataset is mine
+    assert Leaves(mine).read([1, 0]) == [204, 202]
 
 
 class Together(list):
@@ -107,8 +107,8 @@ class Alone(Together):
 
 
 def test_a_method_that_is_newer_counts():
-    assert read_leaf(Together(A), [1]) == [1101]
-    assert read_leaf(Alone(A), [1]) == [-101]
+    assert Leaves(Together(A)).read([1]) == [1101]
+    assert Leaves(Alone(A)).read([1]) == [-101]
 
 
 class Drawing(list):
@@ -129,23 +129,23 @@ class Drawing(list):
 def test_a_chosen_epoch_wins_over_the_salt_of_others():
     chosen, free = Drawing(False), Drawing(True)
     both = ConcatDataset([Subset(chosen, [1, 2]), free])
-    batch = salted(both, [0, 2, 1], lambda: 7)
-    found = {id(leaf): positions for leaf, positions, _ in leaf_batches(both, batch)}
+    batch = Leaves(both).salted([0, 2, 1], lambda: 7)
+    found = {id(part.dataset): part.positions for part in Leaves(both).parts(batch)}
     assert found[id(free)].salt == 7
     assert found[id(chosen)] == [1, 2]
     assert not hasattr(found[id(chosen)], "salt")
     # One that tells the epoch wins over both.
-    found = leaf_batches(both, PositionBatch([0, 2, 1], epoch=3))
-    assert [positions.epoch for _, positions, _ in found] == [3, 3]
+    found = Leaves(both).parts(PositionBatch([0, 2, 1], epoch=3))
+    assert [part.positions.epoch for part in found] == [3, 3]
 
 
 def test_a_chosen_mixture_wins_over_the_salt_of_others():
     mixture = Mixture([Drawing(True), range(8)], shuffle=False, stop="never", num_samples=6)
     both = ConcatDataset([mixture, Drawing(True)])
     mixture.set_epoch(2)
-    expected = leaf_batches(mixture, PositionBatch(range(6), epoch=2))
-    found = leaf_batches(both, salted(both, range(8), lambda: 7))
-    for (leaf, positions, _), (known, others, _) in zip(expected, found[:-1], strict=True):
+    expected = Leaves(mixture).parts(PositionBatch(range(6), epoch=2))
+    found = Leaves(both).parts(Leaves(both).salted(range(8), lambda: 7))
+    for (leaf, positions, *_), (known, others, *_) in zip(expected, found[:-1], strict=True):
         assert leaf is known
         assert (positions, positions.epoch) == (others, others.epoch)
         assert getattr(others, "salt", None) is None

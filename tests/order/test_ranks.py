@@ -51,7 +51,7 @@ def part(folder, rank, world_size):
 
 
 def test_one_process_reads_everything(folder):
-    assert ranks.resolve_rank(None, None) == (0, 1)
+    assert ranks.Rank.here(None, None) == (0, 1)
     assert list(TFRecordIterableDataset(folder / "part-*")) == RECORDS
 
 
@@ -59,10 +59,10 @@ def test_what_is_given_comes_first_then_the_process_group_then_the_environment(
     monkeypatch, process_group
 ):
     environment(monkeypatch, 1, 2)
-    assert ranks.resolve_rank(None, None) == (1, 2)
+    assert ranks.Rank.here(None, None) == (1, 2)
     process_group(2, 3)
-    assert ranks.resolve_rank(None, None) == (2, 3)
-    assert ranks.resolve_rank(3, 4) == (3, 4)
+    assert ranks.Rank.here(None, None) == (2, 3)
+    assert ranks.Rank.here(3, 4) == (3, 4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -88,10 +88,10 @@ def test_every_record_once(folder, monkeypatch, process_group, source, world_siz
 
 def test_environment_of_one_variable_alone_says_nothing(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert ranks.resolve_rank(None, None) == (0, 1)
+    assert ranks.Rank.here(None, None) == (0, 1)
     monkeypatch.delenv("RANK")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ranks.resolve_rank(None, None) == (0, 1)
+    assert ranks.Rank.here(None, None) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_wrong_environment(folder, monkeypatch, rank, world_size, text):
 @pytest.mark.parametrize(("rank", "world_size"), [("0", 2), (0, "2"), (0.0, 2), (0, 2.0)])
 def test_ranks_are_integers(rank, world_size):
     with pytest.raises(TypeError):
-        ranks.check_rank(rank, world_size)
+        ranks.Rank.check(rank, world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -138,12 +138,12 @@ def test_workers_have_numbers_of_their_own(monkeypatch, world_size):
     for worker in range(4):
         monkeypatch.setattr(ranks, "get_worker_info", lambda worker=worker: Info(worker))
         for rank in range(world_size):
-            number, count = ranks.consumer(ranks.Rank(rank, world_size))
+            number, count = ranks.Rank(rank, world_size).consumer()
             numbers.append(number)
             assert count == 4 * world_size
     assert sorted(numbers) == list(range(4 * world_size))
     monkeypatch.setattr(ranks, "get_worker_info", lambda: None)
-    assert ranks.consumer(ranks.Rank(0, world_size)) == (0, world_size)
+    assert ranks.Rank(0, world_size).consumer() == (0, world_size)
 
 
 def test_a_pickle_made_in_a_process_group_keeps_the_rank(folder, process_group, monkeypatch):

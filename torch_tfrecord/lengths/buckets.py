@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, one_of
-from torch_tfrecord.order import Job, Permutation, Place, Rank, digest, has_mixture, record_lengths
+from torch_tfrecord.order import Leaves, Permutation, Place, Rank, StateForm
 
 __all__ = [
     "BucketSteps",
@@ -44,13 +44,13 @@ def checked_lengths(dataset: Sized, lengths: str | npt.ArrayLike | None) -> _Len
         TypeError: They are not integers, the dataset does not know them, or it has a `Mixture`.
         ValueError: They are not one for each record, or one is not from 0 to 2^31 - 1.
     """
-    if has_mixture(dataset):
+    if Leaves(dataset).are_mixed:
         raise TypeError(
             "batches by length need the same record at a position in each epoch: expected a ConcatDataset, or a "
             "loader for each dataset, got a Mixture"
         )
     if lengths is None or isinstance(lengths, str):
-        lengths = record_lengths(dataset, lengths)
+        lengths = Leaves(dataset).lengths(lengths)
     array = np.ma.filled(np.asanyarray(lengths), 0)  # a list that is missing has no length
     if array.shape != (len(dataset),):
         raise ValueError(
@@ -200,7 +200,7 @@ class Buckets(LengthGroups):
         self._identity = {
             **options._asdict(),
             "boundaries": self.boundaries,
-            "lengths": digest(lengths),
+            "lengths": StateForm.digest(lengths),
             "num_records": self.num_records,
             "seed": seed,
             "shuffle": shuffle,
@@ -214,15 +214,15 @@ class Buckets(LengthGroups):
         """The same records, unshuffled in every epoch."""
         return Buckets(self._lengths, self._options, False, self.seed, self.drop_last)
 
-    def steps(self, epoch: int, rank: Rank, jobs: tuple[Job, ...], _start: int = 0) -> BucketSteps:
-        """The steps of an epoch, after those that some jobs have taken of it."""
-        return BucketSteps(self, epoch, rank, jobs, self.drop_last)
+    def steps(self, place: Place, rank: Rank) -> BucketSteps:
+        """The steps of the rest of an epoch."""
+        return BucketSteps(self, place, rank, self.drop_last)
 
     def padded_tokens(self, epoch: int, world_size: int) -> tuple[int, int]:
         """Tokens of an epoch's records, and with padding where each step has the size of its
         longest record.
         """
-        steps = self.steps(epoch, Rank(0, world_size), ())
+        steps = self.steps(Place.at(epoch), Rank(0, world_size))
         tokens = padded = 0
         for bucket, num_steps in enumerate(steps.num_steps.tolist()):
             starts = steps.starts(bucket, np.arange(num_steps + 1))
@@ -238,8 +238,8 @@ class Buckets(LengthGroups):
         """ValueError if a place of a state cannot be one of this order."""
         consumed = 0
         if place.jobs:
-            *others, last = place.jobs
-            steps = self.steps(place.epoch, Rank(0, last.world_size), tuple(others))
+            last = place.jobs[-1]
+            steps = self.steps(place.before_last_job(), Rank(0, last.world_size))
             consumed = steps.consumed(last.num_steps)
         if consumed != place.consumed:
             raise ValueError(
@@ -255,20 +255,19 @@ class BucketSteps:
 
     Args:
         buckets: The records.
-        epoch: From 0.
+        place: The jobs that took steps of this epoch before, perhaps with another world size.
         rank: Whose batches.
-        jobs: Steps that were taken before, of this epoch, perhaps with another world size.
         drop_last: Drop steps that are not full.
     """
 
-    def __init__(
-        self, buckets: Buckets, epoch: int, rank: Rank, jobs: tuple[Job, ...], drop_last: bool
-    ) -> None:
-        self._buckets, self._epoch, self.rank, self._num_jobs = buckets, epoch, rank, len(jobs)
+    def __init__(self, buckets: Buckets, place: Place, rank: Rank, drop_last: bool) -> None:
+        self._buckets, self._epoch, self.rank = buckets, place.epoch, rank
+        self._num_jobs = len(place.jobs)
         self._begins = np.zeros(len(buckets.counts), np.int64)
-        if jobs:
-            before = buckets.steps(epoch, Rank(0, jobs[-1].world_size), jobs[:-1])
-            self._begins = before._ends(jobs[-1].num_steps)
+        if place.jobs:
+            last = place.jobs[-1]
+            before = buckets.steps(place.before_last_job(), Rank(0, last.world_size))
+            self._begins = before._ends(last.num_steps)
         self._at_once = buckets.batch_sizes * rank.world_size
         left = buckets.counts - self._begins
         self.num_steps = left // self._at_once if drop_last else -(-left // self._at_once)

@@ -4,15 +4,18 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.columns import Nested, as_plain, splits_of
+from torch_tfrecord.lengths.buckets import checked_lengths
+from torch_tfrecord.lengths.packs import PackOrder
 from torch_tfrecord.lengths.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
 from torch_tfrecord.lengths.padding import split_argument
 from torch_tfrecord.loading import find_rows, for_transport, is_jagged, make_batch, take_columns
@@ -158,6 +161,19 @@ class PackedCollate:
         if added.keys() & batch.keys():
             raise ValueError(f"the batch adds {[*added]}: expected other names, got {[*batch]}")
         return for_transport(as_plain({**batch, **joined}))
+
+    def _packs(
+        self,
+        dataset: Sized,
+        lengths: str | npt.ArrayLike,
+        num_rows: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+    ) -> PackOrder:
+        """The steps of records that fill rows together, for `make_dataloader`."""
+        found = checked_lengths(dataset, lengths)
+        return PackOrder(found, self.max_length, self.too_long, num_rows, shuffle, seed, drop_last)
 
     def _choose_rows(self, lengths: list[int]) -> list[list[int]]:
         """Of each row the number of its values, then those of its documents."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.lengths.buckets import LengthGroups, TooLong, check_too_long
-from torch_tfrecord.order import Epochs, RecordOrder, digest
+from torch_tfrecord.order import RecordOrder, StateForm
 
 __all__ = ["PackOrder", "pack_lengths"]
 
@@ -125,16 +125,12 @@ class PackOrder(RecordOrder):
                 taken[number] += count * each
         num_packs = int(self._ends[-1]) if found else 0
         self._tokens = int(values @ counts), num_packs * max_length
-        epochs = Epochs(
-            range(num_packs),
-            shuffle=shuffle,
-            seed=seed,
-            weights=None,
-            block_bytes=1,
-            window_blocks=1,
-        )
-        super().__init__(epochs, num_rows, drop_last)
-        self._packed = {"lengths": digest(lengths), "max_length": max_length, "too_long": too_long}
+        super().__init__(range(num_packs), num_rows, drop_last, shuffle=shuffle, seed=seed)
+        self._packed = {
+            "lengths": StateForm.digest(lengths),
+            "max_length": max_length,
+            "too_long": too_long,
+        }
 
     def identity(self) -> dict[str, Any]:
         """See `StepOrder`."""

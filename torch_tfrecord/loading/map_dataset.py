@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from operator import index as as_integer
-from typing import Any, Literal, TypeAlias, TypedDict, overload
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,8 @@ from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
-from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
-from torch_tfrecord.loading.nested_dataset import check_left
 from torch_tfrecord.loading.record_files import (
     ArrayRecordFiles,
     RecordFiles,
@@ -39,13 +37,7 @@ from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
 from torch_tfrecord.manifests import open_shards
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order import (
-    DrawEpoch,
-    defines_last,
-    is_batch_of_positions,
-    list_of_positions,
-    salted,
-)
+from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.records import (
     IndexKeeper,
     PackedRecords,
@@ -252,41 +244,11 @@ class TFRecordDataset(TableDataset):
         )
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
 
-    @overload
-    def __getitem__(self, position: slice) -> TFRecordDataset: ...
-
-    @overload
-    def __getitem__(self, position: Any) -> Any: ...
-
-    def __getitem__(self, position: Any) -> Any:
-        """Return the sample at a position (negative ones count from the end), or for a slice a
-        dataset of that part.
-
-        For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their
-        samples: a DataLoader with ``batch_size=None`` and a batch sampler asks for these.
-        """
-        if isinstance(position, slice):
-            return self._part(self._positions[position])
-        if type(position) is not int and is_batch_of_positions(position):
-            return collate(self.__getitems__(list_of_positions(position)))
+    def _sample(self, position: Any) -> Any:
         absolute, key, files = self._absolute(position), 0, self._record_files
         if self._epoch is not None:
-            key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
+            key = int(self._epoch.keys(self._salted([position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, partial(files.place, absolute))
-
-    def __getitems__(self, positions: Sequence[int]) -> Samples:
-        """Return the samples at several positions, in that order; DataLoader calls this to make a
-        batch.
-
-        The records are read in few calls and parsed together into columns, which `collate` passes
-        on. To everything else the result is a sequence of samples, each equal to `ds[position]`. If
-        a record is damaged or does not fit the features, you get the error of the first such
-        position.
-        """
-        # a subclass overrides __getitem__, which must win
-        if not defines_last(self, "__getitems__"):
-            return [self[position] for position in positions]
-        return check_left(self._transform_samples(self._load_samples(positions)), self)
 
     @property
     def report(self) -> ErrorReport:
@@ -304,7 +266,7 @@ class TFRecordDataset(TableDataset):
         """
         if not len(positions):
             return []
-        positions = salted(self, positions)
+        positions = self._salted(positions)
         try:
             return self._load_batches([positions])[0]
         except RemoteError:  # of no record: to ask for one after another would fail for each
@@ -345,7 +307,7 @@ class TFRecordDataset(TableDataset):
         if self._epoch is not None:
             # A batch has its own epoch or salt, so each gets its keys by itself.
             parts = np.split(absolute, [*accumulate(map(len, batches))][:-1])
-            salts = (salted(self, positions) for positions in batches)
+            salts = map(self._salted, batches)
             keys = np.concatenate([*map(self._epoch.keys, salts, parts)])
         return RecordRows(records, keys, lambda row: self._record_files.place(int(absolute[row])))
 

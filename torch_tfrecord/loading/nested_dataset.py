@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 from torch.utils.data import Dataset
 
@@ -15,20 +15,16 @@ from torch_tfrecord.arguments import HintsOfDataset
 from torch_tfrecord.columns import Json, Proto, Text
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.collating import collate
 from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.loading.sample_maker import NotCroppedError, UncroppedBatch, is_users
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order import (
     DrawEpoch,
-    LeafBatch,
+    Leaves,
+    Part,
+    Rank,
     defines_last,
-    join_samples,
-    leaf_batches,
-    leaves,
-    needs_salt,
-    ranks_on_host,
-    read_leaf,
-    stores,
 )
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.processors import num_processors
@@ -53,6 +49,9 @@ __all__ = [
 ]
 
 
+_D = TypeVar("_D", bound="StagedDataset")
+
+
 class StagedDataset(HintsOfDataset, Dataset[Value]):
     """A map-style dataset of ours: threads may load its samples, but may not run its transform.
 
@@ -60,11 +59,56 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         _transform: Called with each sample; None for no transform.
         _errors: What to do about a record that fails.
         _epoch: The epoch that was chosen for random draws; None if nothing is drawn.
+        _positions: From the dataset's positions to those of its records.
     """
 
     _transform: Transform | None = None
     _errors: ErrorLog = RAISES
     _epoch: DrawEpoch | None = None
+    _positions: Any
+
+    @overload
+    def __getitem__(self: _D, position: slice) -> _D: ...
+
+    @overload
+    def __getitem__(self, position: Any) -> Any: ...
+
+    def __getitem__(self, position: Any) -> Any:
+        """Return the sample at a position (negative ones count from the end), or for a slice a
+        dataset of that part.
+
+        For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their
+        samples: a DataLoader with ``batch_size=None`` and a batch sampler asks for these.
+        """
+        if type(position) is int:
+            return self._sample(position)
+        if isinstance(position, slice):
+            return self._part(self._positions[position])
+        if isinstance(position, list) or getattr(position, "ndim", 0) == 1:
+            return collate(self.__getitems__(list_of_positions(position)))
+        return self._sample(position)
+
+    def __getitems__(self, positions: Sequence[int]) -> Samples:
+        """Return the samples at several positions, in that order; DataLoader calls this to make a
+        batch.
+
+        The records are read in few calls and parsed together into columns, which `collate` passes
+        on. To everything else the result is a sequence of samples, each equal to `ds[position]`. If
+        a record is damaged or does not fit the features, you get the error of the first such
+        position.
+        """
+        # a subclass overrides __getitem__, which must win
+        if not defines_last(self, "__getitems__"):
+            return [self[position] for position in positions]
+        return check_left(self._transform_samples(self._load_samples(positions)), self)
+
+    def _sample(self, position: Any) -> Value:
+        """The sample at a position."""
+        raise NotImplementedError
+
+    def _part(self: _D, positions: Any) -> _D:
+        """The dataset of some positions."""
+        raise NotImplementedError
 
     def _load_samples(self, positions: Sequence[int]) -> Samples:
         """The samples at several positions, without the transform: reads, verifies, parses and
@@ -92,6 +136,10 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         """What notes the records that are left out."""
         return [self._errors]
 
+    def _salted(self, positions: Sequence[int]) -> Sequence[int]:
+        """The positions of a batch with what decides its random draws."""
+        return Leaves(self).salted(positions)
+
     @property
     def _draws_at_random(self) -> bool:
         """Whether samples depend on the epoch."""
@@ -103,6 +151,22 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         return self._epoch is not None and not self._epoch.is_known
 
 
+def list_of_positions(positions: Any) -> list[int]:
+    """A batch of positions as a list; TypeError for booleans (a mask).
+
+    Example:
+        >>> import numpy as np
+        >>> list_of_positions(np.array([3, 1]))
+        [3, 1]
+    """
+    found: list[int] = positions if isinstance(positions, list) else positions.tolist()
+    if any(isinstance(position, bool) for position in found):
+        raise TypeError(
+            "positions must be integers, got booleans: mask.nonzero() gives the positions of a mask"
+        )
+    return found
+
+
 def loads_ahead(dataset: object) -> bool:
     """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`,
     `NestedDataset` of these.
@@ -110,7 +174,7 @@ def loads_ahead(dataset: object) -> bool:
     False for a subclass of one of these that overrides how it reads.
     """
     if isinstance(dataset, NestedDataset):
-        return all(map(loads_ahead, leaves(dataset.dataset)))
+        return all(map(loads_ahead, Leaves(dataset.dataset)))
     return isinstance(dataset, StagedDataset) and defines_last(dataset, "_load_samples")
 
 
@@ -163,7 +227,7 @@ class _Loaded(NamedTuple):
     only.
     """
 
-    parts: list[tuple[LeafBatch, Samples]]
+    parts: list[tuple[Part, Samples]]
     num_samples: int
 
 
@@ -187,7 +251,7 @@ class NestedDataset(StagedDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, position: int) -> Value:
+    def __getitem__(self, position: Any) -> Value:
         """The sample at a position."""
         sample = self.dataset[position]
         return (
@@ -201,37 +265,36 @@ class NestedDataset(StagedDataset):
     @property
     def _error_logs(self) -> list[ErrorLog]:
         """What notes the records that are left out, of each innermost dataset."""
-        return [log for leaf in leaves(self.dataset) for log in getattr(leaf, "_error_logs", ())]
+        return [log for leaf in Leaves(self.dataset) for log in getattr(leaf, "_error_logs", ())]
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
         # Once for each innermost dataset, however its samples are mixed.
-        batches = leaf_batches(self.dataset, positions)
-        parts: list[tuple[LeafBatch, Samples]] = [
+        parts: list[tuple[Part, Samples]] = [
             (
-                batch,
-                batch.leaf._load_samples(batch.positions)
-                if loads_ahead(batch.leaf)
-                else read_leaf(batch.leaf, batch.positions),
+                part,
+                part.dataset._load_samples(part.positions)
+                if loads_ahead(part.dataset)
+                else part.read(),
             )
-            for batch in batches
+            for part in Leaves(self.dataset).parts(positions)
         ]
         return _Loaded(parts, len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
         """`_load_samples` of several batches, with one call of each innermost dataset."""
-        split = [leaf_batches(self.dataset, positions) for positions in batches]
-        asked: dict[int, list[LeafBatch]] = {}
+        split = [*map(Leaves(self.dataset).parts, batches)]
+        asked: dict[int, list[Part]] = {}
         for part in itertools.chain.from_iterable(split):
-            asked.setdefault(id(part.leaf), []).append(part)
+            asked.setdefault(id(part.dataset), []).append(part)
         loaded = {
-            key: iter(parts[0].leaf._load_batches([part.positions for part in parts]))
+            key: iter(parts[0].dataset._load_batches([part.positions for part in parts]))
             for key, parts in asked.items()
         }
         found: list[Any] = []
         with suppress(StopIteration):  # one has loaded the first of them only
             for parts, positions in zip(split, batches, strict=True):
-                pairs = [(part, next(loaded[id(part.leaf)])) for part in parts]
+                pairs = [(part, next(loaded[id(part.dataset)])) for part in parts]
                 found.append(_Loaded(pairs, len(positions)))
         return found
 
@@ -239,7 +302,7 @@ class NestedDataset(StagedDataset):
     def _has_user_transform(self) -> bool:
         """Whether there is a user's transform, here or in an innermost dataset."""
         return super()._has_user_transform or any(
-            leaf._has_user_transform for leaf in leaves(self.dataset)
+            leaf._has_user_transform for leaf in Leaves(self.dataset)
         )
 
     def _transform_samples(self, loaded: Any) -> Samples:
@@ -247,17 +310,20 @@ class NestedDataset(StagedDataset):
         `_load_samples` returned.
         """
         parts = [
-            (batch, batch.leaf._transform_samples(samples) if loads_ahead(batch.leaf) else samples)
-            for batch, samples in loaded.parts
+            (
+                part,
+                part.dataset._transform_samples(samples) if loads_ahead(part.dataset) else samples,
+            )
+            for part, samples in loaded.parts
         ]
-        joined = parts[0][1] if len(parts) == 1 else join_samples(parts, loaded.num_samples)
+        joined = parts[0][1] if len(parts) == 1 else Part.join(parts, loaded.num_samples)
         errors = next(iter(self._error_logs), RAISES)
         return transform_samples(self._transform, joined, errors)
 
     @property
     def _needs_salt(self) -> bool:
         """Whether random draws need a salt, since no epoch was chosen."""
-        return needs_salt(self.dataset)
+        return Leaves(self.dataset).need_salt
 
     def __repr__(self) -> str:
         return f"NestedDataset({self.dataset!r})"
@@ -273,20 +339,20 @@ _SMALL_SAMPLE = 1 << 12
 
 def usual_num_threads(dataset: object = None) -> int:
     """The default number of threads that read ahead: one per processor that this process may use,
-    divided by the training processes that share them (`ranks_on_host`).
+    divided by the training processes that share them (`Rank.num_on_host`).
 
     Batches of numbers and of images are made without the GIL, so that threads share the work. It is
     one where they would only take turns: small samples that are mostly Python objects (bytes, str),
     and anything without the compiled core. For remote files it is at least 8: the threads mostly
     wait.
     """
-    files = stores(dataset)
-    share = max(num_processors() // ranks_on_host(), 1)
+    files = Leaves(dataset).stores
+    share = max(num_processors() // Rank.num_on_host(), 1)
     if not has_native():  # the fallbacks hold the GIL
         return 1
     if any(store.is_remote for store in files):
         return max(share, _REMOTE_THREADS)
-    if dataset is not None and all(map(_holds_lock, leaves(dataset))):
+    if dataset is not None and all(map(_holds_lock, Leaves(dataset))):
         return 1
     return share
 
@@ -308,6 +374,6 @@ def makes_objects(spec: object) -> bool:
 
 def sample_bytes(dataset: object) -> float:
     """About how many bytes of the files a sample has; 0 if that is unknown."""
-    found = [(leaf, store) for leaf in leaves(dataset) for store in stores(leaf)]
+    found = [(leaf, store) for leaf in Leaves(dataset) for store in Leaves(leaf).stores]
     num_samples = sum(max(len(leaf), store.extent[1]) for leaf, store in found)
     return sum(store.extent[2] for _, store in found) / max(num_samples, 1)

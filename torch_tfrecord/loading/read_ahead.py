@@ -31,9 +31,9 @@ from torch_tfrecord.loading.nested_dataset import (
     usual_num_threads,
 )
 from torch_tfrecord.loading.sample_maker import helped_by
-from torch_tfrecord.order import draw_salt, leaves, salted, stores
+from torch_tfrecord.order import Leaves
 from torch_tfrecord.phases import Counters, Phase, count, count_in
-from torch_tfrecord.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream, draw_salt
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
 from torch_tfrecord.torch_internals import is_profiling
 
@@ -124,8 +124,8 @@ class ReadAheadLoader(DataLoader[Value]):
             else at_least(0, "num_threads", num_threads)
         )
         if self.num_threads and not self.num_workers:
-            _check_leaves(leaves(read))
-            for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
+            _check_leaves(Leaves(read))
+            for store in Leaves(read).stores if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
         self._counters = Counters()
         self._sample_bytes = 0 if self.num_workers else sample_bytes(read)
@@ -306,7 +306,7 @@ class _ReadAheadIterator(Iterator[Batch]):
 
     def _add_salt(self, positions: Sequence[int]) -> Sequence[int]:
         # Here, since threads would draw in an order that depends on timing.
-        return salted(self._dataset, positions, self._draw_salt)
+        return Leaves(self._dataset).salted(positions, self._draw_salt)
 
     def _draw_salt(self) -> int:
         # One draw from torch's generator per iteration: how far ahead batches are started depends

@@ -1,3 +1,5 @@
 from .mixture import Mixture
 
-__all__ = ["Mixture"]
+__all__ = [
+    "Mixture",
+]

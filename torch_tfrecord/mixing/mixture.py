@@ -19,16 +19,7 @@ from torch_tfrecord.mixing.draws import (
     listed_weights,
     mixture_weights,
 )
-from torch_tfrecord.order import (
-    DrawEpoch,
-    Inner,
-    Permutation,
-    draws_at_random,
-    join_samples,
-    leaf_batches,
-    read_leaf,
-    salted,
-)
+from torch_tfrecord.order import DrawEpoch, Leaves, Part, Permutation
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.shown import shown_items, shown_list, shown_value
 
@@ -298,17 +289,14 @@ class Mixture(HintsOfDataset, Dataset[Any]):
         A dataset gets the number of the pass over it as the epoch, so random draws (a fused crop)
         are new in each pass; if no epoch was chosen, they are new each time.
         """
-        parts = leaf_batches(self, salted(self, positions))
-        return join_samples(
-            [(part, read_leaf(part.leaf, part.positions)) for part in parts], len(positions)
-        )
+        return Leaves(self).read(positions)
 
     @property
     def _needs_salt(self) -> bool:
         """Whether the datasets' random draws need a salt, since no epoch was chosen."""
-        return not self._epoch.is_known and draws_at_random(self)
+        return not self._epoch.is_known and Leaves(self).draw_at_random
 
-    def _inner_batches(self, part: Inner) -> Iterator[Inner]:
+    def _inner_batches(self, part: Part) -> Iterator[Part]:
         """Split part of a batch by dataset."""
         asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, position in zip(part.places, part.positions, strict=True):
@@ -322,7 +310,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
                 if part.salt is None
                 else RandomStream(part.salt, component, passes).below(1 << 63)
             )
-            yield Inner(self.datasets[component], positions, places, passes, salt, part.seed)
+            yield Part(self.datasets[component], positions, places, passes, salt, part.seed)
 
     def _order(self, component: int, passes: int) -> Permutation:
         order = self._orders.get((component, passes))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sized
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.nested import record_places, stores
+from torch_tfrecord.order.nested import Leaves
 from torch_tfrecord.order.orders import (
+    BLOCK_BYTES,
     BlockShuffle,
     Order,
     Permutation,
@@ -24,13 +25,25 @@ from torch_tfrecord.order.orders import (
 )
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest"]
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
-STATE_VERSION = 1
-"""Version of what `state_dict` returns; raised when its keys or their meaning change."""
+__all__ = ["WINDOW_BLOCKS", "Epochs", "OrderOptions", "StateForm"]
+
+WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
 _MOST_INFLATED_WINDOW = 1 << 26  # decompressed bytes that are mixed
 _MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
+
+
+class OrderOptions(TypedDict):
+    """The keywords of `Epochs`."""
+
+    shuffle: Shuffle
+    seed: int
+    weights: NotRequired[npt.ArrayLike | None]
+    block_bytes: NotRequired[int]
+    window_blocks: NotRequired[int]
 
 
 class Epochs:
@@ -52,9 +65,9 @@ class Epochs:
         *,
         shuffle: Shuffle,
         seed: int,
-        weights: npt.ArrayLike | None,
-        block_bytes: int,
-        window_blocks: int,
+        weights: npt.ArrayLike | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        window_blocks: int = WINDOW_BLOCKS,
     ) -> None:
         if shuffle not in (True, False, "blocks") or not isinstance(shuffle, (bool, str)):
             raise ValueError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
@@ -94,10 +107,7 @@ class Epochs:
 
     def in_order(self) -> Epochs:
         """The same records, unshuffled in every epoch."""
-        records = range(self.num_records)
-        return Epochs(
-            records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1
-        )
+        return Epochs(range(self.num_records), shuffle=False, seed=self._seed)
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, as JSON values."""
@@ -112,7 +122,7 @@ class Epochs:
         if self._blocks is not None:
             identity |= self._blocks.identity()
         if self._sums is not None:
-            identity["weights"] = digest(self._sums)
+            identity["weights"] = StateForm.digest(self._sums)
         return identity
 
     def _checked(self, weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -147,22 +157,22 @@ class Blocks(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, besides the seed and the number of records."""
-        found = {"blocks": digest(self.starts), "window_blocks": self.window_blocks}
-        return found | ({} if self.by_file is None else {"by_file": digest(self.by_file)})
+        found = {"blocks": StateForm.digest(self.starts), "window_blocks": self.window_blocks}
+        return found | ({} if self.by_file is None else {"by_file": StateForm.digest(self.by_file)})
 
 
 def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     """The blocks of a dataset of TFRecord files or of nested datasets, as its method `block_starts`
     returns them.
     """
-    compressed = [store for store in stores(dataset) if store.first_compressed]
+    compressed = [store for store in Leaves(dataset).stores if store.first_compressed]
     if compressed:  # a window and the next one are kept decompressed
         window_blocks = min(window_blocks, max(_MOST_INFLATED_WINDOW // block_bytes, 1))
     for store in compressed:
         store.has_warned = True
     if hasattr(dataset, "_block_starts"):
         return Blocks(np.asarray(dataset._block_starts(block_bytes), np.int64), window_blocks)
-    places = record_places(dataset)
+    places = Leaves(dataset).places()
     if places is None:
         raise ValueError(
             'shuffle="blocks" needs to know where each record is: expected a TFRecordDataset, '
@@ -174,54 +184,73 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     return Blocks(starts, window_blocks, by_file)
 
 
-def check_state(
-    state: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    numbers: Mapping[str, int | None],
-    others: Collection[str] = (),
-) -> None:
-    """ValueError, naming the key, unless a state has this version, this identity, and numbers from
-    0 to these limits.
+class StateForm:
+    """What a state has: JSON values by name, from which a run resumes.
 
     Args:
+        identity: What decides the order; it must be the same where the state is loaded.
+        numbers: From the name of each number to its limit, or None.
         others: Further keys that it must have; the caller checks their values.
     """
-    if not isinstance(state, Mapping):
-        raise TypeError(f"expected a state_dict, got {type(state).__name__}")
-    version = state.get("version")
-    if type(version) is not int or version != STATE_VERSION:
-        raise ValueError(
-            f"expected a state of version {STATE_VERSION}, got version {shown_value(version)}"
-        )
-    expected = {"version", *identity, *numbers, *others}
-    found = [key for key in state if key != "run"]  # what a loader adds for `tfrecord replay`
-    if {*found} != expected:
-        missing, further = (
-            sorted(expected - set(found)),
-            [key for key in found if key not in expected],
-        )
-        raise ValueError(
-            f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(found))} "
-            f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
-        )
-    for key, here in identity.items():
-        if not _is_same(state[key], here):
+
+    VERSION = 1
+    """Of what `state_dict` returns; raised when its keys or their meaning change."""
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        numbers: Mapping[str, int | None],
+        others: Collection[str] = (),
+    ) -> None:
+        self._identity, self._numbers = identity, numbers
+        self._expected = {"version", *identity, *numbers, *others}
+
+    def check(self, state: object) -> None:
+        """ValueError, naming the key, unless a state has this version, this identity, and numbers
+        from 0 to these limits.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"expected a state_dict, got {type(state).__name__}")
+        version = state.get("version")
+        if type(version) is not int or version != self.VERSION:
             raise ValueError(
-                f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
-                f"{shown_value(here)} here"
+                f"expected a state of version {self.VERSION}, got version {shown_value(version)}"
             )
-    for key, limit in numbers.items():
-        check_number(key, state[key], limit)
+        expected = self._expected
+        found = [key for key in state if key != "run"]  # what a loader adds for `tfrecord replay`
+        if {*found} != expected:
+            missing = sorted(expected - set(found))
+            further = [key for key in found if key not in expected]
+            raise ValueError(
+                f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(found))} "
+                f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
+            )
+        for key, here in self._identity.items():
+            if not _is_same(state[key], here):
+                raise ValueError(
+                    f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
+                    f"{shown_value(here)} here"
+                )
+        for key, limit in self._numbers.items():
+            self.check_number(key, state[key], limit)
 
+    @staticmethod
+    def check_number(name: str, number: object, limit: int | None = None) -> None:
+        """ValueError unless a number of a state is an integer from 0 to a limit."""
+        if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
+            allowed = "at least 0" if limit is None else f"from 0 to {limit}"
+            allowed += (
+                ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
+            )
+            raise ValueError(
+                f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
+            )
 
-def check_number(name: str, number: object, limit: int | None = None) -> None:
-    """ValueError unless a number of a state is an integer from 0 to a limit."""
-    if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
-        allowed = "at least 0" if limit is None else f"from 0 to {limit}"
-        allowed += ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
-        raise ValueError(
-            f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
-        )
+    @staticmethod
+    def digest(array: npt.NDArray[Any]) -> str:
+        """A short digest of an array's contents, the same on every machine."""
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
 
 
 def _is_same(found: object, here: object) -> bool:
@@ -240,9 +269,3 @@ def _sorted(keys: Any) -> list[Any]:
         return sorted(keys)
     except TypeError:  # of several types
         return list(keys)
-
-
-def digest(array: npt.NDArray[Any]) -> str:
-    """A short digest of an array's contents, the same on every machine."""
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()

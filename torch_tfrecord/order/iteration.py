@@ -7,10 +7,10 @@ from itertools import chain, count
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from torch_tfrecord.arguments import at_least, true_or_false
-from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state
+from torch_tfrecord.order.epochs import StateForm
 from torch_tfrecord.order.plan import Job, Place, Plan, StepOrder
 from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
+from torch_tfrecord.order.ranks import Rank
 from torch_tfrecord.order.trainers import (
     Prepared,
     check_num_received,
@@ -55,7 +55,7 @@ class EpochSampler(Generic[_Unit_co]):
         drop_last: bool,
         tells_epoch: bool,
     ) -> None:
-        check_rank(rank, world_size)
+        Rank.check(rank, world_size)
         self._order, self._num_epochs = order, num_epochs
         self.given_ranks = rank, world_size
         self.drop_last = true_or_false("drop_last", drop_last)
@@ -63,7 +63,7 @@ class EpochSampler(Generic[_Unit_co]):
         self._restart()
 
     def _restart(self) -> None:
-        self._next = Place(0, 0, 0)
+        self._next = Place.at(0)
         self._running: Iteration[_Unit_co] | None = None
         # First epoch of a loaded iteration, until it begins or a trainer gives its number.
         self._loaded_epoch: int | None = None
@@ -106,11 +106,11 @@ class EpochSampler(Generic[_Unit_co]):
     def _place_after(self, place: Place) -> Place:
         """Where the iteration after one that began at a place begins."""
         epoch = place.first_epoch + self._epochs_an_iteration * self._continues
-        return Place(epoch, epoch, 0)
+        return Place.at(epoch)
 
     def _begin_with(self, epoch: int) -> None:
         self._replace_waiting()
-        self._next, self._running, self._loaded_epoch = Place(epoch, epoch, 0), None, None
+        self._next, self._running, self._loaded_epoch = Place.at(epoch), None, None
 
     def _replace_waiting(self) -> None:
         if self._running is not None and self._running.is_waiting:
@@ -157,7 +157,7 @@ class EpochSampler(Generic[_Unit_co]):
         """The place of a state; see `load_state_dict`, which begins there."""
         limits = Place(None, None, self._order.num_records)._asdict()  # type: ignore[arg-type]
         numbers = {name: limits[name] for name in self._numbers}
-        check_state(state, self._identity(), numbers, self._lists)
+        StateForm(self._identity(), numbers, self._lists).check(state)
         epoch, consumed = (int(str(state[name])) for name in ("epoch", "consumed"))
         first = int(str(state.get("first_epoch", epoch)))
         if first > epoch:
@@ -172,7 +172,7 @@ class EpochSampler(Generic[_Unit_co]):
         numbers = place._replace(consumed=min(place.consumed, self._order.num_records))._asdict()
         found = {name: numbers[name] for name in self._numbers}
         found |= {name: [*map(list, numbers[name])] for name in self._lists}
-        return {"version": STATE_VERSION, **found, **self._identity()}
+        return {"version": StateForm.VERSION, **found, **self._identity()}
 
     def _identity(self) -> dict[str, object]:
         return {**self._order.identity(), "drop_last": self.drop_last}
@@ -201,10 +201,10 @@ class EpochSampler(Generic[_Unit_co]):
             raise other_epoch(
                 place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch
             )
-        return Place(first, first, 0)
+        return Place.at(first)
 
     def _plan(self, place: Place) -> Plan:
-        rank, prepared = resolve_rank(*self.given_ranks), prepared_loader()
+        rank, prepared = Rank.here(*self.given_ranks), prepared_loader()
         if prepared is None or self._order.is_sized:
             return Plan(place, self._order, rank)
         # Accelerate deals out the batches: those of a step must follow each other.
@@ -340,5 +340,5 @@ def _checked_list(name: str, state: Mapping[str, object], size: int) -> list[tup
             f"{name} must hold lists of {size} numbers in the state, got {shown_value(items)}"
         )
     for number in chain.from_iterable(items):
-        check_number(name, number)
+        StateForm.check_number(name, number)
     return [tuple(item) for item in items]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
+    "BLOCK_BYTES",
     "MAX_POSITIONS",
     "BlockShuffle",
     "Order",
@@ -23,6 +24,9 @@ __all__ = [
 ]
 
 _Positions = npt.NDArray[np.int64]
+
+BLOCK_BYTES = 4 << 20
+"""Of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
 
 MAX_POSITIONS = 1 << 63
 """The most positions possible, since positions are int64."""

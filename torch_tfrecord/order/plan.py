@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from copy import copy
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.epochs import Epochs, OrderOptions
 from torch_tfrecord.order.orders import Order
 from torch_tfrecord.order.ranks import Rank
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Job",
@@ -65,6 +68,16 @@ class Place(NamedTuple):
         """Steps taken of the epoch."""
         return sum(job.num_steps for job in self.jobs)
 
+    def before_last_job(self) -> Place:
+        """Where the last of the jobs began."""
+        *others, last = self.jobs
+        return self._replace(consumed=last.start, jobs=tuple(others))
+
+    @classmethod
+    def at(cls, epoch: int) -> Place:
+        """The beginning of an epoch."""
+        return cls(epoch, epoch, 0)
+
 
 class Steps(Protocol):
     """One rank's batches of the rest of an epoch; each can be computed by itself."""
@@ -91,8 +104,8 @@ class StepOrder(Protocol):
     num_records: int
     drop_last: bool
 
-    def steps(self, epoch: int, rank: Rank, jobs: tuple[Job, ...], start: int = 0, /) -> Steps:
-        """The steps of an epoch after those of some jobs, which took `start` places of its order."""
+    def steps(self, place: Place, rank: Rank, /) -> Steps:
+        """The steps of the rest of an epoch."""
 
     def in_order(self) -> StepOrder:
         """The same, unshuffled in every epoch."""
@@ -163,22 +176,24 @@ class RecordOrder:
     """Steps of as many records each: see `RankShare`.
 
     Args:
-        epochs: The order of the records, or of the packs of a subclass.
+        dataset: Has the records, or the packs of a subclass.
         batch_size: Places in a batch, per rank.
         drop_last: Drop what the ranks cannot share evenly, and a last batch that is not full.
+        **options: See `Epochs`.
     """
 
     is_sized = True
 
-    def __init__(self, epochs: Epochs, batch_size: int, drop_last: bool) -> None:
-        self.epochs, self.batch_size, self.drop_last = epochs, batch_size, drop_last
-        self.num_records = epochs.num_records
+    def __init__(
+        self, dataset: Sized, batch_size: int, drop_last: bool, **options: Unpack[OrderOptions]
+    ) -> None:
+        self.epochs = Epochs(dataset, **options)
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.num_records = self.epochs.num_records
 
-    def steps(
-        self, epoch: int, rank: Rank, jobs: tuple[Job, ...] = (), start: int = 0
-    ) -> RecordSteps:
+    def steps(self, place: Place, rank: Rank) -> RecordSteps:
         """See `StepOrder`."""
-        return RecordSteps(self, epoch, rank, start)
+        return RecordSteps(self, place.epoch, rank, place.consumed)
 
     def in_order(self) -> RecordOrder:
         """See `StepOrder`."""
@@ -263,7 +278,7 @@ class Plan:
         self._jobs, self._steps, self._first = self._go_on()
         self._before = begin.step - self._first  # steps of the epoch before the first of these
         self.batches_left = max(len(self._steps) - self._first, 0) * self._batches_a_step
-        self._whole = order.steps(begin.epoch + 1, rank, ())  # or, later, of a later epoch
+        self._whole = order.steps(Place.at(begin.epoch + 1), rank)  # or, later, of a later epoch
         self._whole_epoch = begin.epoch + 1
         self.batches_an_epoch = len(self._whole) * self._batches_a_step
 
@@ -272,17 +287,17 @@ class Plan:
         begin, order, rank = self.begin, self._order, self._rank
         if begin.jobs and begin.jobs[-1][1:3] == (rank.world_size, order.batch_size):
             # The same job goes on, if nobody changed the state.
-            *others, last = begin.jobs
-            steps = order.steps(begin.epoch, rank, tuple(others), last.start)
+            before, last = begin.before_last_job(), begin.jobs[-1]
+            steps = order.steps(before, rank)
             if min(steps.consumed(last.num_steps), order.num_records) == begin.consumed:
-                return tuple(others), steps, last.num_steps
-        return begin.jobs, order.steps(begin.epoch, rank, begin.jobs, begin.consumed), 0
+                return before.jobs, steps, last.num_steps
+        return begin.jobs, order.steps(begin, rank), 0
 
     def _steps_of(self, epoch: int) -> Steps:
         if epoch == self.begin.epoch:
             return self._steps
         if epoch != self._whole_epoch:
-            self._whole = self._order.steps(epoch, self._rank, ())
+            self._whole = self._order.steps(Place.at(epoch), self._rank)
             self._whole_epoch = epoch
         return self._whole
 
@@ -365,7 +380,7 @@ class Plan:
             if before <= step < before + num_steps:
                 order, at = copy(self._order), step - before
                 order.batch_size = batch_size
-                steps = order.steps(epoch, Rank(0, world_size), jobs[:number], start)
+                steps = order.steps(Place(epoch, epoch, start, jobs[:number]), Rank(0, world_size))
                 batches = [one.batches(at, at + 1)[0] for one in _of_each_rank(steps)]
                 return [*chain.from_iterable(batches)]
             before += num_steps

@@ -17,8 +17,6 @@ __all__ = [
     "EpochPosition",
     "PositionBatch",
     "epoch_of",
-    "is_batch_of_positions",
-    "list_of_positions",
     "seed_of",
 ]
 
@@ -107,27 +105,6 @@ def seed_of(positions: Any) -> int:
 def _known(name: str, positions: Any) -> int | None:
     found: int | None = getattr(positions, name, None)
     return getattr(positions[0], name, None) if found is None and len(positions) else found
-
-
-def is_batch_of_positions(positions: object) -> bool:
-    """Whether the argument holds several positions: a list, or a 1-D array or tensor."""
-    return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
-
-
-def list_of_positions(positions: Any) -> list[int]:
-    """A batch of positions as a list; TypeError for booleans (a mask).
-
-    Example:
-        >>> import numpy as np
-        >>> list_of_positions(np.array([3, 1]))
-        [3, 1]
-    """
-    found: list[int] = positions if isinstance(positions, list) else positions.tolist()
-    if any(isinstance(position, bool) for position in found):
-        raise TypeError(
-            "positions must be integers, got booleans: mask.nonzero() gives the positions of a mask"
-        )
-    return found
 
 
 _UNKNOWN = -1

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords
-from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.epochs import WINDOW_BLOCKS
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
-from torch_tfrecord.order.nested import draws_at_random
+from torch_tfrecord.order.nested import Leaves
+from torch_tfrecord.order.orders import BLOCK_BYTES
 from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, StepOrder
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.ranks import RankSampler
@@ -26,14 +27,9 @@ from torch_tfrecord.order.trainers import (
 )
 
 __all__ = [
-    "BLOCK_BYTES",
-    "WINDOW_BLOCKS",
     "RecordBatchSampler",
     "RecordSampler",
 ]
-
-BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it takes to read these
-WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
 
 @knows_keywords
@@ -110,15 +106,16 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         block_bytes: int = BLOCK_BYTES,
         window_blocks: int = WINDOW_BLOCKS,
     ) -> None:
-        epochs = Epochs(
+        order = RecordOrder(
             dataset,
+            1,
+            drop_last,
             shuffle=shuffle,
             seed=seed,
             weights=weights,
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
-        order = RecordOrder(epochs, 1, drop_last)
         # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin
         # elsewhere in its datasets, but only those with crops.
         tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
@@ -208,15 +205,16 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     ) -> None:
         if integer("batch_size", batch_size) < 1:
             raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
-        epochs = Epochs(
+        order = RecordOrder(
             dataset,
+            int(batch_size),
+            drop_last,
             shuffle=shuffle,
             seed=seed,
             weights=weights,
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
-        order = RecordOrder(epochs, int(batch_size), drop_last)
         self._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
 
     @classmethod
@@ -244,7 +242,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         drop_last: bool,
     ) -> None:
         num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
-        tells_epoch = draws_at_random(dataset)
+        tells_epoch = Leaves(dataset).draw_at_random
         super().__init__(order, num_epochs, rank, world_size, drop_last, tells_epoch)
 
     @property
@@ -338,7 +336,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         """The positions of a step of an epoch, None for the running one, on all ranks."""
         place = self._latest(num_received)
         if epoch is not None and at_least(0, "epoch", epoch) != place.epoch:
-            place = Place(epoch, epoch, 0)
+            place = Place.at(epoch)
         found = self._plan(place).records_of(at_least(0, "step", step))
         return PositionBatch(found, place.epoch)
 

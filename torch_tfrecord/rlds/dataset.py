@@ -25,11 +25,9 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading import (
     ColumnBatch,
     StagedDataset,
-    collate,
     register_in_worker,
     take_apart,
 )
-from torch_tfrecord.order import defines_last, is_batch_of_positions, list_of_positions, salted
 from torch_tfrecord.rlds.episode_columns import each_leaf
 from torch_tfrecord.rlds.episode_store import (
     STEPS,
@@ -81,11 +79,11 @@ class EpisodeDataset(HintsOfDataset, Dataset[Any]):
     def __len__(self) -> int:
         return len(self._positions)
 
-    def _part(self: _Same, positions: slice) -> _Same:
+    def _part(self: _Same, positions: range) -> _Same:
         # Everything else is shared, also the cache of episodes.
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        part._positions = self._positions[positions]
+        part._positions = positions
         return part
 
     def _absolute(self, position: int) -> int:
@@ -180,7 +178,7 @@ class RLDSEpisodes(EpisodeDataset):
         of them.
         """
         if isinstance(position, slice):
-            return self._part(position)
+            return self._part(self._positions[position])
         register_in_worker()
         number = self._absolute(position)
         item = self._of_episode(number, self._whole)
@@ -338,41 +336,14 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
             self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
         super().__init__(store, len(self._ranges), max_batch_bytes)
 
-    @overload
-    def __getitem__(self, position: slice) -> RLDSDataset: ...
-
-    @overload
-    def __getitem__(self, position: object) -> Any: ...
-
-    def __getitem__(self, position: Any) -> Any:
-        """Return the sample at a position (negative counts from the end), or for a slice a dataset
-        of those positions.
-
-        For a list of positions, or a 1-D integer array or tensor, return the batch that `collate`
-        makes of the samples.
-        """
-        if isinstance(position, slice):
-            return self._part(position)
-        if is_batch_of_positions(position):
-            return collate(self.__getitems__(list_of_positions(position)))
+    def _sample(self, position: Any) -> Any:
         register_in_worker()
         # A batch of one would take twice the time.
-        numbers, steps, goals = self._find(salted(self, [position]))
+        numbers, steps, goals = self._find(self._salted([position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
         if self._transform is None:
             return sample
         return transform_one(self._transform, 0, sample, self._places([position]))
-
-    def __getitems__(self, positions: Sequence[int]) -> Sequence[object]:
-        """Return the samples at several positions, in that order; DataLoader calls this for each
-        batch.
-
-        Reads in file order and returns columns, which `collate` passes on without stacking again.
-        To any other code, the result is a sequence of samples, each equal to `ds[position]`.
-        """
-        if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__
-            return [self[position] for position in positions]
-        return self._transform_samples(self._load_samples(positions))
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[object]:
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
@@ -380,7 +351,7 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         """
         if not len(positions):
             return []
-        numbers, steps, goals = self._find(salted(self, positions))
+        numbers, steps, goals = self._find(self._salted(positions))
         try:
             with BatchBudget(self._max_batch_bytes):
                 read = self._reading(numbers, steps, goals)

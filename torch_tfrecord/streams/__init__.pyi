@@ -1,5 +1,5 @@
 from .iterable_dataset import TFRecordIterableDataset
 
 __all__ = [
-"TFRecordIterableDataset",
+    "TFRecordIterableDataset",
 ]

@@ -35,12 +35,9 @@ from torch_tfrecord.loading import (
     warn_of_no_records,
 )
 from torch_tfrecord.order import (
+    Rank,
     check_loaded_epoch,
-    check_rank,
-    consumer,
-    in_process_group,
     prepared_loader,
-    resolve_rank,
 )
 from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.records import Block, Paths, SkippedBytes, found_files, read_blocks
@@ -144,7 +141,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         super().__init__()
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
-        check_rank(rank, world_size)
+        Rank.check(rank, world_size)
         check_callable("transform", transform)
         self._errors = ErrorLog(on_error, max_errors)
         self._compression_type = check_compression_type(compression_type)
@@ -289,7 +286,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     def _iteration(self, epoch: int) -> StreamIteration:
         self._check_prepared()
-        return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
+        return StreamIteration(self, Rank.here(self._rank, self._world_size).consumer(), epoch)
 
     def _identity(self) -> State:
         return self._order
@@ -420,11 +417,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         return RecordRows(group.records, keys, place)
 
     def __getstate__(self) -> dict[str, object]:
-        state = {**self.__dict__, "_last": None}
-        # a spawned worker is not in the group and could not find out its rank
-        if in_process_group():
-            state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
-        return state
+        rank, world_size = Rank.to_send(self._rank, self._world_size)
+        return {**self.__dict__, "_last": None, "_rank": rank, "_world_size": world_size}
 
     def __repr__(self) -> str:
         features = shown_features(self.features)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_tfrecord.order import STATE_VERSION, check_number, check_state
+from torch_tfrecord.order import StateForm
 from torch_tfrecord.samples import Batch
 from torch_tfrecord.shown import shown_value
 from torch_tfrecord.streams.epoch_count import EpochCount
@@ -106,7 +106,7 @@ class StreamIteration(Iterator[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
         return {
-            "version": STATE_VERSION,
+            "version": StateForm.VERSION,
             **self._source._identity(),
             "epoch": self.epoch,
             "consumer": self._consumer,
@@ -260,7 +260,7 @@ def find_states(holder: object, depth: int = 0) -> Iterator[State]:
             yield holder
             return
         steps = holder.get("_steps_since_snapshot", 0)
-        check_number("_steps_since_snapshot", steps)
+        StateForm.check_number("_steps_since_snapshot", steps)
         if steps:
             raise ValueError(
                 f"the StatefulDataLoader's state is {steps} steps behind what it yielded; to resume with another "
@@ -289,7 +289,7 @@ class StreamStates:
         for state in find_states(holder):
             limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
             # what the lists hold is checked where the pieces are known
-            check_state(state, identity, limits, _LISTS)
+            StateForm(identity, limits, _LISTS).check(state)
             self._add(state)
         if not self._states:
             raise ValueError(

@@ -38,7 +38,7 @@ from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote
 from torch_tfrecord.media import Image, guess_content, image_format, image_size
-from torch_tfrecord.order import consumer, resolve_rank
+from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
     ExampleListWithContext,
     Values,
@@ -323,7 +323,7 @@ class KeyCheck:
         """
         optional, self._optional = self._optional, {}
         # Only the first worker of the first rank tells.
-        if not optional or consumer(resolve_rank(None, None))[0]:
+        if not optional or Rank.here(None, None).consumer()[0]:
             return
         # It is no Example, or there is damage, which reading will find.
         with suppress(TFRecordError):

@@ -1,5 +1,8 @@
-from .described import open_described
-from .loader import make_dataloader
+from .loader import make_dataloader, replay
 from .record_loader import RecordLoader
 
-__all__ = ["RecordLoader", "make_dataloader", "open_described"]
+__all__ = [
+    "RecordLoader",
+    "make_dataloader",
+    "replay",
+]

@@ -23,7 +23,7 @@ from torch_tfrecord.arguments import (
 )
 from torch_tfrecord.columns import RecordFeatures, is_record_features
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate, PackOrder, checked_lengths
+from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate
 from torch_tfrecord.loading import (
     DatasetOptions,
     NestedDataset,
@@ -33,25 +33,21 @@ from torch_tfrecord.loading import (
     with_label,
 )
 from torch_tfrecord.order import (
-    BLOCK_BYTES,
+    Leaves,
+    Rank,
     RecordBatchSampler,
-    check_rank,
-    draw_salt,
-    has_places,
-    resolve_rank,
-    stores,
 )
-from torch_tfrecord.random_stream import RandomStream
+from torch_tfrecord.random_stream import RandomStream, draw_salt
 from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable
-from torch_tfrecord.train.described import describe
+from torch_tfrecord.train.described import describe, open_described
 from torch_tfrecord.train.record_loader import RecordLoader
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LoaderOptions", "make_dataloader"]
+__all__ = ["LoaderOptions", "make_dataloader", "replay"]
 
 _OURS = ("dataset", "sampler")
 
@@ -225,8 +221,8 @@ def make_dataloader(
     if num_threads is not None:
         at_least(0, "num_threads", num_threads)
     check_callable("transform", transform)
-    check_rank(rank, world_size)
-    drop_last, here = true_or_false("drop_last", drop_last), resolve_rank(rank, world_size)
+    Rank.check(rank, world_size)
+    drop_last, here = true_or_false("drop_last", drop_last), Rank.here(rank, world_size)
     if seed is None and here.world_size > 1:
         raise ValueError(
             f"seed must be an integer, the same on all {here.world_size} ranks, got None: each would draw another one"
@@ -243,8 +239,7 @@ def make_dataloader(
         transform = with_label(transform, label_key)
     # else each would fetch every block for a part of it
     is_alone = here.world_size == 1 and not num_workers
-    for store in stores(dataset):
-        store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
+    Leaves(dataset).read_by_blocks(shuffle == "blocks" and is_alone)
     epochs = None if num_epochs == -1 else num_epochs
     ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
     if by_length and not isinstance(collate_fn, PackedCollate):
@@ -267,15 +262,7 @@ def make_dataloader(
                 "with PackedCollate expected batch_size and lengths, without max_tokens: its max_length says how many "
                 "tokens a row has"
             )
-        packs = PackOrder(
-            checked_lengths(dataset, lengths),
-            collate_fn.max_length,
-            collate_fn.too_long,
-            size,
-            bool(shuffle),
-            seed,
-            drop_last,
-        )
+        packs = collate_fn._packs(dataset, lengths, size, bool(shuffle), seed, drop_last)
         batches = RecordBatchSampler.of_order(dataset, packs, epochs, rank, world_size, drop_last)
     else:
         batches = RecordBatchSampler(
@@ -288,7 +275,7 @@ def make_dataloader(
             **ranks,
         )
     identity = batches._order.identity()
-    for store in stores(dataset) if "lengths" in identity and identity["shuffle"] else []:
+    for store in Leaves(dataset).stores if "lengths" in identity and identity["shuffle"] else []:
         store.warn()  # of a compressed file, which is read at random
     is_named = lengths is None or isinstance(lengths, str)
     run = {
@@ -312,6 +299,43 @@ def make_dataloader(
         device=device,
         **given,
     )
+
+
+def replay(
+    state: Mapping[str, Any], step: int, epoch: int | None, num_records: int | None
+) -> list[tuple[str, int, int, bytes]]:
+    """The records of a step of a training run, from the state of its loader.
+
+    Args:
+        state: A `RecordLoader.state_dict` that says which records the loader reads.
+        step, epoch: See `RecordLoader.records_of`.
+        num_records: How many of them, the first ones; None for all.
+
+    Returns:
+        What `RecordLoader.records_of` does, with the payload of each.
+
+    Raises:
+        FileNotFoundError: The files are no longer there.
+        IndexError: The epoch has fewer steps.
+    """
+    run = state["run"]
+    dataset: Any = open_described(run["dataset"])
+    options: dict[str, Any] = {name: state[name] for name in ("shuffle", "seed", "drop_last")}
+    options |= {"rank": 0, "world_size": run["world_size"]}
+    if "max_tokens" in state:
+        names = ("batch_size", "max_tokens", "boundaries", "multiple_of", "too_long")
+        options |= {name: state[name] for name in names}
+        batches = LengthBatchSampler(dataset, lengths=run["lengths"], **options)
+        loader = make_dataloader(dataset, batch_sampler=batches)
+    else:
+        if "max_length" in state:
+            packs = PackedCollate(state["max_length"], too_long=state["too_long"])
+            options |= {"lengths": run["lengths"], "collate_fn": packs}
+        loader = make_dataloader(dataset, run["batch_size"], **options)
+    loader.load_state_dict(state)
+    places = loader.records_of(step, epoch)[:num_records]
+    payloads = Leaves(dataset).read(loader._positions_of(step, epoch)[:num_records])
+    return [(*place, payload) for place, payload in zip(places, payloads, strict=True)]
 
 
 def _check_sampler(sampler: object, given: Mapping[str, object]) -> None:
@@ -387,11 +411,11 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     """The shuffle to use: compressed files are not read at random, unless a process keeps them
     whole.
     """
-    compressed = [store for store in stores(dataset) if store.slow_file]
+    compressed = [store for store in Leaves(dataset).stores if store.slow_file]
     if not compressed:
         return shuffle
     # a Mixture, for which there is no better order
-    if shuffle is True and not has_places(dataset):
+    if shuffle is True and not Leaves(dataset).have_places:
         for store in compressed:
             store.warn()
         return True

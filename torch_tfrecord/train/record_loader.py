@@ -7,21 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.lengths import Buckets, PackOrder
 from torch_tfrecord.loading import DevicePrefetcher, NestedDataset, ReadAheadLoader, collate_left
 from torch_tfrecord.mixing import Mixture
-from torch_tfrecord.order import (
-    Iteration,
-    PositionBatch,
-    RecordBatchSampler,
-    leaf_batches,
-    leaves,
-    resolve_rank,
-)
+from torch_tfrecord.order import Leaves, Rank, RecordBatchSampler
 from torch_tfrecord.phases import Counters, count_in
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples
 from torch_tfrecord.shown import shown_value
@@ -31,6 +23,16 @@ __all__ = ["RecordLoader"]
 
 # For the exit code of a worker whose connection has closed.
 _WAIT_SECONDS = 5.0
+
+
+@runtime_checkable
+class _LengthOrder(Protocol):
+    """The steps of batches by length, or of packs."""
+
+    num_dropped: int
+
+    def padded_tokens(self, epoch: int, world_size: int, /) -> tuple[int, int]:
+        """Tokens of an epoch's records, and with padding."""
 
 
 class RecordLoader(ReadAheadLoader):
@@ -55,7 +57,7 @@ class RecordLoader(ReadAheadLoader):
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
         self._errors: list[ErrorLog] = [
-            log for leaf in leaves(dataset) for log in getattr(leaf, "_error_logs", ())
+            log for leaf in Leaves(dataset) for log in getattr(leaf, "_error_logs", ())
         ]
         if any(log.skips for log in self._errors):
             for log in self._errors:
@@ -72,10 +74,8 @@ class RecordLoader(ReadAheadLoader):
             running.put_back()
         return _ReceivedBatches(self, prefetcher)
 
-    def _begin(
-        self, prefetcher: DevicePrefetcher | None
-    ) -> tuple[Any, Iteration[PositionBatch], Counters]:
-        """DataLoader's iterator for the next iteration, its order, and what is counted of it."""
+    def _begin(self, prefetcher: DevicePrefetcher | None) -> Any:
+        """DataLoader's iterator for the next iteration."""
         if self.persistent_workers and len(self._counters.table) > 1:
             self._counters.begin()
         else:
@@ -92,7 +92,7 @@ class RecordLoader(ReadAheadLoader):
         batches = self._order._last_iteration
         batches.begin()  # even if workers have not begun: from here on `len` is that of the next iteration
         batches.num_received = 0
-        return iterator, batches, self._counters
+        return iterator
 
     @property
     def epoch(self) -> int:
@@ -219,9 +219,9 @@ class RecordLoader(ReadAheadLoader):
             >>> loader.records_of(41_203)  # doctest: +SKIP
             [('train-00007-of-00016.tfrecord', 1834211, 90177), ...]
         """
-        positions = self._order.records_of(step, epoch, self._num_received)
+        positions = self._positions_of(step, epoch)
         found: list[Any] = [None] * len(positions)
-        for leaf, inside, places in leaf_batches(self._dataset, positions):
+        for leaf, inside, places, *_ in Leaves(self._dataset).parts(positions):
             if not hasattr(leaf, "locate"):
                 raise TypeError(
                     f"expected a dataset that knows where its records are, got {type(leaf).__name__}"
@@ -229,6 +229,9 @@ class RecordLoader(ReadAheadLoader):
             for place, position in zip(places, inside, strict=True):
                 found[place] = (*leaf.locate(position), positions[place])
         return found
+
+    def _positions_of(self, step: int, epoch: int | None) -> list[int]:
+        return self._order.records_of(step, epoch, self._num_received)
 
     def skip_to(self, step: int) -> None:
         """Begin the next iteration at a step of the running epoch, from 0.
@@ -254,9 +257,9 @@ class RecordLoader(ReadAheadLoader):
                 `max_tokens`.
         """
         order, epoch = self._order._order, self._order.epoch
-        if not isinstance(order, (Buckets, PackOrder)):
+        if not isinstance(order, _LengthOrder):
             raise TypeError("expected a loader made with lengths= or max_tokens=, got one without")
-        world_size = resolve_rank(*self._order.given_ranks).world_size
+        world_size = Rank.here(*self._order.given_ranks).world_size
         tokens, padded = order.padded_tokens(epoch, world_size)
         fill = tokens / max(padded, 1)
         counts = {"tokens": tokens, "padded_tokens": padded, "dropped": order.num_dropped}
@@ -271,15 +274,19 @@ class _ReceivedBatches(Iterator[Batch]):
     """
 
     def __init__(self, loader: RecordLoader, prefetcher: DevicePrefetcher | None) -> None:
-        self._loader, self._begin = loader, partial(loader._begin, prefetcher)
-        self._iterator, self._batches, self._counters = self._begin()
+        self._loader, self._prefetcher = loader, prefetcher
+        self._begin()
+
+    def _begin(self) -> None:
+        self._iterator: Any = None  # so that its workers end before those of a new one start
+        self._iterator = self._loader._begin(self._prefetcher)
+        self._batches, self._counters = self._loader._order._last_iteration, self._loader._counters
 
     def __next__(self) -> Batch:
         if self._batches.is_replaced:
-            self._iterator = None  # so that its workers end before those of the new one start
-            self._iterator, self._batches, self._counters = self._begin()
+            self._begin()
         while (batch := self._receive()) is LEFT_OUT:
-            if resolve_rank(*self._loader._order.given_ranks).world_size > 1:
+            if Rank.here(*self._loader._order.given_ranks).world_size > 1:
                 raise TFRecordError(
                     "all records of a batch were left out, and all ranks need the same number of batches: expected a "
                     "larger batch_size, or fewer records that fail"
