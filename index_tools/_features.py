@@ -30,7 +30,7 @@ def load_features(source: str | None, paths: Sequence[str], num_records: int = 1
 
 
 def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) -> dict[str, Any]:
-    """What the code of an option assigns; the features alone where there is no code.
+    """The names that an option's code assigns; `features` alone where there is no code.
 
     Args:
         source: A file of Python code, or None.

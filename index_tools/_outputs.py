@@ -1,5 +1,5 @@
-"""What the verbs that write share: the options of their output, and shards that appear together or
-not at all.
+"""The outputs of the verbs that write: their options, and shards that appear together or not at
+all.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Output:
 
     Attributes:
         prefix: Path and first part of the names.
-        num_shards: Of shards; None for as many as their size makes.
-        max_shard_bytes: Of a shard, without `num_shards`.
+        num_shards: How many shards; None for as many as their size makes.
+        max_shard_bytes: The most bytes of a shard, without `num_shards`.
         compression_type: "NONE", "GZIP" or "ZLIB"; None for no compression.
         force: Write over a set of as many shards, or over the file.
         file: The name of the one file; None for shards.
@@ -229,7 +229,7 @@ def create_folders(folder: str) -> Iterator[None]:
 
 class FileWriter(ShardedTFRecordWriter):
     """Writes files of one folder, with their indexes, that appear together; each is read back, and
-    held against what was written to it, before any has its name.
+    compared with what was written to it, before any has its name.
 
     Args:
         first: The name of one of them, which says how all are compressed.
@@ -246,7 +246,7 @@ class FileWriter(ShardedTFRecordWriter):
         """Write the next file; its records, and their bytes with the frames.
 
         Raises:
-            CorruptRecordError: It does not hold them.
+            CorruptRecordError: It has other records.
         """
         if self.paths and self._only_last_is_open:
             self._finish(self._shards[-1])
@@ -294,7 +294,7 @@ class _PreparedFile(FileSource):
 
 
 def _digest(record: bytes | memoryview) -> int:
-    """A number whose sum over records tells their number, their bytes, and the sum of their
-    checksums, in any order.
+    """A number whose sum over records has their number, their bytes, and the sum of their checksums,
+    in any order.
     """
     return 1 << 128 | len(record) << 64 | crc32c(record)

@@ -1,5 +1,5 @@
-"""What the verbs share: arguments in; and text out, of which one line stays one line, and no file
-content can control the terminal.
+"""Arguments and text of all verbs. In the text one line stays one line, and no file content can
+control the terminal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are skipped"
 
-_MAX_WIDTH = 42  # of a column
+_MAX_WIDTH = 42  # the widest column
 _UNITS = ("KB", "MB", "GB", "TB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
 
@@ -93,7 +93,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def data_paths(paths: Sequence[str]) -> list[str]:
     """Leave out the indexes, manifests and labels that a glob expanded by the shell includes.
 
-    A manifest that is named alone stands for its files.
+    A manifest that is named alone means its files.
 
     Raises:
         ValueError: There is nothing else.
@@ -174,7 +174,7 @@ def escape(text: str, *, escape_backslash: bool = False) -> str:
 def _escape_character(character: str) -> str:
     if character.isprintable():
         return character
-    if 0xDC80 <= ord(character) <= 0xDCFF:  # how Python holds a byte of a name that is not UTF-8
+    if 0xDC80 <= ord(character) <= 0xDCFF:  # Python's form of a byte of a name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
 

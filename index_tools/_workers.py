@@ -53,12 +53,12 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _FileTask: TypeAlias = "Callable[[FileSource], _T]"
 Advance: TypeAlias = Callable[[int], object]
-"""Tells the progress bar how much more is done."""
+"""Moves the progress bar by how much more is done."""
 
 # Starting processes takes a few seconds; one process reads this much in less.
 _MIN_PARALLEL_BYTES = 1 << 30
 _POLL_SECONDS = 0.1
-# What an executor gets at once: some milliseconds of its own work to a second of ours.
+# An executor gets so much at once: its own work is some milliseconds to a second of ours.
 _GROUP_BYTES, _GROUP_FILES = 1 << 28, 256
 
 
@@ -134,7 +134,7 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_work: list[tuple[Callable[..., Any], Advance]] = []  # of this worker process: one
+_work: list[tuple[Callable[..., Any], Advance]] = []  # one, that of this worker process
 
 
 def _work_on_item(item: object) -> Any:
@@ -269,7 +269,7 @@ def _work_by(
         for future in as_completed(futures):
             future.result()
             bar.update(num_bytes[future])
-    except Exception as error:  # of the task itself, each is an outcome
+    except Exception as error:  # errors of the task itself are outcomes
         raise ChildProcessError(f"the executor could not do its work: {error}") from error
     finally:
         for future in futures:
@@ -278,7 +278,7 @@ def _work_by(
 
 
 def _no_advance(step: int) -> None:
-    """The files of an executor's group are told together."""
+    """An executor reports the files of a group together."""
 
 
 def _work_on_group(

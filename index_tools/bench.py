@@ -40,7 +40,7 @@ pictures or arrays of several sizes: batches are lists of samples; --features wi
 _CROP, _CORE = "crop in the feature, Image(crop=...)", "get the compiled core (tfrecord doctor)"
 _COLLATE = "make collate_fn cheaper (collate and PaddedCollate take columns)"
 _WORKERS = "run it in worker processes (num_workers)"
-# What may help, the best first; what is there already is left out.
+# The best advice first; what is there already is left out.
 _ADVICE = {
     "disk": ["copy the files to a faster disk", 'read neighbours together: shuffle="blocks"'],
     "network": [
@@ -76,7 +76,7 @@ def _measure(
         paths,
         # another seed, other records: those of an earlier run are in memory
         seed=perf_counter_ns(),
-        # what a file of code defines cannot be pickled
+        # functions of a file of code cannot be pickled
         multiprocessing_context="fork" if options["num_workers"] else None,
         **options,
     )
@@ -87,8 +87,8 @@ def _measure(
 
 
 def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
-    """What bounds a loader that has read, where `measure` gives one that reads in one thread."""
-    # Threads and processes wait for each other: what costs how much, one thread tells.
+    """Find out what bounds a loader that has read; `measure` gives one that reads in one thread."""
+    # Threads and processes wait for each other: only one thread shows how much each part costs.
     alone = measure().stats()
     if loader.num_workers and loader.stats()["wait"] > 1.2 * alone["wait"]:
         return "transport"
@@ -106,7 +106,7 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
         return "python" if 2 * found["parse"] < alone["parse"] else worst
     if worst != "read":
         return worst
-    # What a batch takes, alone: its checksums, and its compressed bytes where they are in order.
+    # The time of a batch's checksums alone, and of its compressed bytes where they are in order.
     files, num_bytes = loader.dataset._record_files, int(alone["bytes"])
     if 2 * min(repeat(lambda: crc32c(bytes(num_bytes)), number=1)) > alone["read"]:
         return "checksums"
@@ -124,7 +124,7 @@ def _makes_objects(spec: object) -> bool:
 
 
 def _advice(bound: str, loader: RecordLoader, options: Mapping[str, Any]) -> str:
-    """What may help, without what is there already."""
+    """The advice for a bound, without what is there already."""
     specs = options["features"]
     images = [
         spec

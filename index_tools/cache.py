@@ -1,4 +1,4 @@
-"""``tfrecord cache``: what the disk cache of remote data holds, and emptying it."""
+"""``tfrecord cache``: what is in the disk cache of remote data, and emptying it."""
 
 from __future__ import annotations
 

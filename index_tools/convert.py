@@ -109,7 +109,7 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
     except ModuleNotFoundError as error:
         text = f"this conversion needs the package {error.name}: pip install {error.name}"
         raise ImportError(text) from error
-    except (KeyError, TypeError) as error:  # no such split, or a column that no list holds
+    except (KeyError, TypeError) as error:  # no such split, or a column that is in no list
         raise ValueError(f"{error} (see --split, --columns)") from error
 
 
@@ -251,7 +251,7 @@ def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         write_arrow(batches, path, features=specs)
-    for warning in told:  # of floats that were rounded
+    for warning in told:  # floats were rounded
         print(f"warning: {escape(str(warning.message))}", file=sys.stderr)
 
 

@@ -1,7 +1,7 @@
-"""What is measured of the features of a data set, some records at a time, and put together in order.
+"""Measure the features of a data set, some records at a time, and put the results together in order.
 
-Memory does not grow with the data: of each feature moments are kept, a sample of its values, and how
-often each value is there as long as few differ.
+Memory does not grow with the data: each feature has moments, a sample of its values, and as long as
+few values differ, how often each is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS = "", "rows"
 """Where `Statistics` count the records that were read."""
 
 _SAMPLE = 1 << 12
-_MOST_BYTES = 256  # of values that are told apart
+_MOST_BYTES = 256  # two values that begin with the same ones count as one
 _SLICE = 1 << 15  # values at once: they stay in the processor's cache
 _BATCHES = 8  # put together, as each column of each has a price
 
@@ -53,14 +53,14 @@ _KINDS = {
 
 @dataclass
 class Distribution:
-    """What is known of some values: numbers or bytes.
+    """The measurements of some values: numbers or bytes.
 
     Attributes:
         count: How many there are.
         missing: NaN, and what is not there, beside these.
         zeros: How many of the numbers.
         low, high: The smallest and the largest number.
-        mean: Of the numbers.
+        mean: That of the numbers.
         squares: Sum of the squares of their distances from the mean.
         sample: float64 [2, N]: random keys, and the numbers that drew the smallest ones: all, or
             4,096 of them.
@@ -151,8 +151,8 @@ def _header(picture: bytes) -> tuple[bytes, int | None, int | None]:
 def stored_features(
     features: RecordFeatures | None,
 ) -> tuple[RecordFeatures | None, dict[str, str]]:
-    """What reads all that features want from records, as it is stored and with any number of
-    values; and its kinds.
+    """Specs that read all that features want from records, as it is stored and with any number of
+    values; and the kinds of values.
     """
     kinds: dict[str, str] = {}
 
@@ -176,14 +176,14 @@ def measure_task(
     """Measure the records of a task.
 
     Args:
-        kinds: Of the `stored_features`.
+        kinds: Those of `stored_features`.
         item: The number of the task, and the task, which reads these.
-        advance: Told the number of its records in the end.
+        advance: Called with the number of its records in the end.
     """
     number, task = item
     found: Statistics = defaultdict(Distribution)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is left out, the data set reports
+        warnings.simplefilter("ignore")  # the data set's report has what is left out
         batches = task.read()
         while held := [*islice(batches, _BATCHES)]:
             table = pa.Table.from_batches(held).combine_chunks()

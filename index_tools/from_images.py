@@ -138,7 +138,7 @@ class LoadedImage(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What was written and what was skipped.
+    """The images that were written, and those that were skipped.
 
     Attributes:
         paths: The file of the class names, and the shards.
@@ -379,7 +379,7 @@ def _write_shards(
     and says in the report what was written: nothing if there is no image.
 
     Raises:
-        OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
+        OSError: A file cannot be written. Then, as after an interrupt, nothing is left.
     """
     # folders are made only if there is something to put there
     first = next(images, None)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GALLERY", "Gallery", "make_app"]
 
-_LINES = 10  # of damage that are told
-_MOST_BYTES = 1 << 28  # of a record, and of its decoded values
+_LINES = 10  # so many errors are printed
+_MOST_BYTES = 1 << 28  # the largest record, and its decoded values
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; "
@@ -124,7 +124,7 @@ class Gallery:
         return [*self.dataset.find(name, kept.parse(value, name))]
 
     def parts(self, position: int) -> Parts:
-        """What a record has; of one that cannot be read, why."""
+        """The parts of a record; if it cannot be read, why."""
         sample: dict[str, Any] = {}
         try:
             number = self.dataset._absolute(position)

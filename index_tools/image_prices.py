@@ -1,4 +1,4 @@
-"""What each way to encode some pictures costs: bytes, and how far the pixels are from theirs."""
+"""The price of each way to encode some pictures: bytes, and how far the pixels are from theirs."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ from torch_tfrecord.tables import check_columns
 
 __all__ = ["INDEX", "VERIFY"]
 
-_MOST_BAD = 10  # records of a file that are told without --json
+_MOST_BAD = 10  # so many records of a file are named without --json
 _SIDECAR, _TEXT = _FORMATS = ("safetensors", "tfrecord2idx")
 
 _INDEX = """\
@@ -404,7 +404,7 @@ def _verify_file(file: FileSource) -> _Checked:
             text = f"index at {error.path}: {error.args[0]}"
             problem = IndexMismatchError(text, path=file.path, position=error.position)
             return found._replace(index_problem=error if error.path == file.path else problem)
-        # what says that it is fresh may be wrong: a file changed in place keeps its size
+        # size and time may pass for fresh: a file changed in place keeps its size
         if np.array_equal((stored.offsets, stored.lengths), (index.offsets, index.lengths)):
             return found
         damage = IndexMismatchError(

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = vars(parser.parse_args(arguments))
         run: Callable[..., int] = options.pop("run")
         return run(**options)
-    except SystemExit as exit_request:  # of argparse: --help, --version, wrong arguments
+    except SystemExit as exit_request:  # argparse's: --help, --version, wrong arguments
         return exit_request.code if isinstance(exit_request.code, int) else 2
     except KeyboardInterrupt:
         return _fail("interrupted", _SIGNAL_STATUS + signal.SIGINT)
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _expanded(argument: str) -> str:
-    """An argument with ``~`` expanded also where shells leave it: in quotes, behind ``--name=``."""
+    """An argument with ``~`` expanded also where shells leave it: in quotes, after ``--name=``."""
     option, sign, path = argument.partition("=") if argument[:2] == "--" else ("", "", argument)
     return option + sign + os.path.expanduser(path)
 

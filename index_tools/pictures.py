@@ -1,6 +1,4 @@
-"""Encode one picture anew: the options for it, what is kept as it is, and why; and many in
-threads.
-"""
+"""Re-encode one picture: the options for it, what is kept as it is, and why; and many in threads."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 _DEFAULT_QUALITY = 90
-_ORIENTATION = 0x0112  # of EXIF
+_ORIENTATION = 0x0112  # EXIF's tag
 _quality = integer(1, 100)
 
 
 class Encoding(NamedTuple):
-    """How pictures are encoded anew: the options that `add_image_options` adds.
+    """How pictures are re-encoded: the options that `add_image_options` adds.
 
     Attributes:
         image_format: "jpeg", "png" (optimised) or "webp" (lossless).
@@ -100,7 +98,7 @@ class Encoding(NamedTuple):
             exif[_ORIENTATION] = header.orientation
         buffer = io.BytesIO()
         try:
-            # Of the second picture of a JPEG, a preview, nobody speaks.
+            # The second picture of a JPEG is a preview.
             picture: Any = PIL.Image.open(io.BytesIO(encoded))
             if header.format != "jpeg" and getattr(picture, "n_frames", 1) > 1:
                 return encoded, "animation"

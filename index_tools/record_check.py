@@ -53,7 +53,7 @@ def _decode(record: bytes) -> None:
     context, lists = decode_record(record)
     steps = ((name, values) for name, each in lists.items() for values in each)
     for name, values in chain(context.items(), steps):
-        for value in values if isinstance(values, list) else ():  # of numbers none is one
+        for value in values if isinstance(values, list) else ():  # numbers are neither
             try:
                 if image_format(value):
                     decode_image(value)

@@ -73,8 +73,8 @@ def reencode(
     Raises:
         ImageDecodeError: A picture is damaged; names the record.
         TFRecordError: A file or record is damaged.
-        ValueError: No record has such a picture, a set of shards exists, or the orientation shall
-            be applied.
+        ValueError: No record has such a picture, a set of shards exists, or the orientation is
+            not kept.
 
     Example:
         >>> reencode("png/train-*", "jpeg/train", Encoding("jpeg", 90))  # doctest: +SKIP

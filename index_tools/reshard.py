@@ -54,9 +54,9 @@ __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_set
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_BATCH_BYTES = 1 << 27  # of records, of which two or three batches are in memory
-_STRETCH_BYTES = 1 << 26  # of a file, of which records are read together
-_HEAD_BYTES = 1 << 20  # of a remote file, in which its first records most likely are
+_BATCH_BYTES = 1 << 27  # of a batch of records: two or three of them are in memory
+_STRETCH_BYTES = 1 << 26  # records of so much of a file are read together
+_HEAD_BYTES = 1 << 20  # its first records most likely are in so much of a remote file
 
 _SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
 
@@ -111,8 +111,8 @@ def draw_sets(classes: npt.NDArray[Any], fractions: Sequence[float], *seeds: int
     that of each class, up to two.
 
     Args:
-        classes: [N]: of each record, anything that sorts.
-        fractions: Of the sets; their sum is 1.
+        classes: [N]: something that sorts for each record.
+        fractions: Those of the sets; their sum is 1.
         seeds: Integers of any size.
 
     Returns:
@@ -125,7 +125,7 @@ def draw_sets(classes: npt.NDArray[Any], fractions: Sequence[float], *seeds: int
     numbers = np.arange(len(classes))
     order = Permutation(len(classes), *seeds).positions(numbers)
     sizes = np.diff(np.rint(np.cumsum([0.0, *fractions]) * len(classes)).astype(int))
-    # The sets take turns, each as often as it is large, through all classes one behind the other.
+    # The sets take turns, each as often as it is large, through all classes one after the other.
     turns = np.concatenate([(numbers[:size] + 0.5) / size for size in sizes])
     drawn = np.repeat(np.arange(len(sizes)), sizes)[np.argsort(turns, kind="stable")]
     sets = np.empty_like(numbers)
@@ -138,7 +138,7 @@ def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -
 
     Args:
         values: Integers, floats or bytes.
-        fractions: Of the sets; their sum is 1.
+        fractions: Those of the sets; their sum is 1.
         seed: An integer of any size.
 
     Returns:
@@ -203,7 +203,7 @@ def _fill(
     as_json: bool,
     force: bool,
 ) -> int:
-    """Write files of so many records, and print what they hold."""
+    """Write files of so many records, and print what is in them."""
     check_outputs(outputs, force, inputs)
     first = next(iter(outputs))
     with (

@@ -69,7 +69,7 @@ _SIDES = "<<><"
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
 
-# Of what is shown of a record.
+# The most that is shown of a record.
 _MAX_NUMBERS = 8
 _MAX_STRINGS = 3
 _MAX_STEPS = 4
@@ -198,7 +198,7 @@ def show_record(read: Callable[[bytes], object] | None, as_json: bool, record: R
 
 
 def describe_record(record: bytes) -> tuple[str, list[str]]:
-    """What a record is, and its lines of text, one per feature."""
+    """The kind of a record, and its lines of text, one per feature."""
     kind, rows = _describe(record)
     return kind, align(rows, _SIDES)
 
@@ -273,7 +273,7 @@ def _feature_rows(features: Mapping[str, _Values], what: str = "") -> list[_Row]
 
 
 def _kind(values: _Values | bytes) -> str:
-    """Of a feature list all kinds of its steps; "-" where there is nothing, which has no kind."""
+    """A feature list has all kinds of its steps; "-" is that of nothing."""
     if isinstance(values, bytes):
         return "bytes"
     if isinstance(values, np.ndarray):
@@ -339,7 +339,7 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[Record]:
 def _blocks(path: str) -> Iterator[RecordIndex | Block]:
     """Offsets and lengths of neighbouring records: from a fresh index, else from headers.
 
-    Does not build an index: looking at data should leave no file behind, and need not read to the
+    Does not build an index: looking at data should leave no file, and need not read to the
     file's end.
     """
     try:

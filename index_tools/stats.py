@@ -143,7 +143,7 @@ STATS = Verb(_DESCRIPTION, _add_arguments, _run)
 
 
 def _usual_features(files: Sequence[str]) -> tuple[Any, int]:
-    """The features of most of some records, and the number of these; damage ends the search, and is told later."""
+    """The features of most of some records, and the number of these; damage ends the search, and is reported later."""
     records: list[Any] = []
     samples = []
     with suppress(TFRecordError):
@@ -181,7 +181,7 @@ def _measure(
     bar = ProgressBar(total=len(dataset), desc="measuring", unit="record", unit_scale=True)
     with bar, open_executor(executor) as workers:
         if workers is not None:
-            results = workers.map(work, items, [abs] * len(items))  # it tells nothing
+            results = workers.map(work, items, [abs] * len(items))  # their progress is not seen
         elif num_jobs > 1:
             options = {"module": measure_task.__module__, "advice": "try --jobs 1"}
             results = iter(work_in_processes(work, items, num_jobs, bar, **options))
@@ -242,7 +242,7 @@ def _duplicates(files: Sequence[str]) -> list[list[str]]:
 
 def _marked(files: Sequence[str]) -> Iterator[tuple[int, tuple[str, int, bytes]]]:
     for path in ProgressBar(files, "looking for duplicates", unit="file"):
-        with suppress(TFRecordError):  # told before
+        with suppress(TFRecordError):  # reported before
             for number, payload in enumerate(read_records(path)):
                 yield crc32c(payload) << 32 | len(payload), (path, number, payload)
 

@@ -1,8 +1,8 @@
 """Rows in files of other kinds, as Arrow tables and back: Parquet, CSV, JSON lines and WebDataset
 tar; Hugging Face datasets are only read.
 
-What a kind cannot hold is refused by the name of its feature, so that what was written reads back
-as the same values.
+A feature that a kind cannot store is refused by name, so that what was written reads back as the
+same values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Row: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Iterator[_Row]
 
 _ROWS = 256  # at once: each may have a picture
-_MOST_BYTES = (1 << 31) - 1  # of a message of protobuf
+_MOST_BYTES = (1 << 31) - 1  # the largest message of protobuf
 _WAY_OUT = "leave it out by --columns, or write Parquet"
 # Null is what is empty without quotes, and nothing else: NA may be Namibia, and nan is a number. An
 # empty line is a record that lacks its one feature.
@@ -82,7 +82,7 @@ def read_tables(
             `save_to_disk` wrote.
         files: Their paths.
         names: The columns that are wanted, where they are there; None for all.
-        schema: What columns of CSV hold; of others its first rows decide it.
+        schema: The types of CSV's columns; the first rows decide those of others.
         split: Which, if a dataset has several.
         first, step: Which tables are wanted.
 
@@ -127,7 +127,7 @@ def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterato
 
 def _cell_type(kind: pa.DataType) -> pa.DataType:
     kind = getattr(kind, "value_type", kind)
-    # no feature holds dates
+    # no feature has dates
     return pa.string() if pa.types.is_temporal(kind) else kind
 
 
@@ -182,7 +182,7 @@ def _tar_rows(path: str) -> _Rows:
     """Samples, as webdataset takes the names of members apart: the key up to the first dot, then the
     name of a value, whose last part says how it is encoded.
     """
-    places: dict[str, tuple[int, int]] = {}  # of the files that hard links may be to
+    places: dict[str, tuple[int, int]] = {}  # where the files are that hard links may be to
     with tarfile.open(path, "r:") as tar:
         files = (member for member in tar if not member.isdir())
         for sample, members in groupby(files, lambda member: _MEMBER.findall(member.name)[0][0]):
@@ -208,7 +208,7 @@ def _member_bytes(
     if member.islnk() and member.linkname in places:
         member.offset_data, member.size = places[member.linkname]
         member.type = tarfile.REGTYPE
-    # What is sparse may pretend to be of any size.
+    # A sparse file may claim any size.
     if not member.isreg() or member.issparse():
         what = f"a link to {member.linkname!r}" if member.linkname else f"type {member.type!r}"
         raise ParseError(f"expected a file, or a hard link to a file before it, got {what}")
@@ -251,12 +251,12 @@ def write_table(kind: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch],
 
     Args:
         kind: "parquet", "csv", "json" or "tar".
-        schema: Of the batches.
+        schema: That of the batches.
         batches: The rows.
         path: The file.
 
     Raises:
-        ValueError: The kind cannot hold a feature; names it.
+        ValueError: The kind cannot store a feature; names it.
     """
     file = AtomicFile(path)
     rows = (row for batch in batches for row in batch.to_pylist())
