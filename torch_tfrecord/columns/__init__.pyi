@@ -14,23 +14,14 @@ from .dtypes import (
     shape_with_names,
 )
 from .example_lists import ListFeatures, NestedExample
-from .feature import Feature, LeadingPart, SequenceFeatures, make_reader
+from .feature import Feature, Layout, LeadingPart, SequenceFeatures, make_reader
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .message_columns import columns_of
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Shape, Text
 from .parsers import ExampleParser
 from .ragged import RaggedFeature
 from .raw_tensor import RawTensor, inflate
-from .reading import (
-    Column,
-    LackingError,
-    Reader,
-    StepColumn,
-    StepReader,
-    Want,
-    reserve_for_values,
-    splits_of,
-)
+from .reading import Column, LackingError, Reader, StepReader, Want, reserve_for_values, splits_of
 from .record_parsers import (
     RecordFeatures,
     Source,
@@ -42,7 +33,7 @@ from .record_parsers import (
     parse_single_sequence_example,
 )
 from .sparse import SparseFeature
-from .stacking import as_nested, as_plain, pad_rows, rows_of, stack, stack_samples
+from .stacking import as_plain, pad_rows, rows_of, stack, stack_samples
 from .tensors import parse_tensor, serialize_tensor
 
 __all__ = [
@@ -58,6 +49,7 @@ __all__ = [
     "FixedLenSequenceFeature",
     "Json",
     "LackingError",
+    "Layout",
     "LeadingPart",
     "ListFeatures",
     "ListKind",
@@ -77,13 +69,11 @@ __all__ = [
     "Source",
     "SparseFeature",
     "SparseList",
-    "StepColumn",
     "StepReader",
     "Text",
     "Value",
     "VarLenFeature",
     "Want",
-    "as_nested",
     "as_plain",
     "cast",
     "columns_of",

@@ -185,6 +185,17 @@ class Nested(NamedTuple):
     dtype: torch.dtype
     row_splits: tuple[Numbers, ...] = ()
 
+    @classmethod
+    def of(cls, value: Any) -> Nested:
+        """A ragged, jagged or dense value by its values and row splits."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, RaggedTensor):
+            return cls(value.flat_values, value.flat_values.dtype, value.row_splits)
+        if value.is_nested:
+            return cls(value.values(), value.dtype, (value.offsets(),))
+        return cls(value, value.dtype)
+
     @property
     def num_rows(self) -> int:
         """Number of outermost rows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,14 @@ class NestedExample(Feature):
 
     def __hash__(self) -> int:
         return hash((frozenset(self.features.items()), self.format, self.key))
+
+    def _layout(self) -> dict[str, Any]:
+        return {name: spec._layout() for name, spec in self.features.items()}
+
+    def _undecoded(self, *, is_step: bool = False, but_images: bool = False) -> Feature:
+        inner = self.features.items()
+        features = {name: spec._undecoded(but_images=but_images) for name, spec in inner}
+        return NestedExample(features, format=self.format, key=self.key)
 
     @property
     def _has_pictures(self) -> bool:

@@ -31,13 +31,13 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType
-from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepReader
+from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.protobuf import HELD, ListValues, int64_error, list_values
 from torch_tfrecord.shown import features_code, show_code
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Feature",
+    "Layout",
     "LeadingPart",
     "SequenceFeatures",
     "ValueEncoder",
@@ -176,6 +177,18 @@ class ValueEncoder:
         self._reader.read([Column(values, offsets, None, buffer)])
 
 
+class Layout(NamedTuple):
+    """What the values of a spec are, before any is read.
+
+    Attributes:
+        dtype: A torch dtype, bytes or str.
+        shape: Size of each dimension of a sample; None for any.
+    """
+
+    dtype: DType
+    shape: tuple[int | None, ...] = ()
+
+
 class LeadingPart(Protocol):
     """The beginning of a transform, where it needs only a part of an encoded value: a crop of a
     picture.
@@ -246,6 +259,37 @@ class Feature:
         """
         return value
 
+    # What tables ask of it.
+
+    _may_lack: ClassVar[bool] = False
+    """Whether a sample does not tell that its record lacks the feature."""
+
+    def _missing(self, name: str) -> Feature | None:
+        """A spec of which records lack the feature; None for one that every record has."""
+        return _Missing(self, name) if self._may_lack else None
+
+    @property
+    def _makes_objects(self) -> bool:
+        """Whether its values are Python objects: bytes, str, messages or JSON."""
+        return getattr(self, "dtype", None) in (bytes, str)
+
+    def _layout(self) -> Layout | dict[str, Any]:
+        """How its values are laid out; by name those of a dict's parts.
+
+        Raises:
+            TypeError: The spec does not say.
+        """
+        raise TypeError(f"no Arrow type is known for {self!r}")
+
+    def _undecoded(self, *, is_step: bool = False, but_images: bool = False) -> Feature:
+        """The spec that reads what is stored, where this one would decode it.
+
+        Args:
+            is_step: For a feature list.
+            but_images: Leave images decoded.
+        """
+        return self
+
     # What a transform may take of a value before it is decoded.
 
     @property
@@ -256,10 +300,6 @@ class Feature:
     def _leading(self, transform: object) -> LeadingPart | None:
         """The beginning of a transform, where it needs only a part of the encoded value."""
         return None
-
-    def _undecoded(self) -> Feature:
-        """The spec that reads the encoded value."""
-        raise NotImplementedError
 
     def _opened(self, data: bytes) -> object:
         """An encoded value as `LeadingPart` takes it; raises what decoding would."""
@@ -278,6 +318,40 @@ class Feature:
     def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list of SequenceExamples."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class _Missing(Feature):
+    """Whether each record lacks another feature: bool [N]."""
+
+    spec: Feature
+    name: str
+
+    def _reader(self, name: str, *, pads: bool = False) -> Reader:
+        return _MissingReader(self.spec._reader(self.name))
+
+    def _context_reader(self, name: str) -> Reader:
+        return _MissingReader(self.spec._context_reader(self.name))
+
+    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        return _MissingSteps(self.spec._step_reader(self.name).step_wants[0])
+
+
+class _MissingReader:
+    def __init__(self, reader: Reader) -> None:
+        self.wants = reader.wants
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor:
+        masks = [column.missing for column in columns if column.missing is not None]
+        if len(masks) < len(columns):
+            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
+        # With several keys, all: one of them still says something.
+        return torch.from_numpy(np.stack(masks).all(axis=0))
+
+
+class _MissingSteps(StepReader):
+    def read(self, lists: Sequence[StepColumn], context: object) -> torch.Tensor:
+        return torch.from_numpy(lists[0].missing != 0)
 
 
 @dataclass(frozen=True)

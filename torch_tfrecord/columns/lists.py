@@ -27,7 +27,7 @@ from torch_tfrecord.columns.dtypes import (
     nest,
     torch_dtype,
 )
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.reading import (
     Column,
     Reader,
@@ -98,6 +98,9 @@ class FixedLenFeature(Feature):
             object.__setattr__(
                 self, "default_value", default_values(self.default_value, self.shape, self.dtype)
             )
+
+    def _layout(self) -> Layout:
+        return Layout(self.dtype, self.shape)
 
     def _reader(self, name: str, *, pads: bool = False, in_context: bool = False) -> Reader:
         """Build the reader for Examples."""
@@ -230,12 +233,17 @@ class VarLenFeature(Feature):
         VarLenFeature(torch.float32, key='scores')
     """
 
+    _may_lack = True
+
     dtype: DType
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
         check_list_dtype(self.dtype)
+
+    def _layout(self) -> Layout:
+        return Layout(self.dtype, (None,))
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
@@ -317,6 +325,8 @@ class FixedLenSequenceFeature(Feature):
         FixedLenSequenceFeature((2,), torch.float32, allow_missing=True)
     """
 
+    _may_lack = True
+
     shape: tuple[int, ...]
     dtype: DType
     allow_missing: bool = False
@@ -331,6 +341,9 @@ class FixedLenSequenceFeature(Feature):
             object.__setattr__(
                 self, "default_value", default_values(self.default_value, (), self.dtype)
             )
+
+    def _layout(self) -> Layout:
+        return Layout(self.dtype, (None, *self.shape))
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""

@@ -20,7 +20,12 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, Value
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.feature import Feature, Layout
+from torch_tfrecord.columns.lists import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    VarLenFeature,
+)
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
@@ -54,8 +59,10 @@ class OneValueSpec:
         default_value: What a record that lacks the feature would store; None if that is an error.
     """
 
+    key: str | None
     default_value: bytes | str | None = None
-    _default_type: type = bytes
+    _default_type: type[bytes] | type[str] = bytes
+    """How the value can be read without decoding."""
     _takes_several: ClassVar[bool] = False
     """Whether a value is made of a list with any number of byte strings."""
 
@@ -99,6 +106,14 @@ class OneValueSpec:
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return OneValueReader(name, self)
+
+    def _undecoded(self, *, is_step: bool = False, but_images: bool = False) -> Feature:
+        key, dtype = self.key, self._default_type
+        if is_step:
+            return FixedLenSequenceFeature((), dtype, key=key)
+        if self._takes_several:
+            return VarLenFeature(dtype, key=key)
+        return FixedLenFeature((), dtype, self.default_value, key=key)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random draws are not supported."""
@@ -151,6 +166,11 @@ class Text(OneValueSpec, Feature):
 
     default_value: str | None = field(default=None, kw_only=True)
     _default_type = str
+    _makes_objects = True
+    _undecoded = Feature._undecoded
+
+    def _layout(self) -> Layout:
+        return Layout(str)
 
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
@@ -179,6 +199,8 @@ class Proto(OneValueSpec, Feature):
         >>> from scenario_pb2 import Scenario  # doctest: +SKIP
         >>> TFRecordDataset("data/scenarios-*", Proto(Scenario))[0].scenario_id  # doctest: +SKIP
     """
+
+    _makes_objects = True
 
     message_class: type[Message]
 
@@ -233,6 +255,9 @@ class Json(OneValueSpec, Feature):
     Args:
         key: Name of the feature in the record, if it differs from the output's name.
     """
+
+    _default_type = str
+    _makes_objects = True
 
     def _value(self, stored: memoryview, shape: Shape, key: int) -> Value:
         value = parse_json(stored)

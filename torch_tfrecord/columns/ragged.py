@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from torch_tfrecord.columns.dtypes import (
     check_key,
     check_list_dtype,
 )
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.lists import VarLenReader, VarLenSteps
 from torch_tfrecord.columns.reading import (
     Column,
@@ -341,6 +341,8 @@ class RaggedFeature(Feature):
     ValueRowIds: ClassVar[type[ValueRowIds]] = ValueRowIds
     UniformRowLength: ClassVar[type[UniformRowLength]] = UniformRowLength
 
+    _may_lack = True
+
     dtype: DType
     value_key: str | None = None
     partitions: tuple[Partition, ...] = ()
@@ -372,6 +374,20 @@ class RaggedFeature(Feature):
         """Name of the values in the record."""
         return super()._key_of(name) if self.value_key is None else self.value_key
 
+    def _layout(self) -> Layout:
+        return Layout(self.dtype, (None, *[None] * self._depth, *self._inner))
+
+    @property
+    def _inner(self) -> tuple[int, ...]:
+        """Uniform innermost partitions become a dense inner shape."""
+        lengths = (getattr(one, "length", 0) for one in reversed(self.partitions))
+        return tuple(takewhile(bool, lengths))[::-1]
+
+    @property
+    def _depth(self) -> int:
+        """How many partitions are outside that shape."""
+        return len(self.partitions) - len(self._inner)
+
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         if self.partitions:
@@ -398,19 +414,7 @@ class _RaggedReader:
         self._want = list_want(name, spec._key_of(name), spec.dtype)
         self._partitions = Partitions(name, spec.partitions, validate=spec.validate)
         self.wants = (self._want, *self._partitions.wants)
-        self._dtype = spec.dtype
-        # Uniform innermost partitions become a dense inner shape.
-        ragged = [
-            number
-            for number, one in enumerate(spec.partitions, 1)
-            if not isinstance(one, UniformRowLength)
-        ]
-        self._depth = max(ragged, default=0)
-        self._inner = tuple(
-            one.length
-            for one in spec.partitions[self._depth :]
-            if isinstance(one, UniformRowLength)
-        )
+        self._dtype, self._depth, self._inner = spec.dtype, spec._depth, spec._inner
 
     def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""

@@ -22,7 +22,7 @@ from torch_tfrecord.columns.dtypes import (
     list_kind,
     shape_with_names,
 )
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column
 from torch_tfrecord.errors import ParseError, needs_extra
@@ -169,6 +169,7 @@ class RawTensor(OneValueSpec, Feature):
     """
 
     _takes_several = True
+    _undecoded = Feature._undecoded
 
     shape: str | tuple[int | str, ...]
     dtype: torch.dtype
@@ -205,6 +206,12 @@ class RawTensor(OneValueSpec, Feature):
                 f"fixed_length must be a multiple of the {size} bytes of {name}, got {self.fixed_length}"
             )
         super().__post_init__()
+
+    def _layout(self) -> Layout | dict[str, Any]:
+        if isinstance(self.shape, str):
+            return {"shape": Layout(torch.int64, (None,)), "values": Layout(self.dtype, (None,))}
+        sizes = (size if isinstance(size, int) and size >= 0 else None for size in self.shape)
+        return Layout(self.dtype, tuple(sizes))
 
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""

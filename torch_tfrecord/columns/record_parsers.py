@@ -17,7 +17,7 @@ from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Keys
 from torch_tfrecord.columns.dtypes import BYTES_LIST, Value
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
-from torch_tfrecord.columns.feature import Feature, SequenceFeatures, make_reader
+from torch_tfrecord.columns.feature import Feature, Layout, SequenceFeatures, make_reader
 from torch_tfrecord.columns.parsers import (
     ExampleParser,
     Parser,
@@ -176,6 +176,14 @@ class Source(Feature):
         one_of("what", self.what, None, "path", "position", "offset")
         if self.key is not None:
             raise ValueError("key is not supported by Source: nothing is read from the record")
+
+    def _layout(self) -> Layout | dict[str, Any]:
+        parts = {
+            "path": Layout(str),
+            "position": Layout(torch.int64),
+            "offset": Layout(torch.int64),
+        }
+        return parts if self.what is None else parts[self.what]
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Raise ValueError: there is nothing to read."""

@@ -20,7 +20,7 @@ from torch_tfrecord.columns.dtypes import (
     check_list_dtype,
     fixed_shape,
 )
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, list_want
 from torch_tfrecord.columns.stacking import is_ascending
 from torch_tfrecord.errors import LimitExceededError
@@ -58,6 +58,8 @@ class SparseFeature(Feature):
         SparseFeature(('row', 'column'), 'value', torch.float32, (100, 3))
     """
 
+    _may_lack = True
+
     index_key: tuple[str, ...]
     value_key: str
     dtype: DType
@@ -81,6 +83,13 @@ class SparseFeature(Feature):
             )
         object.__setattr__(self, "index_key", keys)
         object.__setattr__(self, "size", size)
+
+    def _layout(self) -> dict[str, Layout]:
+        place = (len(self.size),) if len(self.size) > 1 else ()
+        return {
+            "indices": Layout(torch.int64, (None, *place)),
+            "values": Layout(self.dtype, (None,)),
+        }
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""

@@ -27,7 +27,6 @@ from torch_tfrecord.samples import mark_ragged
 from torch_tfrecord.torch_internals import as_kind_of, sparse_parts
 
 __all__ = [
-    "as_nested",
     "as_plain",
     "is_ascending",
     "pad_rows",
@@ -86,7 +85,7 @@ def rows_of(column: Value) -> Sequence[Value]:
     if _is_sparse(column):
         return _sparse_rows(*_sparse_parts(column), tuple(column.shape))
     if isinstance(column, (Nested, RaggedTensor)) or column.is_nested:
-        return _nested_rows(as_nested(column))
+        return _nested_rows(Nested.of(column))
     if isinstance(column, tv_tensors.TVTensor):
         # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
         return [
@@ -151,24 +150,13 @@ def stack_samples(samples: Sequence[Value]) -> Value:
     """
     if _is_sparse(samples[0]):
         return _stack_sparse(samples)
-    parts = [as_nested(sample) for sample in samples]
+    parts = [Nested.of(sample) for sample in samples]
     depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
     if len(depths) > 1:
         raise ValueError(
             f"expected samples with the same number of ragged dimensions, got {sorted(depths)}"
         )
     return wrap_nested(join_nested(parts, parts[0]))
-
-
-def as_nested(sample: Value) -> Nested:
-    """A ragged, jagged or dense value by its values and row splits."""
-    if isinstance(sample, Nested):
-        return sample
-    if isinstance(sample, RaggedTensor):
-        return Nested(sample.flat_values, sample.flat_values.dtype, sample.row_splits)
-    if sample.is_nested:
-        return Nested(sample.values(), sample.dtype, (sample.offsets(),))
-    return Nested(sample, sample.dtype)
 
 
 def _is_sparse(value: object) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import HintsOfDataset
-from torch_tfrecord.columns import Json, Proto, Text
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.collating import collate
@@ -42,7 +41,6 @@ __all__ = [
     "StagedDataset",
     "check_left",
     "loads_ahead",
-    "makes_objects",
     "sample_bytes",
     "transform_samples",
     "usual_num_threads",
@@ -363,13 +361,8 @@ def _holds_lock(leaf: Any) -> bool:
     if not 0 < sample_bytes(leaf) <= _SMALL_SAMPLE:
         return False
     specs = list(features.values()) if isinstance(features, Mapping) else [features]
-    objects = [spec for spec in specs if spec is None or makes_objects(spec)]
+    objects = [spec for spec in specs if getattr(spec, "_makes_objects", spec is None)]
     return 2 * len(objects) > len(specs)
-
-
-def makes_objects(spec: object) -> bool:
-    """Whether a feature's values are Python objects: bytes, str, messages or JSON."""
-    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
 
 
 def sample_bytes(dataset: object) -> float:

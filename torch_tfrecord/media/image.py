@@ -17,7 +17,7 @@ from torch_tfrecord.batch_memory import Keys
 from torch_tfrecord.columns import (
     Column,
     Feature,
-    FixedLenFeature,
+    Layout,
     OneValueReader,
     OneValueSpec,
     Shape,
@@ -186,8 +186,13 @@ class Image(OneValueSpec, Feature):
         )
         return find_leading_crop(transform, CHANNELS[self.mode]) if is_usual else None
 
-    def _undecoded(self) -> Feature:
-        return FixedLenFeature((), bytes, self.default_value, key=self.key)
+    def _layout(self) -> Layout:
+        dtype = torch.uint8 if self.normalize is None else torch.float32
+        return Layout(dtype, (None,) * (3 if self.several is None else 4))
+
+    def _undecoded(self, *, is_step: bool = False, but_images: bool = False) -> Feature:
+        is_kept = but_images and type(self) is Image
+        return self if is_kept else super()._undecoded(is_step=is_step)
 
     def _opened(self, data: bytes) -> StoredImage:
         return StoredImage(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -20,34 +20,19 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns import (
-    Column,
     DType,
     Feature,
-    FixedLenFeature,
     FixedLenSequenceFeature,
-    Json,
+    Layout,
     ListFeatures,
     Nested,
-    NestedExample,
-    OneValueSpec,
-    RaggedFeature,
     RaggedTensor,
-    RawTensor,
-    Reader,
     RecordFeatures,
     SequenceFeatures,
-    Source,
-    SparseFeature,
     SparseList,
-    StepColumn,
-    StepReader,
-    Text,
     Value,
-    VarLenFeature,
-    as_nested,
 )
 from torch_tfrecord.errors import needs_extra, outer_level
-from torch_tfrecord.media import Image
 from torch_tfrecord.protobuf import ListValues, WritableSpec
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
 from torch_tfrecord.torch_internals import sparse_parts
@@ -119,7 +104,9 @@ class ArrowColumns:
             stored = self._stored(features)
             self.features, fields = {**stored, **_missing(stored)}, _fields(stored)
         elif features is None or isinstance(features, Feature):
-            self.features = None if features is None else self._one(features)
+            self.features = (
+                None if features is None else features._undecoded(but_images=self._decode)
+            )
             kind = pa.binary() if self.features is None else _type(self.features)
             fields = [pa.field(_RECORD, kind)]
         else:
@@ -155,21 +142,11 @@ class ArrowColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _stored(self, specs: Mapping[str, Feature], *, is_step: bool = False) -> dict[str, Feature]:
-        return {name: self._one(spec, is_step=is_step) for name, spec in specs.items()}
-
-    def _one(self, spec: Feature, *, is_step: bool = False) -> Feature:
-        """The spec that reads what is stored, where the given one would decode it."""
-        if isinstance(spec, NestedExample):
-            return NestedExample(self._stored(spec.features), format=spec.format, key=spec.key)
-        is_decoded = isinstance(spec, (Text, RawTensor)) or (self._decode and type(spec) is Image)
-        if is_decoded or not isinstance(spec, OneValueSpec):
-            return spec
-        dtype = str if isinstance(spec, Json) else bytes
-        if is_step:
-            return FixedLenSequenceFeature((), dtype, key=spec.key)
-        if getattr(spec, "several", None):
-            return VarLenFeature(dtype, key=spec.key)
-        return FixedLenFeature((), dtype, spec.default_value, key=spec.key)
+        """The specs that read what is stored, where the given ones would decode it."""
+        return {
+            name: spec._undecoded(is_step=is_step, but_images=self._decode)
+            for name, spec in specs.items()
+        }
 
 
 def _check_pyarrow() -> None:
@@ -193,38 +170,16 @@ def _step_type(spec: Feature) -> pa.DataType:
 
 
 def _type(spec: Feature) -> pa.DataType:
-    match spec:
-        case FixedLenFeature():
-            return _shaped(_leaf(spec.dtype), spec.shape)
-        case FixedLenSequenceFeature():
-            return pa.list_(_shaped(_leaf(spec.dtype), spec.shape))
-        case VarLenFeature():
-            return pa.list_(_leaf(spec.dtype))
-        case RaggedFeature():
-            # What is uniform behind the last ragged dimension is the values' shape.
-            kind, is_inner = _leaf(spec.dtype), True
-            for one in reversed(spec.partitions):
-                is_inner = is_inner and isinstance(one, RaggedFeature.UniformRowLength)
-                kind = pa.list_(kind, getattr(one, "length", -1) if is_inner else -1)
-            return pa.list_(kind)
-        case SparseFeature():
-            place = _shaped(pa.int64(), (len(spec.size),) if len(spec.size) > 1 else ())
-            return pa.struct({"indices": pa.list_(place), "values": pa.list_(_leaf(spec.dtype))})
-        case RawTensor(shape=str()):
-            return pa.struct({"shape": pa.list_(pa.int64()), "values": pa.list_(_leaf(spec.dtype))})
-        case RawTensor():
-            return _shaped(_leaf(spec.dtype), spec.shape)
-        case Image():
-            leaf = pa.uint8() if spec.normalize is None else pa.float32()
-            return _shaped(leaf, (-1,) * (3 if spec.several is None else 4))
-        case Text():
-            return pa.string()
-        case NestedExample():
-            return pa.struct(_fields(spec.features))
-        case Source():
-            kinds = {"path": pa.string(), "position": pa.int64(), "offset": pa.int64()}
-            return pa.struct(kinds) if spec.what is None else kinds[spec.what]
-    raise TypeError(f"no Arrow type is known for {spec!r}")
+    return _type_of(spec._layout())
+
+
+def _type_of(layout: Layout | dict[str, Any]) -> pa.DataType:
+    if isinstance(layout, dict):
+        return pa.struct([pa.field(name, _type_of(part)) for name, part in layout.items()])
+    kind = _leaf(layout.dtype)
+    for size in reversed(layout.shape):
+        kind = pa.list_(kind, -1 if size is None else size)
+    return kind
 
 
 def _leaf(dtype: DType) -> pa.DataType:
@@ -238,58 +193,10 @@ def _leaf(dtype: DType) -> pa.DataType:
         raise TypeError(f"Arrow has no type for {dtype}") from error
 
 
-def _shaped(leaf: pa.DataType, shape: Sequence[int | str | None]) -> pa.DataType:
-    """Nested lists of a shape; of fixed size where an entry is a number."""
-    for size in reversed(shape):
-        leaf = pa.list_(leaf, size if isinstance(size, int) else -1)
-    return leaf
-
-
-# Which records lack a feature.
-
-
 def _missing(specs: Mapping[str, Feature]) -> dict[str, Feature]:
     """For each feature that a record may lack, an output that says which do."""
-    kinds = (VarLenFeature, FixedLenSequenceFeature, RaggedFeature, SparseFeature)
-    return {
-        _MISSING + name: _Missing(spec, name)
-        for name, spec in specs.items()
-        if isinstance(spec, kinds)
-    }
-
-
-@dataclass(frozen=True, repr=False)
-class _Missing(Feature):
-    """Whether each record lacks another feature: bool [N]."""
-
-    spec: Feature
-    name: str
-
-    def _reader(self, name: str, *, pads: bool = False) -> Reader:
-        return _MissingReader(self.spec._reader(self.name))
-
-    def _context_reader(self, name: str) -> Reader:
-        return _MissingReader(self.spec._context_reader(self.name))
-
-    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        return _MissingSteps(self.spec._step_reader(self.name).step_wants[0])
-
-
-class _MissingReader:
-    def __init__(self, reader: Reader) -> None:
-        self.wants = reader.wants
-
-    def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        masks = [column.missing for column in columns if column.missing is not None]
-        if len(masks) < len(columns):
-            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
-        # Of several keys, all: one of them still says something.
-        return torch.from_numpy(np.stack(masks).all(axis=0))
-
-
-class _MissingSteps(StepReader):
-    def read(self, lists: Sequence[StepColumn], context: object) -> torch.Tensor:
-        return torch.from_numpy(lists[0].missing != 0)
+    found = ((_MISSING + name, spec._missing(name)) for name, spec in specs.items())
+    return {name: spec for name, spec in found if spec is not None}
 
 
 # A column as an array.
@@ -311,7 +218,7 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
     if isinstance(value, SparseList) or getattr(value, "layout", None) is torch.sparse_coo:
         return _sparse_array(value, kind, num_rows)
     if isinstance(value, (Nested, RaggedTensor)) or getattr(value, "is_nested", False):
-        return _nested_array(as_nested(value), kind)
+        return _nested_array(Nested.of(value), kind)
     if isinstance(value, torch.Tensor):
         values = value.as_subclass(torch.Tensor).reshape(-1)
         if value.dim() == 1:  # the usual case: a batch may have forty such columns
