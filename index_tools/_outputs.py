@@ -20,11 +20,11 @@ from crc32c import crc32c
 
 from index_tools._terminal import byte_size, integer
 from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.files import DEFAULT_ACCESS, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
     RecordScanner,
     is_companion,
+    open_stream,
 )
 from torch_tfrecord.remote import infos_if_there
 

@@ -40,7 +40,6 @@ from torch_tfrecord import (
     find_files,
     read_records,
 )
-from torch_tfrecord.compression import INDEX_BYTES_RATIO, open_stream
 from torch_tfrecord.files import DEFAULT_ACCESS, FileSource, is_remote
 from torch_tfrecord.manifests import write_manifest
 from torch_tfrecord.records import (
@@ -48,6 +47,7 @@ from torch_tfrecord.records import (
     found_files,
     index_source,
     load_fresh,
+    open_stream,
     sidecar_path,
     write_sidecar,
 )
@@ -162,7 +162,7 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--index-bytes-ratio",
         type=float,
-        default=INDEX_BYTES_RATIO,
+        default=0.005,
         metavar="SHARE",
         help="of a compressed file, that its seek points may take (default: %(default)s)",
     )

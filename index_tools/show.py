@@ -38,11 +38,10 @@ from torch_tfrecord import (
     parse_tensor,
 )
 from torch_tfrecord.columns import Feature, make_parser
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format, image_size
 from torch_tfrecord.protobuf import Event, Values, parse_message
-from torch_tfrecord.records import Block, IndexKeeper, RecordReader, RecordScanner
+from torch_tfrecord.records import Block, IndexKeeper, RecordReader, RecordScanner, open_stream
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import (
     decode_record,

@@ -22,6 +22,7 @@ __all__ = [
     "Shuffle",
     "at_least",
     "check_callable",
+    "check_compression_type",
     "integer",
     "knows_keywords",
     "nearest",
@@ -96,6 +97,23 @@ def one_of(name: str, value: object, *choices: str | None) -> None:
     if not isinstance(value, (str, type(None))) or value not in choices:
         *others, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown_value(value)}")
+
+
+def check_compression_type(compression_type: str | None, *, is_written: bool = False) -> str:
+    """Normalise a compression type to "auto", "", "GZIP", "ZLIB" or "SNAPPY", which is only read;
+    raise ValueError for anything else.
+    """
+    types = ("GZIP", "ZLIB") if is_written else ("GZIP", "ZLIB", "SNAPPY")
+    name = "" if compression_type is None else compression_type
+    if isinstance(name, str):
+        if name.lower() == "auto":
+            return "auto"
+        if name.upper() in ("", *types):
+            return name.upper()
+    *others, last = map(repr, ("auto", None, "", *types))
+    raise ValueError(
+        f"compression_type must be {', '.join(others)} or {last}, got {compression_type!r}"
+    )
 
 
 def check_callable(name: str, value: object) -> None:

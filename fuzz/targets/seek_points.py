@@ -49,7 +49,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression import gzip_members, seek_points
 from torch_tfrecord.compression import inflated as inflated_module
-from torch_tfrecord.compression.inflated_file import InflatedFile, Stretches
+from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
 from torch_tfrecord.compression.seek_points import SeekPoints
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.loading.record_files import RecordFiles
@@ -302,7 +302,7 @@ def _check_whole(number, rng):
         if is_true:
             assert list(ds.__getitems__(order)) == [data.records[each] for each in order]
             file = InflatedFile(
-                open_file(path), stream.kind, len(data.content), found._points, Stretches()
+                open_file(path), stream.kind, len(data.content), found._points, InflatedFiles()
             )
             for _ in range(5):
                 at, size = rng.randrange(len(data.content) + 9), rng.choice([1, 99, 9999, 1 << 20])
@@ -340,7 +340,7 @@ def _check_damaged(kept, salt, edits):
         positions = [min(each, len(ds) - 1) for each in positions]
     else:
         files = RecordFiles([path], [index], verify_crc=True)
-        facts = stream.kind, len(data.content), points, Stretches()
+        facts = stream.kind, len(data.content), points, InflatedFiles()
         file, _ = outcome(InflatedFile, open_file(path), *facts, errors=IndexMismatchError)
         if file is None:
             return

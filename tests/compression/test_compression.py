@@ -1,6 +1,6 @@
 """Gzip and zlib streams: members, cuts, garbage, wrong types, bombs.
 
-Covers compression/inflated, compression/formats.
+Covers compression/inflated, compression/codecs, records/codecs, files/forward.
 """
 
 import gzip
@@ -35,13 +35,12 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
+from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.compression import inflated
-from torch_tfrecord.compression.formats import (
-    check_compression_type,
-    detect_compression,
-    open_stream,
-)
+from torch_tfrecord.compression.codecs import detect_compression
 from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.files.storage import FileSource
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.scan import RecordScanner
 
 PAYLOADS = [b"abc", b"", b"defg" * 5]
@@ -50,7 +49,7 @@ ENDS = [0, *itertools.accumulate(len(payload) + 16 for payload in PAYLOADS)]
 NOTE = " (offset in the decompressed stream)"
 
 
-class MemorySource:
+class MemorySource(FileSource):
     path = "m"
     max_record_bytes = None
     chunk_bytes = 1 << 19

@@ -23,10 +23,10 @@ from torch_tfrecord import (
 from torch_tfrecord.compression import inflated, seek_points
 from torch_tfrecord.compression.deflate import lead_in
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.compression.inflated_file import InflatedFile, Stretches
+from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files.storage import FileSource, open_file
 from torch_tfrecord.native import optional_module
 
 needs_inflate = pytest.mark.skipif(
@@ -127,7 +127,7 @@ def test_points_keep_to_their_budget(monkeypatch):
     packed = WAYS["GZIP9"]
     finder = PointFinder(len(packed), ratio=0.0)
 
-    class Memory:
+    class Memory(FileSource):
         path, size, chunk_bytes = "x", len(packed), 1 << 19
 
         def read(self, num_bytes, offset):
@@ -150,7 +150,7 @@ def test_a_point_that_lies_is_an_error(tmp_path):
         row = rng.randrange(1, len(table))
         table[row, rng.choice([0, 1])] += rng.choice([-9, -8, -1, 1, 3, 8, 64])
         lying = SeekPoints(table, points._windows, len(WAYS["GZIP6"]))
-        file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), lying, Stretches())
+        file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), lying, InflatedFiles())
         number = int(np.searchsorted(offsets, points.offsets[row]))
         ds = TFRecordDataset(path, index="require")
         ds._record_files._sources.find(0, lambda _, file=file: file)
@@ -219,7 +219,7 @@ def test_damage_behind_the_index_is_named(tmp_path):
     content = bytearray(WAYS["members"])
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index._points, Stretches())
+    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index._points, InflatedFiles())
     try:
         assert file.read(len(DATA), 0) != DATA  # the records' checksums tell
     except CompressionError as error:

@@ -30,7 +30,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.compression.formats import detect_compression
+from torch_tfrecord.compression.codecs import detect_compression
 from torch_tfrecord.compression.snappy import first_uncompressed
 
 cramjam = pytest.importorskip("cramjam")

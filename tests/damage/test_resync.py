@@ -12,15 +12,16 @@ import pytest
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.compression import inflated
-from torch_tfrecord.compression.inflated import InflatedSource, PipeSource, SequentialSource
-from torch_tfrecord.damage import rescue, resync
+from torch_tfrecord.compression import inflated, rescue
+from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.damage import resync
 from torch_tfrecord.damage.resync import RecordSearch
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files.forward import PipeSource, SequentialSource
+from torch_tfrecord.files.storage import FileSource, LocalFile
 from torch_tfrecord.records import scan
 
 
-class Memory:
+class Memory(FileSource):
     path, max_record_bytes, chunk_bytes = "m", None, 1 << 19
 
     def __init__(self, content):

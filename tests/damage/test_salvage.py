@@ -1,6 +1,6 @@
 """`salvage` of files that are damaged in known ways.
 
-Covers damage/saved_records, damage/resync, damage/rescue.
+Covers damage/saved_records, damage/resync, compression/rescue.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from torch_tfrecord import (
     read_records,
     salvage,
 )
-from torch_tfrecord.compression.formats import detect_compression
+from torch_tfrecord.compression.codecs import detect_compression
 
 KINDS = [
     *[(kind,) for kind in ("flip", "cut", "insert", "zero", "double", "tail")],

@@ -18,10 +18,8 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.compression import seek_points
+from torch_tfrecord.compression import CODECS, InflatedFiles, seek_points
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.compression.inflated_file import Stretches
-from torch_tfrecord.loading import record_files
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import epochs
 
@@ -53,8 +51,14 @@ def files(request, tmp_path_factory):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """What is kept of the 23 KB is not all."""
-    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 4000)
+    """All of the 23 KB are kept, but that is more than a sampler counts on."""
+
+    def inflated_files():
+        files = InflatedFiles()
+        files.most_bytes = 4000
+        return files
+
+    monkeypatch.setattr(CODECS, "inflated_files", inflated_files)
 
 
 @pytest.fixture
@@ -181,7 +185,7 @@ def test_samplers_by_blocks(files, inflations):
 def test_an_epoch_in_blocks_decompresses_about_once(files, inflations, monkeypatch, make, way):
     whole = TFRecordDataset(files, FEATURES)
     # three of the blocks, of which two are kept: a window of one and half of the next
-    monkeypatch.setattr(whole._record_files, "_stretches", Stretches(3000))
+    monkeypatch.setattr(whole._record_files, "_inflated", InflatedFiles(3000))
     dataset = make(whole)
     monkeypatch.setattr(epochs, "_MOST_INFLATED_WINDOW", 1000)
     sampler = RecordSampler(dataset, shuffle="blocks", block_bytes=1000)
@@ -204,8 +208,8 @@ def test_in_order_each_stretch_is_decompressed_once(files, inflations, num_threa
 
 def test_memory_is_bounded(files, monkeypatch):
     ds = TFRecordDataset(files, FEATURES)
-    stretches = Stretches(4000)
-    monkeypatch.setattr(ds._record_files, "_stretches", stretches)
+    stretches = InflatedFiles(4000)
+    monkeypatch.setattr(ds._record_files, "_inflated", stretches)
     order = torch.randperm(N).tolist()
     assert [ds[number]["id"].item() for number in order] == order
     kept = [stretch for stretch, _ in stretches._kept.get().values.values()]
@@ -255,7 +259,7 @@ def test_a_mixture_says_so(files):
 
 
 def test_some_files_compressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 1000)
+    monkeypatch.setattr(InflatedFiles, "most_bytes", 1000)
     for name, numbers in (("a", range(50)), ("b.gz", range(50, 90))):
         with TFRecordWriter(tmp_path / f"part-{name}") as writer:
             for number in numbers:

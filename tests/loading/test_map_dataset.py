@@ -35,8 +35,8 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
 )
+from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.files import descriptors
-from torch_tfrecord.loading import record_files
 from torch_tfrecord.records.index_paths import sidecar_path
 
 SUFFIX = ".index.safetensors"
@@ -470,7 +470,7 @@ def test_an_index_from_the_writer_is_used(tmp_path):
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".gz", "GZIP"), (".zlib", "ZLIB")])
 def test_compressed_files_say_once_that_random_access_is_slow(tmp_path, monkeypatch, suffix, kind):
-    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 100)
+    monkeypatch.setattr(InflatedFiles, "most_bytes", 100)
     write_split(tmp_path, suffix=suffix)
     order = list(range(23))
     random.Random(0).shuffle(order)
@@ -498,7 +498,7 @@ def test_locate_in_compressed_files_is_in_the_decompressed_stream(tmp_path):
 def test_plain_and_compressed_files_together(tmp_path, monkeypatch):
     write(tmp_path / "part-0", PAYLOADS[:9])
     write(tmp_path / "part-1.gz", PAYLOADS[9:])
-    monkeypatch.setattr(record_files, "MOST_INFLATED_BYTES", 100)
+    monkeypatch.setattr(InflatedFiles, "most_bytes", 100)
     ds = TFRecordDataset(tmp_path / "part-*")
     assert list(ds[:9]) == PAYLOADS[:9]  # without a warning: those are not compressed
     with pytest.warns(UserWarning, match="decompresses from the last seek point"):

@@ -157,10 +157,7 @@ LISTED = {
         "._drop_last": ("accelerate 1.15", "whether DataLoaderDispatcher drops the last batch"),
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },
-    "torch_tfrecord/records/record_file.py": {
-        "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
-    },
-    "torch_tfrecord/compression/formats.py": {
+    "torch_tfrecord/compression/codecs.py": {
         "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
     },
     "torch_tfrecord/records/writer.py": {

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
-from torch_tfrecord.compression.inflated_file import InflatedFile, Stretches
+from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records.reader import RecordReader
@@ -29,7 +29,7 @@ def pure(request):
 
 def inflated(file, kind, index):
     size = int((index.lengths + 16).sum())
-    return InflatedFile(file, kind, size, index._points, Stretches())
+    return InflatedFile(file, kind, size, index._points, InflatedFiles())
 
 
 class Files:
@@ -154,7 +154,7 @@ def test_damage_is_an_error_where_a_single_read_has_one(tmp_path, number, at):
 def test_an_index_that_lies_takes_no_memory(tmp_path, length, kind):
     (tmp_path / "x").write_bytes(compressed(framed(b"abc") + header(length) + b"abc", kind))
     file = open_file(str(tmp_path / "x"))
-    source = InflatedFile(file, kind, 50, None, Stretches()) if kind else file
+    source = InflatedFile(file, kind, 50, None, InflatedFiles()) if kind else file
     one = np.array([0])
     for offset, asked in [(0, length), (19, length), (-1, 3), (0, -1), (2**62, 3)]:
         with pytest.raises(TFRecordError):

@@ -21,11 +21,11 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.compression.formats import open_stream
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.damage import resync
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files.storage import FileSource, LocalFile, open_file
 from torch_tfrecord.records import scan
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 
@@ -34,7 +34,7 @@ BORDERS = [0, 19, 35, 71]
 CHUNKS = [*range(1, 21), 64, 65536]
 
 
-class MemorySource:
+class MemorySource(FileSource):
     """A stream of known size, in memory; counts what is asked for."""
 
     path = "m"

@@ -21,9 +21,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.compression.formats import open_stream
 from torch_tfrecord.files.storage import LocalFile, open_file
 from torch_tfrecord.per_process import ProcessCache
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path
 from torch_tfrecord.records.paths import find_files

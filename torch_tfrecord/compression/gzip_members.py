@@ -18,7 +18,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
-from torch_tfrecord.files import ByteSource
+from torch_tfrecord.files import FileSource
 from torch_tfrecord.per_process import PerProcess, in_threads
 from torch_tfrecord.processors import num_processors
 
@@ -47,7 +47,7 @@ class _Sizes(NamedTuple):
     lengths: npt.NDArray[np.int64] | None = None
 
 
-def _read_sizes(source: ByteSource, begin: int) -> _Sizes | None:
+def _read_sizes(source: FileSource, begin: int) -> _Sizes | None:
     """What the header of the member at a byte says; None where it says no size."""
     head = source.read(_PEEK_BYTES, begin)
     if (
@@ -99,7 +99,7 @@ def _most_lengths(num_bytes: int) -> int:
     return min(max(int(_LENGTHS_SHARE * num_bytes), _LEAST_LENGTHS), _MOST_LENGTHS)
 
 
-def member_lengths(source: ByteSource, size: int) -> list[tuple[int, npt.NDArray[np.int64]]] | None:
+def member_lengths(source: FileSource, size: int) -> list[tuple[int, npt.NDArray[np.int64]]] | None:
     """The first byte of each member of a file, and the payload lengths of its records.
 
     Args:
@@ -190,7 +190,7 @@ class MembersAhead:
         source: The compressed file, which is read by offsets in any order.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: FileSource) -> None:
         self._source = source
         # Begin, end and content; a forked process has no threads that are at work.
         self._next: PerProcess[deque[tuple[int, int, Future[bytes | None]]]] = PerProcess(deque)

@@ -1,4 +1,4 @@
-"""Streams that can only be read forward, read by offset: what a compressed file holds, and pipes.
+"""The decompressed stream of a gzip or zlib file.
 
 Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams
 is read, and a truncated stream or trailing bytes are errors.
@@ -6,14 +6,9 @@ is read, and a truncated stream or trailing bytes are errors.
 
 from __future__ import annotations
 
-import errno
-import os
-import threading
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from types import ModuleType
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch_tfrecord.compression.deflate import (
     GZIP_MAGIC,
@@ -23,17 +18,14 @@ from torch_tfrecord.compression.deflate import (
     lead_in,
 )
 from torch_tfrecord.compression.gzip_members import MembersAhead
+from torch_tfrecord.compression.rescue import find_start
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoint
-from torch_tfrecord.damage import find_start
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files import ByteSource
+from torch_tfrecord.files import FileSource, SequentialSource
 from torch_tfrecord.native import optional_module
 
 __all__ = [
-    "MAX_INFLATED_RECORD_BYTES",
     "InflatedSource",
-    "PipeSource",
-    "SequentialSource",
     "is_zlib_header",
 ]
 
@@ -43,11 +35,7 @@ _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
 _MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
 
-# A record of a compressed stream may be this long, or this many times the compressed file, as its
-# length cannot be checked against the file's size. Real data above the first limit does not expand
-# beyond the second; a bomb does.
-MAX_INFLATED_RECORD_BYTES = 1 << 29
-_MAX_HONEST_EXPANSION = 100
+_MAX_HONEST_EXPANSION = 100  # of a longer record than a stream may have: a bomb expands more
 
 
 def is_zlib_header(first_bytes: bytes) -> bool:
@@ -57,94 +45,6 @@ def is_zlib_header(first_bytes: bytes) -> bool:
     except zlib.error:
         return False
     return len(first_bytes) > 1 and not first_bytes[1] & 0x20  # RFC 1950: no preset dictionary
-
-
-class SequentialSource(ABC):
-    """A `ByteSource` over something that can only be read forward.
-
-    Keeps bytes from the last requested offset on; an earlier offset starts over, if possible.
-    Memory is bounded by the bytes that really exist, whatever is requested. Safe to call from
-    threads.
-
-    Attributes:
-        keep_from: Bytes from this offset on are also kept; set by callers that look ahead, or read
-            at random.
-        most_bytes: About how many it may keep.
-        kept_behind: So many bytes before the last requested offset are always kept.
-    """
-
-    def __init__(self, path: str, max_record_bytes: int, begin: int = 0) -> None:
-        self.path = path
-        self.size: int | None = None
-        self.max_record_bytes: int | None = max_record_bytes
-        self.chunk_bytes = 1 << 19
-        self._lock = threading.Lock()
-        self.keep_from: int | None = None
-        self.most_bytes = 1 << 20
-        self.kept_behind = 0
-        self._kept = bytearray()
-        self._begin = self._offset = begin  # offset of the first kept byte
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
-        with self._lock:
-            begin = self._advance(num_bytes, offset)
-            with memoryview(self._kept) as kept:
-                return bytes(kept[begin : begin + num_bytes])
-
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill a writable buffer of bytes from `offset` on; how many came, as of `read`."""
-        with self._lock:
-            begin = self._advance(len(buffer), offset)
-            with memoryview(self._kept) as kept:
-                got = min(len(buffer), max(len(kept) - begin, 0))
-                buffer[:got] = kept[begin : begin + got]
-                return got
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]], buffer: memoryview) -> bool:
-        """Fill a writable buffer with ascending ranges, all of which are kept at once: first byte,
-        end, and place in the buffer; whether all came.
-        """
-        begin, end = ranges[0][0], ranges[-1][1]
-        with self._lock:
-            first = self._advance(end - begin, begin) - begin
-            with memoryview(self._kept) as kept:
-                if first + end > len(kept):
-                    return False
-                for begin, end, start in ranges:
-                    buffer[start : start + end - begin] = kept[first + begin : first + end]
-                return True
-
-    def _advance(self, num_bytes: int, offset: int) -> int:
-        """Read up to a range; return where it begins among the kept bytes."""
-        if offset < self._offset:
-            self._restart()
-            self._kept, self._offset = bytearray(), self._begin
-        while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
-            self._kept += piece
-            self._drop(offset)
-        self._drop(offset)
-        return max(offset - self._offset, 0)
-
-    def _drop(self, offset: int) -> None:
-        """Drop bytes before an offset, unless they are to be kept."""
-        if self.keep_from is not None:
-            offset = min(offset, self.keep_from)
-        excess = min(offset - self.kept_behind - self._offset, len(self._kept))
-        if excess > 0:
-            del self._kept[:excess]  # cheap: only moves the start of the bytearray
-            self._offset += excess
-
-    def check_end(self) -> None:  # noqa: B027 - nothing to check for a stream without an end marker
-        """Raise if the stream is truncated or damaged."""
-
-    @abstractmethod
-    def _more(self) -> bytes:
-        """The next piece of the stream, of bounded size; empty at the end."""
-
-    @abstractmethod
-    def _restart(self) -> None:
-        """Go back to the beginning."""
 
 
 class _Inflater(Protocol):
@@ -193,21 +93,23 @@ class InflatedSource(SequentialSource):
 
     Attributes:
         end: Offset that reading stops at.
+        finder: The same.
     """
+
+    is_inflated = True
 
     def __init__(
         self,
-        source: ByteSource,
+        source: FileSource,
         compression_type: str,
         start: SeekPoint | None = None,
         finder: PointFinder | None = None,
         gaps: list[Gap] | None = None,
     ) -> None:
         self._start = SeekPoint(0, 0) if start is None else start
-        expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
-        limit = max(MAX_INFLATED_RECORD_BYTES, expansion)
+        limit = _MAX_HONEST_EXPANSION * (source.size or 0)
         super().__init__(source.path, limit, self._start.offset)
-        self._source, self._type, self._finder = source, compression_type, finder
+        self._source, self._type, self.finder = source, compression_type, finder
         self._gaps = gaps
         self.end = 1 << 62
         # What isal cannot read is read again by zlib, which says what is wrong.
@@ -293,8 +195,8 @@ class InflatedSource(SequentialSource):
 
     def _add_member(self, begin: int) -> None:
         self._member = SeekPoint(8 * begin, self._produced)
-        if self._finder is not None:
-            self._finder.add_member(begin, self._produced)
+        if self.finder is not None:
+            self.finder.add_member(begin, self._produced)
 
     def _next_input(self) -> bytes:
         data = self._source.read(_INPUT_BYTES, self._consumed)
@@ -331,9 +233,9 @@ class InflatedSource(SequentialSource):
                 return self._salvage(before, data, error)
             self._read_again()
             return b""
-        if self._finder is not None:
+        if self.finder is not None:
             border, begin = getattr(inflater, "border", None), self._consumed - len(data)
-            self._finder.see(border, data, begin, self._produced)
+            self.finder.see(border, data, begin, self._produced)
         self._produced += len(piece)
         self._is_full = len(piece) == wanted and not inflater.eof
         if inflater.eof:
@@ -392,8 +294,8 @@ class InflatedSource(SequentialSource):
         """Go on behind damage; the byte where."""
         if not self._to_drop:
             self._original = self._member
-        elif self._finder is not None:  # nothing new came from what was to be read again
-            self._finder.add_start(self._original)
+        elif self.finder is not None:  # nothing new came from what was to be read again
+            self.finder.add_start(self._original)
         self._produced += self._to_drop
         self._to_drop = 0
         begin: int | None = max(self._member.bit >> 3, at - _MOST_AGAIN_BYTES)
@@ -401,26 +303,7 @@ class InflatedSource(SequentialSource):
         if self._again > _MOST_AGAIN_BYTES + 4 * at:  # members in members would take quadratic time
             begin = None
         point = find_start(self._source, at, self._type, begin)._replace(offset=self._produced)
-        if self._finder is not None:
-            self._finder.add_start(point)
+        if self.finder is not None:
+            self.finder.add_start(point)
         self._enter(point)
         return self._consumed
-
-
-class PipeSource(SequentialSource):
-    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(str(getattr(file, "name", "<stream>")), MAX_INFLATED_RECORD_BYTES)
-        self._file = file
-
-    def _more(self) -> bytes:
-        data = self._file.read(self.chunk_bytes)
-        if data is None:  # the end of the file is b""
-            raise BlockingIOError(
-                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
-            )
-        return data
-
-    def _restart(self) -> None:
-        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)

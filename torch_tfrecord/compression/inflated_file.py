@@ -4,7 +4,7 @@ decompressed is kept for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import groupby
 from operator import attrgetter
 
@@ -13,29 +13,40 @@ from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.compression.seek_points import BEGINNING, SeekPoints
 from torch_tfrecord.compression.snappy import SnappySource
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import ByteSource, FileSource, LocalFile, SourceRange
+from torch_tfrecord.files import FileSource, LocalFile, SourceRange
 from torch_tfrecord.per_process import ProcessCache
 
-__all__ = ["MOST_INFLATED_BYTES", "InflatedFile", "Stretches", "offset_note"]
-
-MOST_INFLATED_BYTES = 1 << 28
-"""Decompressed bytes that a dataset keeps in each process."""
+__all__ = ["InflatedFile", "InflatedFiles"]
 
 # A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
 _MOST_STRETCH_BYTES = 1 << 26
 
 
-class Stretches(ProcessCache[InflatedSource]):
-    """What is decompressed of several files, by file and number of the seek point."""
+class InflatedFiles(ProcessCache[InflatedSource]):
+    """Compressed files that are read at random, and what is decompressed of them: by file and
+    number of the seek point.
 
-    def __init__(self, most_bytes: int = MOST_INFLATED_BYTES) -> None:
-        super().__init__(most_bytes, attrgetter("most_bytes"))
+    Args:
+        most_bytes: Decompressed bytes that are kept, in each process.
+    """
 
+    most_bytes: int = 1 << 28
 
-def offset_note(source: ByteSource) -> str:
-    """A note for errors about a stream whose offsets differ from those of the file."""
-    is_inflated = isinstance(source, (InflatedSource, InflatedFile))
-    return " (offset in the decompressed stream)" if is_inflated else ""
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self.most_bytes = self.most_bytes if most_bytes is None else most_bytes
+        super().__init__(self.most_bytes, attrgetter("most_bytes"))
+
+    def open(
+        self,
+        file: FileSource,
+        compression_type: str,
+        size: int,
+        points: Sized | None,
+        number: int = 0,
+    ) -> FileSource:
+        """See `InflatedFile`."""
+        known = points if isinstance(points, SeekPoints) else None
+        return InflatedFile(file, compression_type, size, known, self, number)
 
 
 class InflatedFile(FileSource):
@@ -56,6 +67,7 @@ class InflatedFile(FileSource):
 
     max_gap_bytes = LocalFile.max_gap_bytes
     chunk_bytes = 1 << 19
+    is_inflated = True
 
     def __init__(
         self,
@@ -63,7 +75,7 @@ class InflatedFile(FileSource):
         compression_type: str,
         size: int,
         points: SeekPoints | None,
-        stretches: Stretches,
+        stretches: InflatedFiles,
         number: int = 0,
     ) -> None:
         # Before memory is taken for what it says.
@@ -107,7 +119,7 @@ class InflatedFile(FileSource):
             parts = [*group]
             if self._is_short(number) and parts[-1][1] <= self._end(number):
                 stretch = self._stretches.find((self._number, number), self._open)
-                if stretch.read_ranges(parts, buffer):
+                if stretch.copy_ranges(parts, buffer):
                     continue
             super().read_ranges(parts, buffer)
 
@@ -158,7 +170,7 @@ class InflatedFile(FileSource):
         data = self._file.read(end - begin, begin)
         return self._stretch(number, _Part(self.path, data, begin, end))
 
-    def _stretch(self, number: int, source: ByteSource) -> InflatedSource:
+    def _stretch(self, number: int, source: FileSource) -> InflatedSource:
         point = self._points.point(number)
         kind = SnappySource if self._type == "SNAPPY" else InflatedSource
         stretch = kind(source, self._type, point)
@@ -196,19 +208,15 @@ class _Together:
 _TOGETHER = _Together()
 
 
-class _Part:
-    """A `ByteSource` over a part of a file in memory; offsets are those in the file."""
+class _Part(FileSource):
+    """A part of a file in memory; offsets are those in the file."""
 
-    max_record_bytes: int | None = None
     chunk_bytes = 1 << 19
 
     def __init__(self, path: str, data: bytes | memoryview, begin: int, end: int) -> None:
         self.path, self._data, self._begin = path, memoryview(data), begin
-        self.size: int | None = end
+        self.size = end
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         at = max(offset - self._begin, 0)
         return bytes(self._data[at : at + num_bytes])
-
-    def check_end(self) -> None:
-        """A part simply ends."""

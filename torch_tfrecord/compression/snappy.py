@@ -12,10 +12,7 @@ from collections.abc import Callable
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.errors import CompressionError, needs_extra
 
-__all__ = ["SNAPPY_PREFIX_BYTES", "SnappySource", "first_uncompressed"]
-
-SNAPPY_PREFIX_BYTES = 64
-"""Of a file, from which `first_uncompressed` gets the header of its first record."""
+__all__ = ["SnappySource", "first_uncompressed"]
 
 _LENGTH_BYTES = 4
 _MOST_EXPANSION = 22  # three bytes are a copy of at most 64
@@ -29,8 +26,8 @@ class SnappySource(InflatedSource):
         piece = b""
         while self._error is None and not piece:
             begin = self._consumed
-            if self._finder is not None and begin < (size or 0):
-                self._finder.add_member(begin, self._produced)
+            if self.finder is not None and begin < (size or 0):
+                self.finder.add_member(begin, self._produced)
             try:
                 piece, self._consumed = _read_block(self._source.read, begin, size, limit)
                 self._produced += len(piece)

@@ -7,9 +7,8 @@ from typing import Literal, TypeAlias
 
 from crc32c import crc32c
 
-from torch_tfrecord.compression import SequentialSource
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files import ByteSource
+from torch_tfrecord.files import FileSource
 from torch_tfrecord.records import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -36,7 +35,7 @@ class RecordSearch:
     before its two ends, so that each byte is summed a few times, whatever a file claims.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: FileSource) -> None:
         self._source = source
         # The bytes searched last, the headers in them, and how many of these are passed.
         self._held, self._begin, self._end = b"", 0, 0
@@ -46,8 +45,7 @@ class RecordSearch:
         # Checksums of what is between `_first` and each step behind it.
         self._first, self._sums = 0, array("I", [0])
         self._claimed = 0  # where the last of the damaged records ends by its header
-        if isinstance(source, SequentialSource):
-            source.kept_behind = _STEP_BYTES
+        source.kept_before = _STEP_BYTES
 
     def find(self, begin: int) -> tuple[int, DamageKind]:
         """Offset of the next record behind a damaged one at `begin`, or the end of the stream if
@@ -89,8 +87,7 @@ class RecordSearch:
         return checksum_error(crc, footer, length)
 
     def _keep_from(self, offset: int) -> None:
-        if isinstance(self._source, SequentialSource):
-            self._source.keep_from = offset
+        self._source.keep_from = offset
 
     def _is_possible(self, begin: int, end: int) -> bool:
         """Whether the stream may have so much, as far as that is known."""

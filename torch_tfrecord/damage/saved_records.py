@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_tfrecord.compression import check_compression_type, open_stream
+from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files import Access, FileSource, is_remote, local_path, open_file
-from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter
+from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter, open_stream
 
 __all__ = ["SalvageReport", "salvage", "salvage_file"]
 

@@ -10,9 +10,9 @@ from .atomic import (
     write_atomically,
 )
 from .descriptors import Descriptor, name_path, open_path, reserve_descriptor
+from .forward import PipeSource, SequentialSource
 from .read import SourceOf, read_local_records, read_pieces
 from .storage import (
-    ByteSource,
     FileSource,
     FileWindow,
     LocalFile,
@@ -32,13 +32,14 @@ __all__ = [
     "DEFAULT_ACCESS",
     "Access",
     "AtomicFile",
-    "ByteSource",
     "Descriptor",
     "FileSource",
     "FileWindow",
     "LocalFile",
+    "PipeSource",
     "RangeReader",
     "RemoteInfo",
+    "SequentialSource",
     "SourceOf",
     "SourceRange",
     "cache_dir",

@@ -16,7 +16,6 @@ from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.files.descriptors import Descriptor
 from torch_tfrecord.files.ranges import plan_reads
 from torch_tfrecord.files.storage import (
-    ByteSource,
     FileSource,
     LocalFile,
     RangeReader,
@@ -37,7 +36,7 @@ __all__ = [
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
-SourceOf: TypeAlias = "Callable[[int], ByteSource]"
+SourceOf: TypeAlias = "Callable[[int], FileSource]"
 """Opens the file of a number, or finds it open."""
 
 # One range is at most this long, plus one piece.
@@ -78,7 +77,7 @@ def read_pieces(
             buffer = scratch_bytes(size)
             if first.read_into(buffer.data, begin) == size:
                 return buffer, np.zeros(1, np.int64)
-    gap = first.max_gap_bytes if isinstance(first, FileSource) else 0
+    gap = 0 if first is None else first.max_gap_bytes
     plan = plan_reads(files, offsets, sizes, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
     if isinstance(first, LocalFile) and 0 <= plan.num_bytes <= _MOST_BYTES:
         buffer = scratch_bytes(plan.num_bytes)
@@ -99,8 +98,6 @@ def read_pieces(
     buffer = scratch_bytes(plan.num_bytes)
     together: dict[RangeReader, list[SourceRange]] = {}
     for number, source, ranges in by_file:
-        if not isinstance(source, FileSource):
-            continue
         if source.together is None:
             source.read_ranges([range_[1:] for range_ in ranges], buffer.data)
         else:

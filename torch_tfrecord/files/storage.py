@@ -24,7 +24,6 @@ from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
 from torch_tfrecord.native import native_module
 
 __all__ = [
-    "ByteSource",
     "FileSource",
     "FileWindow",
     "LocalFile",
@@ -62,30 +61,25 @@ def local_path(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(text.removeprefix("file://"))
 
 
-class ByteSource(Protocol):
-    """A stream of bytes read by offset."""
-
-    path: str
-    size: int | None  # bytes of the stream; None if unknown until its end
-    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
-    chunk_bytes: int  # recommended size of one read
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
-
-    def check_end(self) -> None:
-        """Raise if the compressed stream is truncated or damaged."""
-
-
 class FileSource:
-    """What local and remote files have in common; see `ByteSource`.
+    """Bytes read by offset: a file, or a stream of unknown size.
 
     Attributes:
+        path: For errors.
+        size: Bytes; of a file those that it had when it was opened, and None for a stream whose end
+            was not reached.
+        file_size: The same, of a file.
+        mtime_ns: Modification time in nanoseconds; 0 where it is not known.
+        etag: The version that a storage names; None where it names none, and of local files.
+        max_record_bytes: The longest payload that is accepted where the size is unknown.
+        chunk_bytes: Recommended size of one read.
+        max_gap_bytes: Two ranges with at most so many bytes between them are read by one call.
         together: Reads ranges of many files by one call, which takes no longer than one range; None
             where each file is read by itself.
-        size: Bytes of the file when it was opened. Later growth is not seen.
-        mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
-        etag: The version that a storage says; None where it says none, and of local files.
+        keep_from: A reader may come back to this offset: a stream that cannot go back keeps its
+            bytes.
+        kept_before: So many bytes before the last offset may be wanted again, too.
+        is_inflated: Whether offsets are those in a decompressed stream.
     """
 
     path: str
@@ -95,11 +89,14 @@ class FileSource:
     etag: str | None = None
     max_record_bytes: int | None = None
     chunk_bytes: int
-    max_gap_bytes: int  # between two pieces that are still read by one call
+    max_gap_bytes: int = 0
     together: RangeReader | None = None
+    keep_from: int | None = None
+    kept_before: int = 0
+    is_inflated: bool = False
 
     def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        """Up to `num_bytes` from `offset`; fewer only at the end."""
         raise NotImplementedError
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
@@ -126,7 +123,7 @@ class FileSource:
                 raise truncated(self.path, end, begin + got)
 
     def check_end(self) -> None:
-        """A file simply ends."""
+        """Raise if a stream is truncated or damaged; a file simply ends."""
 
     def forget(self, begin: int, end: int) -> bool:
         """Drop what a cache holds of a range whose bytes are wrong; whether it held any: then read

@@ -17,11 +17,11 @@ from torch_tfrecord.arguments import (
     OnError,
     at_least,
     check_callable,
+    check_compression_type,
     knows_keywords,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures, is_record_features
-from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access

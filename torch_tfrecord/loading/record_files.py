@@ -5,19 +5,15 @@ from __future__ import annotations
 import shlex
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.compression import (
-    MOST_INFLATED_BYTES,
-    InflatedFile,
-    Stretches,
-)
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
@@ -54,6 +50,21 @@ __all__ = [
 ]
 
 _MOST_OPEN = 256
+
+
+class _InflatedFiles(Protocol):
+    """Compressed files that are read at random, and what is kept of them, decompressed."""
+
+    most_bytes: int
+
+    def open(
+        self, file: FileSource, compression_type: str, size: int, points: Sized | None, number: int
+    ) -> FileSource:
+        """The decompressed content of a file, of so many bytes, which can be entered at points."""
+
+
+class _Codecs(Protocol):
+    def inflated_files(self) -> _InflatedFiles: ...
 
 
 class NotKeptError(IndexMismatchError):
@@ -127,10 +138,14 @@ class RecordFiles:
         self._columns: dict[str, KeptColumn] = {}
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
-        self.slow_file = self.first_compressed if self.extent[2] > MOST_INFLATED_BYTES else None
+        self._inflated: _InflatedFiles | None = None
+        self.slow_file: str | None = None
+        if self.first_compressed is not None:
+            self._inflated = cast("_Codecs", attached("compression", "CODECS")).inflated_files()
+            if self.extent[2] > self._inflated.most_bytes:
+                self.slow_file = self.first_compressed
         self.has_warned = False
         self._sources: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
-        self._stretches = Stretches()
 
     def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
         if isinstance(indexes, ManifestShards):
@@ -273,12 +288,12 @@ class RecordFiles:
         source = open_indexed(path, index, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
-        if not index.compression_type:
+        if self._inflated is None or not index.compression_type:
             return source  # its first bytes were checked when the index was accepted
         if threading.current_thread() is threading.main_thread():
             self.warn()
         size, points = int(self.table.file_bytes[file]), index._seek_points(self.access)
-        return InflatedFile(source, index.compression_type, size, points, self._stretches, file)
+        return self._inflated.open(source, index.compression_type, size, points, file)
 
 
 class ArrayRecordFiles(RecordFiles):

@@ -1,4 +1,5 @@
-from .array_record import ArrayRecordFile, ArrayRecordStream, is_array_record
+from .array_record import ArrayRecordFile, is_array_record
+from .codecs import open_stream
 from .data_file import (
     ArrayRecordIndex,
     FileIndex,
@@ -9,7 +10,6 @@ from .data_file import (
     record_offset,
 )
 from .framing import (
-    ARRAY_RECORD_MAGIC,
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
@@ -33,7 +33,6 @@ from .sidecar import SidecarFormat, pack, read_sidecar, read_source, stored_numb
 from .writer import ShardedTFRecordWriter, TFRecordWriter
 
 __all__ = [
-    "ARRAY_RECORD_MAGIC",
     "COMPRESSION_TYPES",
     "FOOTER_BYTES",
     "HEADER_BYTES",
@@ -41,7 +40,6 @@ __all__ = [
     "SIDECAR_FOLDER",
     "ArrayRecordFile",
     "ArrayRecordIndex",
-    "ArrayRecordStream",
     "Block",
     "FileIndex",
     "IndexKeeper",
@@ -72,6 +70,7 @@ __all__ = [
     "load_fresh",
     "named_manifest",
     "open_records",
+    "open_stream",
     "open_table",
     "pack",
     "payload_length",

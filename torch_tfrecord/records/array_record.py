@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tfrecord.errors import CorruptRecordError, needs_extra
-from torch_tfrecord.files import ByteSource, Descriptor, LocalFile, is_remote, reserve_descriptor
+from torch_tfrecord.files import Descriptor, FileSource, LocalFile, is_remote, reserve_descriptor
 from torch_tfrecord.per_process import compiled_copy, module_of_process
 from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, OVERHEAD_BYTES, frame
 from torch_tfrecord.shown import without_secrets
@@ -120,8 +120,8 @@ class ArrayRecordFile:
         return held
 
 
-class ArrayRecordStream:
-    """The records of a file as the bytes of a TFRecord file: see `ByteSource`.
+class ArrayRecordStream(FileSource):
+    """The records of a file as the bytes of a TFRecord file.
 
     Args:
         source: The file.
@@ -131,10 +131,9 @@ class ArrayRecordStream:
     """
 
     chunk_bytes = 1 << 19
-    size: int | None = None
-    max_record_bytes: int | None = None
+    size = None
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: FileSource) -> None:
         self.path = source.path
         if source.size is None:
             raise ValueError(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, LocalFile, open_file
 from torch_tfrecord.records.array_record import ArrayRecordFile
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.reader import RecordReader
 
@@ -81,7 +81,7 @@ def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS)
     """Open a data file for `read_record`, after a check that it is still the one that was indexed.
 
     Returns:
-        A `ByteSource`, or an `ArrayRecordFile`.
+        A `FileSource`, or an `ArrayRecordFile`.
     """
     if isinstance(records, ArrayRecordIndex):
         return ArrayRecordFile(path, records.check_fresh)

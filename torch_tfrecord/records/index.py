@@ -20,18 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.compression import (
-    DETECTED_BYTES,
-    INDEX_BYTES_RATIO,
-    MOST_EXPANSION,
-    MOST_POINT_BYTES,
-    PointFinder,
-    SeekPoints,
-    check_compression_type,
-    detect_compression,
-    member_lengths,
-    open_stream,
-)
+from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
@@ -42,6 +31,7 @@ from torch_tfrecord.files import (
     open_file,
     write_atomically,
 )
+from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, open_stream
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
@@ -78,6 +68,8 @@ _FORMAT = SidecarFormat(
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
 _ENTRY_BYTES = 16  # of a record: its offset and its length
+_MOST_EXPANSION = 1032  # of deflate: 258 bytes from 2 bits
+_MOST_POINT_BYTES = 1 << 26  # that seek points ever take
 _MAX_DIGITS = 19  # of 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
 
@@ -388,7 +380,7 @@ def index_source(
     *,
     verify_crc: bool = True,
     compression_type: str | None = "auto",
-    index_bytes_ratio: float = INDEX_BYTES_RATIO,
+    index_bytes_ratio: float = 0.005,
     trusts_members: bool = False,
     skipped: SkippedBytes | None = None,
     reader: ColumnReader | None = None,
@@ -405,10 +397,9 @@ def index_source(
     """
     if not 0 <= index_bytes_ratio <= 1:
         raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
-    finder = PointFinder(file.file_size, index_bytes_ratio)
     gaps = None if skipped is None else skipped.gaps
     kind = check_compression_type(compression_type)
-    stream, found = open_stream(file.ahead(), kind, finder, gaps)
+    stream, found = open_stream(file.ahead(), kind, index_bytes_ratio, gaps)
     if found == "ARRAY_RECORD" and skipped is None:
         raise IndexMismatchError(
             "expected a TFRecord file, got an ArrayRecord file, which has its own index: a dataset has files of "
@@ -419,15 +410,11 @@ def index_source(
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     may_jump = trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
-    members = member_lengths(file, file.file_size) if may_jump else None
+    members = codecs().members(file, index_bytes_ratio) if may_jump else None
     if members is not None:
-        end = 0
-        for begin, of_member in members:
-            finder.add_member(begin, end)
-            ends = end + np.cumsum(of_member + OVERHEAD_BYTES)
-            offsets.append(ends - of_member - OVERHEAD_BYTES)
-            lengths.append(of_member)
-            end = int(ends[-1]) if len(ends) else end
+        of_members, points = members
+        offsets.append(np.cumsum(of_members + OVERHEAD_BYTES) - of_members - OVERHEAD_BYTES)
+        lengths.append(of_members)
     else:
         for block in RecordScanner(
             stream, verify_crc=verify_crc, keep_payloads=reader is not None, skipped=skipped
@@ -436,17 +423,18 @@ def index_source(
             lengths.append(block.lengths)
             if reader is not None and block.records is not None:
                 reader.add(block.records, partial(_place, block, file.path))
+        points = codecs().points_of(stream) if found in COMPRESSION_TYPES[1:] else None
     facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
     all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
     if not skipped:
         kept = {} if reader is None else reader.columns()
-        return RecordIndex(all_offsets, all_lengths, *facts, finder.points(), _kept=kept)
+        return RecordIndex(all_offsets, all_lengths, *facts, points, _kept=kept)
     begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
     numbers = np.searchsorted(all_offsets, begins)
     return RecordIndex._bare(*facts)._with_facts(
         offsets=np.insert(all_offsets, numbers, begins),
         lengths=np.insert(all_lengths, numbers, ends - begins - OVERHEAD_BYTES),
-        _points=finder.points(),
+        _points=points,
         _damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
     )
 
@@ -497,7 +485,7 @@ def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
             path=data.path,
         )
     # An index has at most as many records as the data could hold empty ones.
-    stream = file_size * MOST_EXPANSION if metadata["compression_type"] else file_size
+    stream = file_size * _MOST_EXPANSION if metadata["compression_type"] else file_size
     return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
 
@@ -550,10 +538,10 @@ class _KeptExtra(NamedTuple):
         """Those of a data file of this size."""
         if not self.num_points:
             return None
-        data = self._read(0, min(self.points_bytes, MOST_POINT_BYTES))
+        data = self._read(0, min(self.points_bytes, _MOST_POINT_BYTES))
         if f"{crc32c(data):08x}" != self.checksum:
             raise IndexMismatchError("the seek points are damaged", path=self.path)
-        return SeekPoints.from_bytes(data, self.num_points, file_size)
+        return codecs().points_from(data, self.num_points, file_size)
 
     def read_columns(self, begin: int, num_bytes: int) -> bytes:
         """So many bytes of the columns."""
@@ -594,7 +582,7 @@ def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> 
     if (
         index.compression_type
         and data.file_size
-        and detect_compression(data.read(DETECTED_BYTES, 0)) != index.compression_type
+        and codecs().detect(data.read(DETECTED_BYTES, 0)) != index.compression_type
     ):
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "

@@ -19,11 +19,11 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.arguments import nearest
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
 from torch_tfrecord.manifests import MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
 from torch_tfrecord.per_process import each_at_once
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import printable, without_secrets

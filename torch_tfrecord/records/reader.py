@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import OnError, one_of
-from torch_tfrecord.compression import PipeSource, check_compression_type, offset_note, open_stream
+from torch_tfrecord.arguments import OnError, check_compression_type, one_of
 from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
@@ -23,9 +22,9 @@ from torch_tfrecord.errors import (
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
-    ByteSource,
     FileSource,
     LocalFile,
+    PipeSource,
     RangeReader,
     SourceOf,
     local_path,
@@ -33,6 +32,7 @@ from torch_tfrecord.files import (
     read_local_records,
     read_pieces,
 )
+from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -42,7 +42,7 @@ from torch_tfrecord.records.framing import (
 )
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
 from torch_tfrecord.records.paths import Paths, found_files
-from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
+from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes, offset_note
 from torch_tfrecord.shown import printable
 
 __all__ = ["RecordReader", "read_blocks", "read_records"]
@@ -124,7 +124,7 @@ def read_blocks(
         open_source: Opens the path, in place of that.
         report: Takes what was skipped of a file, in place of a warning.
     """
-    file: ByteSource
+    file: FileSource
     if not isinstance(path, (str, os.PathLike)):
         file = PipeSource(path)
     else:
@@ -162,7 +162,7 @@ class RecordReader:
     def __init__(self, verify_crc: bool = True) -> None:
         self._verify = verify_crc
 
-    def read(self, source: ByteSource, offset: int, length: int) -> bytes:
+    def read(self, source: FileSource, offset: int, length: int) -> bytes:
         """The payload of the record at `offset`, which must have `length` bytes.
 
         Raises:
@@ -180,7 +180,7 @@ class RecordReader:
             except (CorruptRecordError, IndexMismatchError):
                 end = offset + length + OVERHEAD_BYTES
                 # a cache may have held damaged bytes
-                if not isinstance(source, FileSource) or not source.forget(offset, end):
+                if not source.forget(offset, end):
                     raise
                 return self._read(source, offset, length)
         except TFRecordError as error:
@@ -188,7 +188,7 @@ class RecordReader:
             error.locate(path=source.path, offset=offset)
             raise
 
-    def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
+    def _read(self, source: FileSource, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:
             raise CorruptRecordError(f"expected a record in the file, got one of {length} bytes")
         if source.size is None and length >= _LONG_BYTES:

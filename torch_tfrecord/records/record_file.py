@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import tempfile
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import IO
 
 import numpy as np
 
-from torch_tfrecord.compression import MemberPacker, Packing, PointFinder, SeekPoints
 from torch_tfrecord.files import (
     Access,
     AtomicFile,
@@ -32,6 +30,7 @@ from torch_tfrecord.files import (
     sync_directory,
     temporary_names,
 )
+from torch_tfrecord.records.codecs import Packing, codecs
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_paths import (
@@ -78,11 +77,8 @@ class RecordFile:
         packing: Packing,
         write_index: bool,
     ) -> None:
-        self._file, self._packing = file, packing
-        self._deflater = packing.begin()
-        # Where decompression can begin: compressed byte and decompressed byte.
-        self._points = [(0, 0)]
-        self._file_bytes = 0
+        self._file, self._type = file, packing.compression_type
+        self._packer = codecs().packer(packing) if self._type else None
         self._lengths: array[int] | None = array("q") if write_index else None
         self.num_bytes = 0
 
@@ -96,60 +92,34 @@ class RecordFile:
         self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
     ) -> None:
         """Append records that are framed already, of these payload lengths, in any parts."""
-        most = self._packing.member_bytes
-        if self._deflater is not None and most and self.num_bytes - self._points[-1][1] >= most:
-            self._begin_member(self._deflater)
-        if isinstance(self._deflater, MemberPacker):
-            self._deflater.lengths += lengths
-        for part in parts:
-            self._put(part if self._deflater is None else self._deflater.compress(part))
+        for part in parts if self._packer is None else self._packer.pack(parts, lengths):
+            self._file.write(part)
         # Before compression: how well records compress must not move the borders of shards.
         self.num_bytes += sum(lengths) + OVERHEAD_BYTES * len(lengths)
         if self._lengths is not None:
             self._lengths.extend(lengths)
 
-    def _put(self, data: bytes | bytearray | memoryview) -> None:
-        self._file.write(data)
-        self._file_bytes += len(data)
-
-    def _begin_member(self, deflater: zlib._Compress | MemberPacker) -> None:
-        """Make the next record a place where decompression can begin."""
-        if isinstance(deflater, MemberPacker):
-            deflater.says_size = True
-            self._put(deflater.flush())
-            self._deflater = MemberPacker(self._packing.level, says_size=True)
-        else:  # TensorFlow stops at the end of a zlib stream
-            self._put(deflater.flush(zlib.Z_FULL_FLUSH))
-        self._points.append((self._file_bytes, self.num_bytes))
-
-    def _seek_points(self, size: int) -> SeekPoints | None:
-        finder = PointFinder(size)
-        for begin, offset in self._points if self._deflater is not None and size else ():
-            # Behind the first, points of a zlib stream follow a full flush.
-            is_block = begin > 0 and not isinstance(self._deflater, MemberPacker)
-            finder.add_member(begin, offset, is_block)
-        return finder.points()
-
     def flush(self) -> None:
         """Hand what was written to the operating system, so that it can be read (and decompressed)
         so far.
         """
-        if self._deflater is not None:
-            self._put(self._deflater.flush(zlib.Z_SYNC_FLUSH))
+        if self._packer is not None:
+            self._file.write(self._packer.flush(is_end=False))
         self._file.flush()
 
     def _finish_stream(self) -> None:
-        if self._deflater is not None:
-            self._put(self._deflater.flush())
+        if self._packer is not None:
+            self._file.write(self._packer.flush(is_end=True))
 
     def _index(self, size: int, mtime_ns: int, etag: str | None = None) -> bytes:
         """The index of the whole file, of which all is flushed."""
         lengths = np.array(self._lengths, dtype=np.int64)
         offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
         # From the file itself, which may be compressed, not from what was written.
-        found, kind = fingerprint(self._file.read, size), self._packing.compression_type
-        points = self._seek_points(size)
-        return RecordIndex(offsets, lengths, size, kind, mtime_ns, found, etag, points).to_bytes()
+        found = fingerprint(self._file.read, size)
+        points = None if self._packer is None else self._packer.points(size)
+        facts = size, self._type, mtime_ns, found, etag
+        return RecordIndex(offsets, lengths, *facts, points).to_bytes()
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Read back bytes of a prepared file; fewer only at its end."""

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.compression import Gap, SequentialSource, offset_note
 from torch_tfrecord.damage import DamageKind, RecordSearch
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.files import ByteSource, FileSource, LocalFile
+from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
+from torch_tfrecord.records.codecs import Gap
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -29,7 +29,7 @@ from torch_tfrecord.records.framing import (
 )
 from torch_tfrecord.records.packed_records import PackedRecords, walk
 
-__all__ = ["Block", "RecordScanner", "SkippedBytes"]
+__all__ = ["Block", "RecordScanner", "SkippedBytes", "offset_note"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -143,7 +143,7 @@ class RecordScanner:
 
     def __init__(
         self,
-        source: ByteSource,
+        source: FileSource,
         *,
         verify_crc: bool = True,
         keep_payloads: bool = True,
@@ -157,9 +157,7 @@ class RecordScanner:
         self._reads_payloads = keep_payloads or verify_crc
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could not hold a record
-        self._read_into = (
-            getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
-        )
+        self._read_into = source.read_into if reuse_buffer or not keep_payloads else None
         self._buffer = bytearray()
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
@@ -250,7 +248,7 @@ class RecordScanner:
             yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)
 
     def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> memoryview:
-        """`ByteSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes
+        """`FileSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes
         are read ahead.
         """
         at = offset - self._held_begin
@@ -261,8 +259,8 @@ class RecordScanner:
 
     def _hold(self, num_bytes: int, offset: int) -> None:
         """Read into the buffer; if it is reused, bytes in it are moved rather than read again."""
-        if self._skipped is not None and isinstance(self._source, SequentialSource):
-            self._source.keep_from = offset  # a search behind damage reads these bytes, too
+        if self._skipped is not None:
+            self._source.keep_from = offset  # a search after damage reads these bytes, too
         if self._read_into is None:
             self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
             return
@@ -328,7 +326,7 @@ class RecordScanner:
         """Whether the next record was damaged in a cache, which has dropped it; asked once for
         each.
         """
-        if self._again == self._offset or not isinstance(self._source, FileSource):
+        if self._again == self._offset:
             return False
         self._again = self._offset
         if not self._source.forget(self._offset, self._offset + num_bytes):
@@ -401,3 +399,8 @@ def _truncated(length: int, left: int) -> CorruptRecordError:
     return CorruptRecordError(
         f"truncated record: expected {needed} bytes (payload {length}), got {left} up to the end"
     )
+
+
+def offset_note(source: FileSource) -> str:
+    """A note for errors about a stream whose offsets differ from those of the file."""
+    return " (offset in the decompressed stream)" if source.is_inflated else ""

@@ -37,7 +37,7 @@ from torch_tfrecord.columns import (
     Want,
 )
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, ByteSource
+from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
 from torch_tfrecord.records import (
@@ -111,7 +111,7 @@ class EpisodeIndex:
     def __len__(self) -> int:
         return len(self.num_steps)
 
-    def read(self, number: int, source: Callable[[], ByteSource]) -> bytes:
+    def read(self, number: int, source: Callable[[], FileSource]) -> bytes:
         """The pieces of an episode; `source` opens the file if they are there."""
         first, stop = int(self.ends[number - 1]) if number else 0, int(self.ends[number])
         if self.pieces is not None:

@@ -22,7 +22,7 @@ from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseE
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
-    ByteSource,
+    FileSource,
     LocalFile,
     open_file,
     read_pieces,
@@ -73,7 +73,7 @@ class EpisodeReader:
         self.files, self.records, self.episodes = files, records, episodes
         self._access = access
         self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
-        self._indexes: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
+        self._indexes: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
         """A data file, open: see `open_records`."""

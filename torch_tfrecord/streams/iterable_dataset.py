@@ -15,13 +15,13 @@ from torch_tfrecord.arguments import (
     OnError,
     at_least,
     check_callable,
+    check_compression_type,
     integer,
     knows_keywords,
     true_or_false,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures
-from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import Access, FileSource, open_in_turn

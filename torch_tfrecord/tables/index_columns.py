@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.columns import DType, ExampleParser, Nested, VarLenFeature
-from torch_tfrecord.compression import INDEX_BYTES_RATIO, check_compression_type
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
 from torch_tfrecord.per_process import each_at_once
@@ -164,7 +164,7 @@ def build_index(
     *,
     verify_crc: bool = True,
     compression_type: str | None = "auto",
-    index_bytes_ratio: float = INDEX_BYTES_RATIO,
+    index_bytes_ratio: float = 0.005,
     index_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RecordIndex | Any:

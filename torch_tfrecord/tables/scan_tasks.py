@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.columns import RecordFeatures, SequenceFeatures, is_record_features
-from torch_tfrecord.compression import InflatedFile, Stretches
+from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, FileSource, FileWindow
@@ -139,7 +139,7 @@ class ScanTask:
     def _rows(self) -> Iterator[RecordRows]:
         """The records, some at a time."""
         _, verify_crc, _, _, errors = self._options
-        stretches = Stretches()
+        inflated = InflatedFiles()
         opened: tuple[int, FileSource] | None = None
         for one in self.ranges:
             index = self._indexes[one.file]
@@ -148,7 +148,7 @@ class ScanTask:
                 continue
             # Ranges of a file come together; one file is open at a time.
             if opened is None or opened[0] != one.file:
-                opened = one.file, self._open(one.file, index, stretches)
+                opened = one.file, self._open(one.file, index, inflated)
             path, num_rows = self.files[one.file], 0
             skipped = SkippedBytes() if errors.skips else None
             for block in RecordScanner(
@@ -182,14 +182,14 @@ class ScanTask:
             place = lambda row, first=first: files.place(first + row)  # noqa: E731
             yield RecordRows(files.read_batch(numbers), None, place)
 
-    def _open(self, file: int, index: RecordIndex, stretches: Stretches) -> FileSource:
+    def _open(self, file: int, index: RecordIndex, inflated: InflatedFiles) -> FileSource:
         path, access = self.files[file], self._options.access
         source = open_indexed(path, index, access)
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
             return source.ahead(last)
         points = index._seek_points(access)
-        return InflatedFile(source, index.compression_type, last, points, stretches, file)
+        return inflated.open(source, index.compression_type, last, points, file)
 
 
 def plan_tasks(

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, is_remote, open_file
 from torch_tfrecord.per_process import each_at_once
@@ -26,6 +25,7 @@ from torch_tfrecord.records import (
     check_payload,
     find_headers,
     is_header,
+    open_stream,
     payload_length,
     read_blocks,
 )

@@ -7,15 +7,15 @@ import zlib
 
 import numpy as np
 
-from torch_tfrecord.compression import (
+from torch_tfrecord.compression.deflate import (
     GZIP_MAGIC,
     TRAILER_BYTES,
     WINDOW_BITS,
     WINDOW_BYTES,
-    SeekPoint,
     lead_in,
 )
-from torch_tfrecord.files import ByteSource
+from torch_tfrecord.compression.seek_points import SeekPoint
+from torch_tfrecord.files import FileSource
 
 __all__ = ["find_start"]
 
@@ -31,7 +31,7 @@ _HEADER_BYTES = 11
 
 
 def find_start(
-    source: ByteSource, begin: int, compression_type: str, member: int | None = None
+    source: FileSource, begin: int, compression_type: str, member: int | None = None
 ) -> SeekPoint:
     """The next header of a member, or block with codes of its own, from which data decompress.
 
