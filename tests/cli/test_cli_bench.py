@@ -209,16 +209,6 @@ def test_what_is_there_is_not_advised(bound, code, num_workers, left):
     assert len(found) == len(left) and all(map(str.__contains__, found, left))
 
 
-@pytest.mark.parametrize("has_core", [False, True])
-def test_the_compiled_core_is_advised_where_it_is_not_there(has_core, monkeypatch):
-    monkeypatch.setattr(bench, "has_native", lambda: has_core)
-    advice = bench._advice("checksums", SimpleNamespace(num_workers=0), {"features": None})
-    assert (
-        advice
-        == ("" if has_core else f"{bench._CORE}; or ") + "read unchecked bytes: verify_crc=False"
-    )
-
-
 def test_records_that_are_one_value(folder, capsys):
     write([json.dumps([{"a": [1, 2, "word"], "b": {"c": None}}] * 50).encode()] * 2000)
     assert_names("python", capsys, HEAD + "features = Json()")
@@ -259,11 +249,3 @@ def test_damaged_data(folder, capsys):
     (folder / "f.py").write_text(NUMBERS)
     assert main(["bench", "a.tfrecord", "--features", "f.py"]) == 1
     assert "a.tfrecord: record 0 at byte 0" in capsys.readouterr().err
-
-
-def test_the_help_tells_what_the_code_may_assign(capsys):
-    assert main(["bench", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert text.count("make_dataloader") == 2
-    assert "`transform` and `collate_fn`" in text
-    assert "Find what bounds a loader on this machine." in text

@@ -159,24 +159,6 @@ def test_jpeg_quality_keeps_jpeg_and_alpha(photos, capsys):
     assert "kept 1 image as they were: alpha\n" in text
 
 
-def test_drop_alpha(photos):
-    assert (
-        main(
-            [
-                "from-images",
-                "photos",
-                "out/train",
-                "--jpeg-quality",
-                "90",
-                "--drop-alpha",
-                "--no-shuffle",
-            ]
-        )
-        == 0
-    )
-    assert records()[4]["image/encoded"] == [encode_image(picture(4, seed=4)[:3], "jpeg", 90)]
-
-
 def test_drop_alpha_without_quality_is_wrong_use(photos, capsys):
     assert main(["from-images", "photos", "out/train", "--drop-alpha"]) == 2
     assert capsys.readouterr().err == (

@@ -252,15 +252,6 @@ def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
     assert capsys.readouterr().err == "tfrecord: file: File exists\n"
 
 
-def test_index_names_that_are_not_utf8(folder, capsys):
-    name = os.fsencode(folder) + b"/caf\xe9.tfrecord"
-    with open(name, "wb") as file:
-        file.write(DATA)
-    assert main(["index", os.fsdecode(name), "--jobs", "1"]) == 0
-    assert "/caf\\xe9.tfrecord: 3 records" in capsys.readouterr().out
-    assert os.path.exists(sidecar_path(os.fsdecode(name)))
-
-
 def test_index_refuses_an_unknown_format(capsys):
     assert main(["index", "a", "--format", "json"]) == 2
     assert "--format: invalid choice: 'json' (choose from" in capsys.readouterr().err
@@ -532,16 +523,3 @@ def test_columns_are_kept(folder, capsys):
     assert "--columns needs --format safetensors" in capsys.readouterr().err
     assert main(["index", "x.tfrecord", "--columns", "label,label", "--force"]) == 2
     assert "columns must be different names" in capsys.readouterr().err
-
-
-def test_files_go_to_processes_in_groups():
-    small = [f"s-{n}" for n in range(600)]
-    groups = _workers._groups(small, [10] * 600, 1 << 20)
-    assert [*map(len, groups)] == [256, 256, 88]
-    assert _workers._groups(["a", "b", "c"], [60, 30, 30], 60) == [["a"], ["b", "c"]]
-    # what is remote has no known size, and shall not wait for others
-    assert _workers._groups(["s3://a", "s3://b", "c"], [0, 0, 5], 100) == [
-        ["s3://a"],
-        ["s3://b"],
-        ["c"],
-    ]

@@ -12,10 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from torch_tfrecord import Mixture
 
@@ -178,14 +176,6 @@ def test_without_replacement_every_sample_comes_once(case, data, num_changes):
         assert set(samples) == everything
 
 
-@pytest.mark.parametrize("stop", STOPS)
-def test_the_whole_epoch_is_as_if_made_with_these_weights(stop):
-    mixture = made(([20, 9, 4], [1, 1, 1], stop, 5))
-    mixture.set_weights([0.5, 0.3, 0.2])
-    assert epochs_of(mixture) == epochs_of(made(([20, 9, 4], [5, 3, 2], stop, 5)))
-    assert mixture._weight_changes() == [[0, 0, [5, 3, 2]]]
-
-
 # Promised to users; a change breaks their runs.
 FROZEN = "01|0021002022000220011000|002200102200022002200"
 
@@ -244,17 +234,6 @@ def test_changes_are_a_pure_function_of_what_they_list(case, data, num_changes):
     other._set_weight_changes([])
     assert epochs_of(other) == epochs_of(made(case))
     assert (other.shares, other._weight_changes()) == (made(case).shares, [])
-
-
-def test_a_copy_has_its_own_changes():
-    mixture = Mixture(numbers(9, 9))
-    mixture.set_weights([1, 2], 3)
-    listed = mixture._weight_changes()
-    listed[0][2][0] = 50
-    other = pickle.loads(pickle.dumps(mixture))
-    other.set_weights([5, 1], 2)
-    assert mixture._weight_changes() == [[0, 3, [1, 2]]]
-    assert mixture.shares == [1 / 3, 2 / 3]
 
 
 # Lengths.
@@ -421,21 +400,6 @@ def test_changes_that_do_not_fit(changes, text):
 
 
 # In other processes.
-
-
-@pytest.mark.slow
-def test_workers_give_the_same():
-    mixture = Mixture(numbers(40, 13, 7), [5, 2, 1], seed=3, stop="all_exhausted")
-    mixture.set_weights([1, 2, 5], 30)
-    mixture.set_epoch(1)
-    mixture.set_weights([1, 1, 1], 17)
-    for epoch in range(3):
-        mixture.set_epoch(epoch)
-        found = []
-        for num_workers in (0, 2):
-            loader = DataLoader(mixture, 4, num_workers=num_workers, generator=torch.Generator())
-            found.append(torch.cat(list(loader)).tolist())
-        assert found[0] == found[1] == [mixture[position] for position in range(len(mixture))]
 
 
 @given(cases(), st.data())

@@ -269,10 +269,6 @@ def test_kinds_of_skipped_features_may_change():
     assert check([ONE_INT], records)
 
 
-def test_features_in_several_pieces_are_one_message():
-    assert check([ONE_INT, ANY_FLOATS], [encode_example({"i": 1}) + encode_example({"f": 0.5})] * 2)
-
-
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_each_decoder_of_varints(level):
     rng = np.random.default_rng(level)

@@ -87,29 +87,3 @@ def test_frozen():
     assert everything(BlockShuffle(starts, 12, 0, 1, window_blocks=3)).tolist() == FROZEN[1]
     large = BlockShuffle(np.arange(0, 10**7, 1000), 10**7, 5, 0, window_blocks=100)
     assert large.positions(np.array([0, 1, 5_000_000, 10**7 - 1])).tolist() == FROZEN[2]
-
-
-def test_one_window_mixes_everything_and_one_block_is_in_order_of_blocks():
-    starts = np.arange(0, 1000, 10)
-    mixed = everything(BlockShuffle(starts, 1000, 0, window_blocks=100))
-    assert abs(np.corrcoef(mixed[1:], mixed[:-1])[0, 1]) < 0.15
-    single = everything(BlockShuffle(starts, 1000, 0, window_blocks=1)).reshape(100, 10)
-    assert (np.sort(single, 1) == np.sort(single, 1)[:, :1] + np.arange(10)).all()
-    assert (single != np.sort(single, 1)).any()
-
-
-def test_other_epochs_have_other_blocks_together():
-    starts = np.arange(0, 10_000, 10)
-    first, second = (
-        everything(BlockShuffle(starts, 10_000, 0, epoch, window_blocks=10)) for epoch in (0, 1)
-    )
-    together = {
-        tuple(sorted(set((first[begin : begin + 100] // 10).tolist())))
-        for begin in range(0, 10_000, 100)
-    }
-    others = {
-        tuple(sorted(set((second[begin : begin + 100] // 10).tolist())))
-        for begin in range(0, 10_000, 100)
-    }
-    assert len(together) == len(others) == 100
-    assert not together & others

@@ -50,11 +50,6 @@ def part(folder, rank, world_size):
     return list(TFRecordIterableDataset(folder / "part-*", rank=rank, world_size=world_size))
 
 
-def test_one_process_reads_everything(folder):
-    assert ranks.Rank.here(None, None) == (0, 1)
-    assert list(TFRecordIterableDataset(folder / "part-*")) == RECORDS
-
-
 def test_what_is_given_comes_first_then_the_process_group_then_the_environment(
     monkeypatch, process_group
 ):
@@ -126,24 +121,6 @@ def test_wrong_environment(folder, monkeypatch, rank, world_size, text):
 def test_ranks_are_integers(rank, world_size):
     with pytest.raises(TypeError):
         ranks.Rank.check(rank, world_size)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_workers_have_numbers_of_their_own(monkeypatch, world_size):
-    class Info:
-        def __init__(self, worker):
-            self.id, self.num_workers = worker, 4
-
-    numbers = []
-    for worker in range(4):
-        monkeypatch.setattr(ranks, "get_worker_info", lambda worker=worker: Info(worker))
-        for rank in range(world_size):
-            number, count = ranks.Rank(rank, world_size).consumer()
-            numbers.append(number)
-            assert count == 4 * world_size
-    assert sorted(numbers) == list(range(4 * world_size))
-    monkeypatch.setattr(ranks, "get_worker_info", lambda: None)
-    assert ranks.Rank(0, world_size).consumer() == (0, world_size)
 
 
 def test_a_pickle_made_in_a_process_group_keeps_the_rank(folder, process_group, monkeypatch):

@@ -722,17 +722,3 @@ def test_text_indexes_of_missing_and_odd_files(data, tmp_path):
         RecordIndex.from_tfrecord2idx(data, tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
         RecordIndex.from_tfrecord2idx(tmp_path, data)
-
-
-def test_an_index_shows_what_is_documented():
-    documented = RecordIndex.__doc__.partition("Attributes:")[2].partition("Raises:")[0]
-    named = {*re.findall(r"^ {8}(\w+):", documented, re.MULTILINE)}
-    index = RecordIndex(np.array([0]), np.array([3]), 19)
-    methods = {"save", "load", "from_tfrecord2idx", "to_tfrecord2idx", "check_fresh", "to_bytes"}
-    assert {name for name in dir(index) if name[0] != "_"} <= named | methods
-    fields = {field.name for field in dataclasses.fields(index) if field.name[0] != "_"}
-    assert fields == named - {"columns"}
-    assert repr(index) == (
-        "RecordIndex(offsets=array([0]), lengths=array([3]), file_size=19, compression_type='', mtime_ns=0, "
-        "fingerprint=None, etag=None)"
-    )

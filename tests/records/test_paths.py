@@ -177,14 +177,6 @@ def test_an_index_file_that_is_asked_for_by_name_is_taken():
     assert find_files("a.idx") == ["a.idx"]
 
 
-def test_absolute_patterns(folder):
-    make("sub/a", "sub/b")
-    assert find_files(str(folder / "sub" / "*")) == [
-        str(folder / "sub" / "a"),
-        str(folder / "sub" / "b"),
-    ]
-
-
 # Sets of shards. robustness 86
 
 
@@ -294,11 +286,6 @@ def test_part_of_a_set_by_a_pattern(pattern):
     os.unlink(names[1])
     with pytest.raises(FileNotFoundError, match="1 of 10 shards missing: x-00001-of-00010"):
         find_files(pattern)
-
-
-def test_part_of_a_set_by_a_list():
-    names = shards("x", 10)
-    assert find_files([names[7], names[2]]) == [names[2], names[7]]
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,6 @@ def test_gaps(gap, expected):
     assert made.num_bytes == sum(size for _, _, size in expected)
 
 
-def test_places_come_in_the_order_asked_for():
-    made = plan([(1, 50, 10), (0, 90, 5), (0, 0, 10), (0, 10, 10), (1, 50, 10)])
-    assert ranges(made) == [(0, 0, 20), (0, 90, 5), (1, 50, 10)]
-    assert made.starts.tolist() == [0, 20, 25]
-    assert made.places.tolist() == [25, 20, 0, 10, 25]
-
-
 def test_files_are_never_merged():
     assert ranges(plan([(0, 0, 10), (1, 10, 10)], gap=100)) == [(0, 0, 10), (1, 10, 10)]
 
@@ -51,17 +44,6 @@ def test_files_are_never_merged():
 def test_a_window_bounds_a_range():
     pieces = [(0, at, 10) for at in range(0, 100, 10)]
     assert ranges(plan(pieces, window=30)) == [(0, 0, 30), (0, 30, 30), (0, 60, 30), (0, 90, 10)]
-
-
-def test_a_piece_within_another():
-    made = plan([(0, 0, 100), (0, 10, 5), (0, 50, 5)])
-    assert made.places.tolist()[:2] == [0, 10]
-    assert made.num_bytes <= 105
-
-
-def test_nothing_asked_for():
-    made = plan([])
-    assert (ranges(made), made.places.tolist(), made.num_bytes) == ([], [], 0)
 
 
 @given(

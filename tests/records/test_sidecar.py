@@ -112,13 +112,6 @@ def test_indexes_come_in_the_order_of_the_files(tmp_path, builds):
     assert builds == paths
 
 
-def test_memory_keeps_and_looks_at_nothing(data, builds):
-    for _ in range(2):
-        assert IndexKeeper("memory").indexes([data]) == [build_index(data)]
-    assert os.listdir(os.path.dirname(data)) == ["x"]
-    assert builds == [data, data]
-
-
 def test_require_never_builds(data, builds):
     with pytest.raises(IndexMismatchError) as caught:
         IndexKeeper("require").indexes([data])
@@ -144,11 +137,6 @@ def test_unknown_policy():
         ValueError, match="index must be 'auto', 'require' or 'memory', got 'never'"
     ):
         IndexKeeper("never")
-
-
-def test_a_missing_data_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="gone"):
-        IndexKeeper().indexes([str(tmp_path / "gone")])
 
 
 def test_a_damaged_data_file_leaves_no_index(data):
@@ -487,15 +475,6 @@ def test_a_folder_is_copied_with_its_indexes(data, tmp_path, builds, monkeypatch
     assert builds == [data]
 
 
-def test_the_folder_of_the_data_as_index_dir(data, builds, monkeypatch):
-    monkeypatch.chdir(os.path.dirname(data))
-    for index_dir in (os.path.dirname(data), "."):
-        IndexKeeper(index_dir=index_dir).indexes([data])
-        assert sorted(os.listdir()) == [".torch_index", "x"]
-    IndexKeeper("require", index_dir=".").indexes(["x"])
-    assert builds == [data]
-
-
 def test_an_empty_folder_that_another_process_removes(data):
     place, calls = sidecar_path(data), []
 
@@ -717,15 +696,3 @@ def test_a_killed_build_leaves_nothing_or_all(data, tmp_path):
         )
         assert len(names) <= 1
         assert all(len(RecordIndex.load(folder / name)) == 3000 for name in names)
-
-
-def test_no_progress_bar_and_nothing_printed_for_quick_builds(data, capfd):
-    assert len(IndexKeeper().indexes([data])[0]) == len(PAYLOADS)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_fresh_indexes_say_nothing(data):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        IndexKeeper().indexes([data])
-        IndexKeeper().indexes([data])

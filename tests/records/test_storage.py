@@ -132,11 +132,6 @@ def test_odd_names(name, tmp_path):  # robustness 81
     assert caught.value.path == str(path)
 
 
-def test_file_urls(tmp_path):
-    (tmp_path / "x").write_bytes(framed(b"abc"))
-    assert list(read_records(f"file://{tmp_path / 'x'}")) == [b"abc"]
-
-
 # Failing reads. robustness 16, 72, 73
 
 FAULTS = ["short", "EIO", "EINTR", "ESTALE", "memory"]
@@ -268,21 +263,6 @@ def test_a_file_that_is_cut_under_single_reads(tmp_path):
         list(RecordScanner(source, keep_payloads=False))
 
 
-def test_size_is_that_of_opening(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"0123456789")
-    source = open_file(str(path))
-    with path.open("ab") as file:
-        file.write(b"more")
-    assert (source.size, source.read(100, 8), source.read(5, 10), source.read(5, 12)) == (
-        10,
-        b"89",
-        b"",
-        b"",
-    )
-    assert source.read(2**62, 0) == b"0123456789"
-
-
 # Many files.
 
 
@@ -322,28 +302,6 @@ def test_few_descriptors_for_many_files(shards, max_open):  # robustness 71
     assert open_descriptors() == before
 
 
-def test_the_least_recently_used_goes_first(shards):
-    opened = []
-
-    def open_source(number):
-        opened.append(number)
-        return open_file(shards[number])
-
-    cache = OpenFiles(open_source, 2)
-    for number in (0, 1, 0, 2, 0, 1):
-        cache.get(number)
-    assert opened == [0, 1, 2, 1]
-
-
-def test_a_file_that_cannot_be_opened_is_tried_again(shards, tmp_path):
-    path = tmp_path / "late"
-    cache = OpenFiles(lambda number: open_file(str(path)), 2)
-    with pytest.raises(FileNotFoundError):
-        cache.get(0)
-    path.write_bytes(b"x")
-    assert cache.get(0).read(1, 0) == b"x"
-
-
 @pytest.mark.slow
 def test_sixteen_threads(shards):  # robustness 70
     cache = OpenFiles(lambda number: open_file(shards[number]), 2)
@@ -371,30 +329,6 @@ def test_sixteen_threads(shards):  # robustness 70
     assert not problems
     # those kept, one in the hand of each thread, one for each look at /proc
     assert most <= 2 + 2 * 16
-
-
-def test_sixteen_threads_in_one_compressed_stream(tmp_path):
-    payloads = random_payloads(100, 9)
-    path = tmp_path / "x"
-    path.write_bytes(compressed(framed(*payloads), "GZIP"))
-    index = build_index(path)
-    source, _ = open_stream(open_file(str(path)), "GZIP")
-    problems = []
-
-    def work(seed):
-        try:
-            for number in random.Random(seed).choices(range(100), k=50):
-                place = int(index.offsets[number]), int(index.lengths[number])
-                assert RecordReader().read(source, *place) == payloads[number]
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
 
 
 @pytest.mark.slow

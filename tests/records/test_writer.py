@@ -35,7 +35,6 @@ from torch_tfrecord import (
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.paths import find_files
-from torch_tfrecord.records.record_file import RecordFile
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),
@@ -116,14 +115,6 @@ def test_levels_out_of_range(level, tmp_path):
     ):
         TFRecordWriter(tmp_path / "x.gz", compression_level=level)
     assert os.listdir(tmp_path) == []
-
-
-def test_levels_make_a_difference(tmp_path):
-    for level in (None, -1, 0, 1, 9):
-        write(tmp_path / f"{level}.gz", [b"a" * 100_000] * 5, compression_level=level)
-    size = {path.name.removesuffix(".gz"): path.stat().st_size for path in tmp_path.iterdir()}
-    assert size["0"] > 500_000 > size["1"] > size["9"]
-    assert size["None"] == size["-1"]
 
 
 PAYLOAD_TYPES = [
@@ -340,17 +331,6 @@ def test_wrong_use_of_a_writer_is_one_error():
         TFRecordWriter()
 
 
-@pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
-def test_no_descriptor_is_left(kind, tmp_path):
-    gc.collect()
-    before = open_descriptors()
-    with _writer(kind, tmp_path / "x", write_index=True) as writer:
-        for _ in range(50):
-            writer.write(b"a" * 100)
-        assert open_descriptors() - before <= 3
-    assert open_descriptors() == before
-
-
 def test_the_file_is_readable_as_others_are(tmp_path):
     write(tmp_path / "x", [b"abc"], write_index=True)
     (tmp_path / "other").write_bytes(b"")
@@ -478,16 +458,6 @@ def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):
     with writer:
         writer.write(b"new")
     assert list(read_records(path)) == [b"new"]
-
-
-def test_a_job_may_rewrite_what_it_reads(tmp_path):
-    path = tmp_path / "x"
-    payloads = random_payloads(2000, 1)
-    write(path, payloads)
-    with TFRecordWriter(path) as writer:
-        for record in read_records(path):
-            writer.write(record * 2)
-    assert list(read_records(path)) == [payload * 2 for payload in payloads]
 
 
 def test_a_link_stays_a_link(tmp_path):
@@ -976,10 +946,3 @@ def test_shards_replace_those_of_before(tmp_path):
     writer = write_shards(tmp_path / "x", [b"new"] * 6, num_shards=3)
     assert [list(read_records(path)) for path in writer.paths] == [[b"new"] * 2] * 3
     assert len(os.listdir(tmp_path)) == 3  # the old indexes are gone
-
-
-def test_the_number_of_bytes_counts_framing():
-    with contextlib.closing(TFRecordWriter("/dev/null")) as writer:
-        assert isinstance(writer._file, RecordFile)
-        writer.write(b"abc")
-        assert writer._file.num_bytes == len(framed(b"abc"))

@@ -131,13 +131,6 @@ def test_every_episode_is_tfds_own(tfds_written):
                 assert_value(leaf(episode["steps"], path)[at], value)
 
 
-def test_long_lists_of_pictures_are_read_frame_by_frame(tfds_written):
-    ds = RLDSDataset(tfds_written, "train")
-    columns = ds._store.episode(2).steps["observation"]
-    assert type(columns["image"]._values).__name__ == "Frames"
-    assert isinstance(ds._store.episode(1).steps["observation"]["image"]._values, list)
-
-
 def test_sequences_in_steps_are_windows_too(tfds_written):
     sample = RLDSDataset(tfds_written, "train[2:3]", window_size=3, pad="zero")[1]
     expected = [step["observation/points"] for step in EXPECTED["train"][2]["steps"][:2]]

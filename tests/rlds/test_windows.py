@@ -16,7 +16,7 @@ from torch_tfrecord.rlds.step_samples import (
     together,
     window,
 )
-from torch_tfrecord.rlds.windows import Span, Windows, lay_out
+from torch_tfrecord.rlds.windows import Windows, lay_out
 
 SIZES = st.integers(1, 7)
 
@@ -39,22 +39,6 @@ def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_ste
 
 
 @pytest.mark.slow
-@given(SIZES, st.lists(st.tuples(st.integers(0, 19), st.integers(1, 20)), min_size=1, max_size=9))
-def test_many_spans_are_each_of_them(size, chosen):
-    windows = Windows(size, size)
-    places = [(step % num_steps, num_steps) for step, num_steps in chosen]
-    seen = [windows.observations(step) for step, _ in places]
-    done = [windows.actions(step, num_steps) for step, num_steps in places]
-    for spans in (seen, done):
-        repeated, masks = lay_out(spans)
-        assert masks.dtype == np.bool_ and repeated.dtype == np.int64
-        each = [lay_out([span]) for span in spans]
-        assert masks.tolist() == [mask[0].tolist() for _, mask in each]
-        assert repeated.tolist() == [steps[0].tolist() for steps, _ in each]
-        assert masks.flags.c_contiguous and repeated.flags.c_contiguous
-
-
-@pytest.mark.slow
 @given(SIZES, SIZES, st.lists(st.integers(0, 20), min_size=1))
 def test_without_padding_positions_are_the_steps_that_fit(window_size, action_horizon, lengths):
     windows = Windows(window_size, action_horizon, pad=None)
@@ -74,11 +58,6 @@ def test_without_padding_positions_are_the_steps_that_fit(window_size, action_ho
 def test_with_padding_every_step_is_a_position():
     assert Windows(4, 9, "zero").num_positions(np.array([0, 1, 5])).tolist() == [0, 1, 5]
     assert Windows(4, 9, "repeat").step(3) == 3
-
-
-def test_span_without_padding():
-    assert Span(2, 5) == Span(2, 5, 0, 0)
-    assert lay_out([Span(2, 5)])[1].tolist() == [[True] * 3]
 
 
 @pytest.mark.parametrize(

@@ -365,15 +365,6 @@ def counts(folder, world_size, **options):
     ]
 
 
-def test_equal_files_that_divide_evenly_give_equal_ranks(tmp_path):
-    write_split(tmp_path, (4,) * 6)
-    assert counts(tmp_path, 2) == [12, 12]
-    assert counts(tmp_path, 3, shuffle=True) == [8, 8, 8]
-    assert counts(tmp_path, 6) == [4] * 6
-    assert counts(tmp_path, 4) == [6] * 4  # a file each, and half of one of the two left over
-    assert counts(tmp_path, 12) == [2] * 12
-
-
 def test_a_single_file_is_split_by_record(tmp_path):
     write_split(tmp_path, (10,))
     assert counts(tmp_path, 2) == [5, 5]

@@ -85,13 +85,6 @@ def test_interleave_as_tensorflow(cycle_length, block_length, order):
     )
 
 
-def test_groups_are_the_records():
-    found = stream(Files(FILES))
-    assert [payload for group in found.parts() for payload in group.records.tolist()] == [
-        record[0] for record in stream(Files(FILES)).records()
-    ]
-
-
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 6))
 def test_everything_once_with_few_open(sizes, cycle_length):
@@ -113,12 +106,6 @@ def test_a_file_is_opened_no_earlier_than_needed():
     records = stream(files, cycle_length=2).records()
     assert [next(records)[1] for _ in range(3)] == [0, 1, 0]
     assert files.opened == [0, 1]
-
-
-def test_nothing():
-    assert list(stream(Files([]), cycle_length=3).records()) == []
-    assert list(stream(Files([0, 0]), cycle_length=3).records()) == []
-    assert list(stream(Files([])).parts()) == []
 
 
 def taken(found, count=None):

@@ -301,13 +301,6 @@ def test_no_rows(kind):
     assert batch.schema.empty_table().num_rows == 0
 
 
-def test_rows_of_different_lengths_and_nulls_between():
-    records = [encode_example({"x": [1.5]}), encode_example({}), encode_example({"x": [2.5, 3.5]})]
-    found = batch_of(records, {"x": VarLenFeature(torch.float32)})
-    assert found.column("x").to_pylist() == [[1.5], None, [2.5, 3.5]]
-    assert found.column("x").null_count == 1
-
-
 def test_arrays_of_different_shapes():
     spec = {"x": RawTensor(("h", "w"), torch.uint8)}
     rows = [(1, 2), (0, 3), (2, 1)]
