@@ -120,7 +120,7 @@ class Gallery:
         if not where:
             return range(len(self.dataset))
         name, _, value = where.partition("=")
-        kept = self.dataset._record_files.column(name)
+        kept = self.dataset._kept(name)
         return [*self.dataset.find(name, kept.parse(value, name))]
 
     def parts(self, position: int) -> Parts:

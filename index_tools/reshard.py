@@ -48,7 +48,7 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, PackedRecords, index_source
 from torch_tfrecord.remote import store_of
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import check_columns
+from torch_tfrecord.tables import check_columns, kept_column
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
@@ -91,7 +91,7 @@ def _select(
     files.has_warned = True  # neighbours are read together
     positions = np.arange(len(files.table))
     for name, values in conditions:
-        kept = files.column(name)
+        kept = kept_column(files, name)
         check_columns([name], [{name: kept}], map(files.read, range(len(files.table))))
         kept = kept.take(positions)
         wanted = [kept.parse(text, name) for text in values.split(",")]
@@ -361,7 +361,7 @@ def _run_split(
     files, positions = _select(paths, where, by or stratify)
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
     if name := by or stratify:
-        column = files.column(name).take(positions)
+        column = kept_column(files, name).take(positions)
         classes = column.values
         if column.missing is not None and column.missing.any():
             raise ValueError(

@@ -35,7 +35,7 @@ from .errors import (
     TFRecordError,
 )
 from .lengths import LengthBatchSampler, PackedCollate, PaddedCollate
-from .loading import DevicePrefetcher, TFRecordDataset, collate
+from .loading import DevicePrefetcher, collate
 from .manifests import build_manifest
 from .media import (
     Audio,
@@ -58,7 +58,7 @@ from .protobuf import (
 )
 from .records import RecordIndex, ShardedTFRecordWriter, TFRecordWriter, find_files, read_records
 from .streams import TFRecordIterableDataset
-from .tables import ScanTask, build_index, infer_features, write_arrow
+from .tables import ScanTask, TFRecordDataset, build_index, infer_features, write_arrow
 from .train import RecordLoader, make_dataloader
 
 __version__: str

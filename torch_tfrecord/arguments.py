@@ -146,6 +146,8 @@ def knows_keywords(kind: _Class) -> _Class:
     does from 3.13 on.
     """
     make: Any = kind.__init__  # type: ignore[misc]
+    # Python's own errors say it, too, where a class above has the constructor.
+    make.__qualname__ = f"{kind.__qualname__}.__init__"
     known = inspect.signature(make).parameters
 
     @functools.wraps(make)

@@ -29,12 +29,12 @@ EXTENSIONS = {
     "media": [],
     "lengths": [],
     "mixing": [],
-    "streams": [],
+    "streams": ["tables"],
     "tables": ["compression", "media", "remote"],
-    "tfds": ["media", "remote", "rlds"],
+    "tfds": ["media", "remote", "rlds", "tables"],
     "rlds": ["media", "tfds"],
     "engines": ["tables"],
-    "train": ["lengths", "mixing"],
+    "train": ["lengths", "mixing", "tables"],
 }
 ROOMS = [*CORE, *EXTENSIONS]
 # What rooms of the core import from extensions still, as room, extension and number of names:
@@ -42,7 +42,6 @@ ROOMS = [*CORE, *EXTENSIONS]
 LEFT = {
     ("loading", "manifests"): 2,
     ("loading", "remote"): 1,
-    ("loading", "tables"): 4,
     ("records", "damage"): 2,
     ("records", "manifests"): 5,
     ("records", "remote"): 5,

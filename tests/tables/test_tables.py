@@ -1,6 +1,6 @@
 """Datasets as tables: some features, records by the columns of the index, what reads Arrow.
 
-Covers tables/kept_columns, tables/index_columns.
+Covers tables/kept_columns, tables/index_columns, tables/record_dataset.
 """
 
 import dataclasses
@@ -233,7 +233,7 @@ def test_long_records_are_not_all_read_together(tmp_path, monkeypatch):
         for number in range(40):
             writer.write({"id": number, "video": bytes(100_000)})
     ds = TFRecordDataset(tmp_path / "a")
-    monkeypatch.setattr("torch_tfrecord.tables.tables._BATCH_BYTES", 1_000_000)
+    monkeypatch.setattr("torch_tfrecord.tables.record_dataset._BATCH_BYTES", 1_000_000)
     read, sizes = ds._record_files.read_batch, []
     monkeypatch.setattr(
         ds._record_files, "read_batch", lambda each: sizes.append(len(each)) or read(each)
@@ -246,12 +246,12 @@ def test_long_records_are_not_all_read_together(tmp_path, monkeypatch):
 def test_what_was_read_is_remembered(bare, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(
-        "torch_tfrecord.tables.tables.ProgressBar",
+        "torch_tfrecord.tables.record_dataset.ProgressBar",
         lambda *args, **kwargs: ProgressBar(
             *args, **kwargs | {"file": shown, "disable": False, "delay": 0, "mininterval": 0}
         ),
     )
-    monkeypatch.setattr("torch_tfrecord.tables.tables._BATCH_ROWS", 100)
+    monkeypatch.setattr("torch_tfrecord.tables.record_dataset._BATCH_ROWS", 100)
     threes = [n for n in range(NUM) if n % 7 == 3]
     assert bare.find("label", 3).tolist() == threes
     assert re.search(r"reading label: +67%.* 200/300 .*record", shown.getvalue())

@@ -33,7 +33,7 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.loading.map_dataset import DatasetOptions
+from torch_tfrecord.loading import DatasetOptions
 from torch_tfrecord.train.loader import LoaderOptions
 
 N = 40

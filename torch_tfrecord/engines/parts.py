@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.files import is_remote
-from torch_tfrecord.loading import TFRecordDataset
 from torch_tfrecord.protobuf import WritableSpec
 from torch_tfrecord.records import Paths, remove_sidecar
-from torch_tfrecord.tables import ArrowColumns, infer_features, write_arrow
+from torch_tfrecord.tables import ArrowColumns, TFRecordDataset, write_arrow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,10 +28,7 @@ def open_dataset(
     paths: Paths, features: RecordFeatures | None, columns: Sequence[str] | None, options: Any
 ) -> TFRecordDataset:
     """The dataset of some paths; features are inferred from records where none are given."""
-    if features is None:
-        storage_options = options.get("storage_options")
-        features = infer_features(paths, storage_options=storage_options)
-    dataset = TFRecordDataset(paths, features, **options)
+    dataset = TFRecordDataset(paths, "auto" if features is None else features, **options)
     return dataset if columns is None else dataset.select_columns(columns)
 
 

@@ -12,10 +12,9 @@ from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import local_path
-from torch_tfrecord.loading import TFRecordDataset
 from torch_tfrecord.protobuf import WritableSpec
 from torch_tfrecord.records import Paths
-from torch_tfrecord.tables import ScanTask
+from torch_tfrecord.tables import ScanTask, TFRecordDataset
 
 with needs_extra("Ray", "ray"):
     import pyarrow

@@ -11,8 +11,7 @@ from torch_tfrecord.columns import Text
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import IndexMismatchError, needs_extra
 from torch_tfrecord.files import local_path
-from torch_tfrecord.loading import TFRecordDataset
-from torch_tfrecord.tables import ScanTask
+from torch_tfrecord.tables import ScanTask, TFRecordDataset
 
 with needs_extra("Spark", "spark"):
     import pyarrow

@@ -2,7 +2,7 @@ from .collating import collate, make_batch, numbers, take_columns
 from .column_batch import BatchParser, ColumnBatch
 from .dataset_options import dataset_parser, with_label
 from .device import DevicePrefetcher
-from .map_dataset import DatasetOptions, TFRecordDataset
+from .map_dataset import DatasetOptions, MapDataset
 from .nested_dataset import (
     NestedDataset,
     StagedDataset,
@@ -13,7 +13,6 @@ from .nested_dataset import (
 from .read_ahead import ReadAheadLoader, collate_left
 from .record_files import (
     ArrayRecordFiles,
-    NotKeptError,
     RecordFiles,
     open_indexed,
     warn_of_no_records,
@@ -28,14 +27,13 @@ __all__ = [
     "ColumnBatch",
     "DatasetOptions",
     "DevicePrefetcher",
+    "MapDataset",
     "NestedDataset",
-    "NotKeptError",
     "ReadAheadLoader",
     "RecordFiles",
     "RecordRows",
     "SampleMaker",
     "StagedDataset",
-    "TFRecordDataset",
     "collate",
     "collate_left",
     "dataset_parser",

@@ -4,16 +4,16 @@ label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, cast
 
 from torch_tfrecord.arguments import one_of
 from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import BatchParser, ChainedTransforms, ColumnTransform
 from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Columns, Transform, Value
-from torch_tfrecord.tables import infer_through
 
 __all__ = ["dataset_parser", "with_label"]
 
@@ -30,7 +30,8 @@ def dataset_parser(
     """
     if isinstance(features, str):
         one_of("features", features, "auto", None)
-        features = infer_through(access, paths)
+        infer = attached("tables", "infer_through")
+        features = cast("Callable[[Access, Paths], RecordFeatures]", infer)(access, paths)
     if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
         keys = list(features) if isinstance(features, Mapping) else None
         raise ValueError(

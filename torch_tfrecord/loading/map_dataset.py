@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import accumulate, chain
 from operator import index as as_integer
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,6 @@ from torch_tfrecord.arguments import (
     at_least,
     check_callable,
     check_compression_type,
-    knows_keywords,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures, is_record_features
@@ -27,6 +27,7 @@ from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
+from torch_tfrecord.loading.nested_dataset import StagedDataset
 from torch_tfrecord.loading.record_files import (
     ArrayRecordFiles,
     RecordFiles,
@@ -47,9 +48,11 @@ from torch_tfrecord.records import (
 )
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
-from torch_tfrecord.tables import TableDataset
 
-__all__ = ["DatasetOptions", "TFRecordDataset"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DatasetOptions", "MapDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 # Several batches are loaded together if their records have no more.
@@ -71,73 +74,18 @@ class DatasetOptions(TypedDict, total=False):
     max_errors: int | None
 
 
-@knows_keywords
-class TFRecordDataset(TableDataset):
-    """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
-    and slices.
-
-    Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
-    order of `files`. A file's index is used if there is a fresh one, else it is built by reading
-    the file once. Reading checks every checksum. The dataset pickles without open files; you can
-    use it after fork and spawn, and from threads.
-
-    Args:
-        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see
-            `find_files`. Local paths or URLs: ``s3://bucket/train-*``, ``https://host/train@64``.
-            If you name a manifest, or one is beside the files (see `build_manifest`), the dataset
-            opens from it alone and reads from it only what it needs, so that it takes little
-            memory, however many records there are.
-        features: What to read from each record, by name; None gives the record's bytes; "auto" is
-            what `infer_features` proposes, the same for the same files: `features` and the `repr`
-            show it. `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
-            `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
-            `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
-            crop) see `set_epoch`.
-        label_key: Name of the label feature: samples are then (features, label), and the features
-            lack the label.
-        transform: Called with each sample, a dict that still has the label.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
-            "SNAPPY". A record is decompressed from the last seek point of the index before it, about
-            1 MiB; each process keeps up to 256 MiB of decompressed data. Read larger files in
-            order, or with `make_dataloader`, whose shuffle decompresses nearly everything once.
-        verify_crc: Check the payloads' checksums; headers are always checked.
-        index: "auto" (use a fresh index, else build and keep one), "require" (never build),
-            "memory" (build, keep nothing).
-        index_dir: Folder to keep indexes in, instead of beside the data.
-        max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone,
-            may need, since a few bytes in a record may stand for gigabytes. Beyond it you get
-            LimitExceededError before anything is allocated.
-        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and
-            datasets: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url":
-            ...}``; None takes them from the environment. They appear in no `repr`, error or index.
-        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and
-            ranks of the host fetch it once; None for no cache. Local files are read directly.
-        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or,
-            for a new one, a tenth of the disk's free space. Without `cache_dir`, a folder in the
-            user's cache is used.
-        on_error: "raise", or "skip" to leave a record out of its batch if its bytes, features,
-            picture or transform fail (a TFRecordError, or a transform that returns None): see
-            `report`. Alone, `ds[i]` always raises, and so does opening a file whose record headers
-            are damaged.
-        max_errors: With "skip", the most records to leave out; one more raises TFRecordError. None
-            for no limit.
+class MapDataset(StagedDataset):
+    """A dataset of files by position, and what every such dataset can do: samples, batches, slices,
+    draws by epoch, threads that load ahead. `TFRecordDataset` is this and a table; its arguments
+    are explained there.
 
     Attributes:
         files: The files, sorted.
-
-    Raises:
-        FileNotFoundError: Nothing matches, or a shard is missing; the message names it.
-        IndexMismatchError: `index="require"` and a file has no fresh index.
-        TFRecordError: A file that must be indexed is damaged.
-        ValueError: `label_key` is not one of the features, or an argument is out of range.
-
-    Example:
-        >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
-        >>> ds[0]  # doctest: +SKIP
-        {'label': tensor(3)}
-        >>> loader = DataLoader(ds, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)  # doctest: +SKIP
     """
 
+    _shown_name = "MapDataset"
+    _maker: SampleMaker
+    _record_files: RecordFiles
     _paths: Paths | None = None  # as given
     _index_dir: str | os.PathLike[str] | None = None
 
@@ -203,7 +151,7 @@ class TFRecordDataset(TableDataset):
         positions: Sequence[int] | None = None,
         transform: Transform | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-    ) -> TFRecordDataset:
+    ) -> Self:
         """Make a dataset of files in a given order, for layers above that know the files, such as
         `tfds`.
 
@@ -238,11 +186,25 @@ class TFRecordDataset(TableDataset):
         self._errors, self._transform, self._max_batch_bytes = errors, transform, max_batch_bytes
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
-        self._record_files, self._scanned = source, {}
-        self._positions: Any = (
-            range(len(self._record_files.table)) if positions is None else positions
-        )
+        self._record_files = source
+        self._positions: Any = range(len(source.table)) if positions is None else positions
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def features(self) -> Any:
+        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        record's bytes.
+        """
+        return self._maker.features
+
+    def _part(self, positions: range | _Integers) -> Self:
+        # A slice of a subclass is one, too; files, index and report are shared.
+        part = copy(self)
+        part._positions = positions
+        return part
 
     def _sample(self, position: Any) -> Any:
         absolute, key, files = self._absolute(position), 0, self._record_files
@@ -293,8 +255,11 @@ class TFRecordDataset(TableDataset):
             return self._load_batches(batches[: len(batches) // 2])
         rows = self._rows(records, batches, absolute)
         found = self._maker.load(rows, [0, *accumulate(map(len, batches))])
-        self._maker.check_keys(rows.records, self.files, self._record_files.access)
+        self._note_parsed(rows.records)
         return found
+
+    def _note_parsed(self, records: Sequence[bytes] | PackedRecords) -> None:
+        """Called with the records of each batch that could be parsed, for layers above."""
 
     def _rows(
         self,
@@ -373,7 +338,7 @@ class TFRecordDataset(TableDataset):
                 "ds.select_columns([name]) a dataset of one feature"
             ) from None
 
-    def _absolutes(self, positions: Sequence[int]) -> _Integers:
+    def _absolutes(self, positions: Sequence[int] | npt.NDArray[Any]) -> _Integers:
         native = native_module("frames")
         if native is not None and isinstance(positions, list):
             numbers = np.empty(len(positions), np.int64)
@@ -405,7 +370,7 @@ class TFRecordDataset(TableDataset):
 
     def __getstate__(self) -> dict[str, object]:
         # perhaps large, and workers do not need them
-        own = {**self.__dict__, "_paths": None, "_scanned": {}}
+        own = {**self.__dict__, "_paths": None}
         return own | ({} if self._record_files.paths is None else {"files": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -418,4 +383,4 @@ class TFRecordDataset(TableDataset):
     def __repr__(self) -> str:
         features = shown_features(self.features)
         transform = shown_transform("transform", self._transform)
-        return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"
+        return f"{self._shown_name}({len(self)} records in {shown_files(self.files)}{features}{transform})"

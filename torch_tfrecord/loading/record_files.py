@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -12,7 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
@@ -38,11 +37,9 @@ from torch_tfrecord.records import (
 from torch_tfrecord.remote import store_of
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable, shown_files
-from torch_tfrecord.tables import KeptColumn
 
 __all__ = [
     "ArrayRecordFiles",
-    "NotKeptError",
     "RecordFiles",
     "SingleRecords",
     "open_indexed",
@@ -65,10 +62,6 @@ class _InflatedFiles(Protocol):
 
 class _Codecs(Protocol):
     def inflated_files(self) -> _InflatedFiles: ...
-
-
-class NotKeptError(IndexMismatchError):
-    """The index of a file does not keep a column."""
 
 
 def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
@@ -135,7 +128,6 @@ class RecordFiles:
         paths, self.table = self._paths, table
         self.is_remote = any(map(is_remote, paths))
         self._blocks: RangeReader | None = None
-        self._columns: dict[str, KeptColumn] = {}
         file_bytes = self.table.file_bytes
         self.extent = len(paths), len(self.table), int(file_bytes.sum())
         self._inflated: _InflatedFiles | None = None
@@ -183,35 +175,8 @@ class RecordFiles:
         """What a file is held against when it is opened: its index, without the records."""
         return self._facts[file]
 
-    def column(self, name: str) -> KeptColumn:
-        """A column that the indexes of all files keep; read once.
-
-        Raises:
-            NotKeptError: The index of a file has none of this name.
-            IndexMismatchError: It has one of another kind than the others, or it is damaged.
-        """
-        if name not in self._columns:
-            parts = []
-            for file, path in enumerate(self._paths):
-                kept = self.facts(file)._find_kept(self.access)
-                if name not in kept:
-                    raise NotKeptError(
-                        f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
-                        f"with `tfrecord index --columns {shlex.quote(name)} PATHS`, or "
-                        f"build_index(paths, columns=[{name!r}]) (with the dataset's index_dir, if it has one), and "
-                        "open the dataset again",
-                        path=path,
-                    )
-                parts.append(kept[name])
-            try:
-                self._columns[name] = KeptColumn.join(parts)
-            except ValueError as error:
-                raise IndexMismatchError(f"column {name!r}: expected {error}") from None
-        return self._columns[name]
-
     def __getstate__(self) -> dict[str, object]:
-        own = {**self.__dict__, "_columns": {}}  # large, and workers do not need them
-        return own | ({} if self.paths is None else {"_paths": None})
+        return self.__dict__ | ({} if self.paths is None else {"_paths": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -343,14 +308,6 @@ class ArrayRecordFiles(RecordFiles):
             starts, lengths = np.empty((2, len(payloads)), np.int64)
             starts[order], lengths[order] = np.cumsum(sizes) - sizes, sizes
             return PackedRecords(b"".join(payloads), starts, lengths)
-
-    def column(self, name: str) -> KeptColumn:
-        """NotKeptError: the index inside the file keeps none."""
-        raise NotKeptError(
-            f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
-            "feature itself, such as by `ds.to_arrow()`",
-            path=self._paths[0] if self._paths else None,
-        )
 
     def place(self, position: int) -> RecordPlace:
         """Where a record is; no byte offset is known."""

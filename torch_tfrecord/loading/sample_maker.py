@@ -42,7 +42,6 @@ from torch_tfrecord.samples import (
     transform_each,
     transform_one,
 )
-from torch_tfrecord.tables import KeyCheck
 
 __all__ = [
     "NotCroppedError",
@@ -136,7 +135,6 @@ class SampleMaker:
     ) -> None:
         self.parser, self.transform, self.errors = parser, transform, errors
         self.crops = CropReader(parser)
-        self.check_keys = KeyCheck(getattr(parser, "optional", {}))
         self.draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = is_users(transform)
 

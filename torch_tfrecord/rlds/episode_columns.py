@@ -24,8 +24,7 @@ from torch_tfrecord.columns import (
 )
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
-from torch_tfrecord.tfds import MAX_LENGTH, Leaf, LeafPlace, make_element
-from torch_tfrecord.tfds import features as f
+from torch_tfrecord.tfds import Leaf
 
 __all__ = [
     "EncodedColumn",
@@ -38,8 +37,9 @@ __all__ = [
     "each_leaf",
     "own_tensor",
     "read_encoded",
-    "values_per_step",
 ]
+
+_MOST_LENGTH = 1 << 33  # more than a record can hold
 
 
 class FeaturePlace(NamedTuple):
@@ -265,18 +265,6 @@ def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
-    """Key of each step feature -> list values per step; 0 if the list does not determine it."""
-    return {
-        # A list that is not counted, or is of an unknown class, says nothing of the number of
-        # steps.
-        leaf.path: 0
-        if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature)
-        else make_element(leaf).count or 0
-        for leaf in leaves
-    }
-
-
 class _Part(NamedTuple):
     """A list divided into records, each with rows of equal length.
 
@@ -381,7 +369,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
         # A sum that overflows might look right.
-        below = splits_of(np.minimum(lengths, MAX_LENGTH))
+        below = splits_of(np.minimum(lengths, _MOST_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
     flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
     # A step of a sequence in a sequence of steps is a plain list.

@@ -28,30 +28,21 @@ from torch_tfrecord.rlds.episode_columns import (
     NumberColumn,
     Pictures,
     each_leaf,
-    values_per_step,
 )
 from torch_tfrecord.rlds.episode_index import EpisodeIndexKeeper
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds import (
-    FEATURES_FILE,
-    BytesElement,
     Chosen,
     DatasetInfo,
     LeafPlace,
-    NumberElement,
-    PictureElement,
     Split,
-    TextElement,
-    are_specs,
-    choose_leaves,
     info_of,
-    list_leaves,
+    leaves_of,
     make_leaf,
     open_split,
 )
-from torch_tfrecord.tfds import features as f
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
@@ -102,11 +93,9 @@ class EpisodeStore:
         episode_bytes: int = 32 << 20,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        self.info = info_of(directory, storage_options, None if are_specs(features) else features)
+        self.info = info_of(directory, storage_options, features, needs_tree=True)
         access = self.info.access
-        self._path = posixpath.join(self.info.directory, FEATURES_FILE)
-        places = list_leaves(self.info.features)
-        _check_steps(self.info.features, self._path)
+        _check_steps(self.info.features, self.info._features_path)
         self._choose(features, decode_images)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
@@ -117,7 +106,11 @@ class EpisodeStore:
         )
         # All step features count, also those that are not read: an index serves every choice of
         # them.
-        counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
+        counted = {
+            leaf.path: leaf.num_values
+            for leaf in leaves_of(self.info.features)
+            if _is_step(leaf) and not leaf.is_empty
+        }
         keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
         episodes = keeper.indexes(files.files, files.indexes, counted)
         self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
@@ -130,8 +123,8 @@ class EpisodeStore:
         self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
 
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
-        self._leaves = choose_leaves(list_leaves(self.info.features), features)
-        self._columns = _column_makers(self._leaves, decode_images, self._path)
+        self._leaves = leaves_of(self.info.features, features)
+        self._columns = _column_makers(self._leaves, decode_images, self.info._features_path)
         self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
 
     def __len__(self) -> int:
@@ -226,12 +219,14 @@ class EpisodeStore:
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
 
 
-def _check_steps(tree: f.FeatureConnector, path: str) -> None:
-    steps = tree.features.get(STEPS) if isinstance(tree, f.FeaturesDict) else None
-    if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
+def _check_steps(tree: object, path: str) -> None:
+    steps = tree.get(STEPS) if isinstance(tree, Mapping) else None
+    if not isinstance(
+        getattr(steps, "feature", None), Mapping
+    ):  # else no sequence, or not of dicts
         raise ParseError(
             f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
-            f"{shown_list([*tree], repr) if isinstance(tree, f.FeaturesDict) else tree}; read this dataset "
+            f"{shown_list([*tree], repr) if isinstance(tree, Mapping) else tree}; read this dataset "
             "with tfds.load",
             path=path,
         )
@@ -255,12 +250,10 @@ class _ColumnMaker:
         if _is_step(leaf):
             own = replace(own, lengths=leaf.lengths[1:])
         self._reader = make_leaf(own, path=path)
-        self._pictures = None
-        element: Any = self._reader.element
+        element = self._reader.element
         # Many images are decoded at once where decoding is a plain `decode_image`.
-        is_image = isinstance(element, PictureElement) and type(leaf.feature) is f.Image
-        if is_decoded and is_image and element.mode is not None:
-            self._pictures = Pictures(element.mode, element.shape)
+        mode = element.plain_mode if is_decoded else None
+        self._pictures = None if mode is None else Pictures(mode, element.shape)
 
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
@@ -279,31 +272,26 @@ class _ColumnMaker:
 
     def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
         """The column of a list that holds one element for each step, if it has a form of its own."""
-        element = self._reader.element
-        is_encoded = isinstance(element, BytesElement) and not isinstance(element, TextElement)
-        if isinstance(values, Frames) and not is_encoded:
+        element: Any = self._reader.element
+        if isinstance(values, Frames) and not element.is_encoded:
             # Long texts: a sample would read each of them on its own.
             values = values.read(0, len(values))
-        if isinstance(element, TextElement):
+        if element.is_text:
             return ListColumn(values, "", place)
-        if isinstance(element, BytesElement):
+        if element.is_encoded:
             decode = element.decode if self._is_decoded else None
             return EncodedColumn(values, decode, place, self._pictures)
         if not element.count:
             return None
         rows = element.many(values)
-        return NumberColumn(rows) if isinstance(element, NumberElement) else ListColumn(rows)
+        return NumberColumn(rows) if isinstance(rows, torch.Tensor) else ListColumn(rows)
 
 
 def _column_makers(
     leaves: list[LeafPlace], decode_images: DecodeImages, path: str
 ) -> list[_ColumnMaker | None]:
     """How to make the column of each leaf; None for a dict of nothing."""
-    images = [
-        leaf.path
-        for leaf in leaves
-        if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))
-    ]
+    images = [leaf.path for leaf in leaves if _is_step(leaf) and leaf.is_image]
     names = [decode_images] if isinstance(decode_images, str) else decode_images
     encoded: set[str] = set() if names is True else {*images}
     for name in () if isinstance(names, bool) else names:

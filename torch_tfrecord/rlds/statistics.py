@@ -30,7 +30,7 @@ from torch_tfrecord.rlds.windows import (
     find_kept_ranges,
 )
 from torch_tfrecord.shown import shown_list, without_secrets
-from torch_tfrecord.tfds import FEATURES_FILE, DatasetInfo, Split, info_of, list_leaves, paths_below
+from torch_tfrecord.tfds import DatasetInfo, Split, info_of, leaves_of
 
 __all__ = ["dataset_statistics"]
 
@@ -117,7 +117,7 @@ def dataset_statistics(
         episode_bytes=0,
     )
     there = [
-        "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
+        "/".join(leaf.names[1:]) for leaf in leaves_of(found.features) if leaf.names[0] == STEPS
     ]
     # A transform may rename columns: the first episode shows which there are.
     if episode_transform is not None and len(store):
@@ -156,9 +156,13 @@ def _names(
     there: Sequence[str], chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
 ) -> tuple[str, ...]:
     """Paths of number features in the steps."""
+
+    def below(top: str) -> list[str]:
+        return [path for path in there if f"{path}/".startswith(f"{top}/")]
+
     if chosen is None:
         # The first of the usual names.
-        tops = [name for name in usual if paths_below(there, name)][:1]
+        tops = [name for name in usual if below(name)][:1]
         if not tops and is_needed:
             raise KeyError(
                 f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}"
@@ -168,12 +172,12 @@ def _names(
     names: list[str] = []
     for top in tops:
         # A dict of features stands for its leaves.
-        below = sorted(paths_below(there, top))
-        if not below and is_needed:
+        found = sorted(below(top))
+        if not found and is_needed:
             raise KeyError(
                 f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}"
             )
-        names += below or [top]
+        names += found or [top]
     return tuple(names)
 
 
@@ -254,7 +258,7 @@ def _numbers(
         raise ParseError(
             f"feature {path!r}: expected a fixed number of numbers in each step, got "
             f"{'none' if column is None else type(column).__name__}",
-            path=posixpath.join(store.info.directory, FEATURES_FILE),
+            path=store.info._features_path,
         )
     rows: npt.NDArray[np.float32] = np.asarray(column.values, dtype=np.float32)
     return rows.reshape(len(rows), -1)
@@ -302,7 +306,7 @@ def _by_name(arrays: _Arrays) -> dict[str, object]:
 def _key(rows: _Rows) -> str:
     """A hash of everything the result depends on."""
     info = rows.store.info
-    source = open_file(posixpath.join(info.directory, FEATURES_FILE), info.access)
+    source = open_file(info._features_path, info.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
     for part in (_FORMAT.version, rows.columns, *rows.store.identity()):
         key.update(json.dumps(part).encode() + b"\n")

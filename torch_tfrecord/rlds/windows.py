@@ -29,7 +29,7 @@ from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.rlds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.tfds import list_leaves, read_json
+from torch_tfrecord.tfds import leaves_of, read_json
 
 __all__ = [
     "DROID_KEY",
@@ -357,7 +357,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
 
 def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     """The keys of all episodes, in order."""
-    there = [leaf.path for leaf in list_leaves(store.info.features) if leaf.names[0] != STEPS]
+    there = [leaf.path for leaf in leaves_of(store.info.features) if leaf.names[0] != STEPS]
     make = keep_key if callable(keep_key) else _Template(keep_key, [*there, _NUMBER])
     wanted = make.names if isinstance(make, _Template) else there
     wanted = [name for name in wanted if name != _NUMBER]

@@ -61,6 +61,7 @@ from torch_tfrecord.streams.stream_iteration import (
     check_states,
 )
 from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup
+from torch_tfrecord.tables import KeyCheck
 
 __all__ = ["TFRecordIterableDataset"]
 
@@ -149,6 +150,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         access = Access(storage_options, cache_dir, cache_bytes)
         parser = dataset_parser(features, paths, access, max_batch_bytes)
         self._maker = SampleMaker(parser, transform, self._errors)
+        self._check_keys = KeyCheck(parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -413,7 +415,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             file, offset, number = group.place(row)
             return RecordPlace(self.files[file], offset, number)
 
-        self._maker.check_keys(group.records, self.files, self._access)
+        self._check_keys(group.records, self.files, self._access)
         return RecordRows(group.records, keys, place)
 
     def __getstate__(self) -> dict[str, object]:

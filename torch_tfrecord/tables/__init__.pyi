@@ -8,26 +8,26 @@ from .inference import (
     infer_through,
     looks_like,
 )
-from .kept_columns import KeptColumn, KeptColumns, StoredColumns, check_columns, pack_columns
+from .kept_columns import KeptColumns, StoredColumns, check_columns, pack_columns
+from .record_dataset import TFRecordDataset, kept_column
 from .scan_tasks import ScanTask
 from .spread import records_of, spread_records
-from .tables import TableDataset
 
 __all__ = [
     "ArrowColumns",
     "ExampleColumns",
-    "KeptColumn",
     "KeptColumns",
     "KeyCheck",
     "ScanTask",
     "StoredColumns",
-    "TableDataset",
+    "TFRecordDataset",
     "build_index",
     "check_columns",
     "decode_record",
     "features_of",
     "infer_features",
     "infer_through",
+    "kept_column",
     "looks_like",
     "pack_columns",
     "records_of",

@@ -308,12 +308,12 @@ class KeyCheck:
     """Warns once of optional keys that no record has: perhaps they are misspelt.
 
     Args:
-        optional: See `Parser.optional`.
+        parser: What records are parsed with; it may have `Parser.optional`.
     """
 
-    def __init__(self, optional: Mapping[tuple[int, str], str]) -> None:
-        self._optional = optional
-        self._log = ErrorLog("skip" if optional else "raise")
+    def __init__(self, parser: object) -> None:
+        self._optional: Mapping[tuple[int, str], str] = getattr(parser, "optional", {})
+        self._log = ErrorLog("skip" if self._optional else "raise")
 
     def __call__(
         self, records: Sequence[bytes] | PackedRecords, files: Sequence[str], access: Access

@@ -113,6 +113,11 @@ class DatasetInfo:
     access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
     file_format: str = "tfrecord"
 
+    @property
+    def _features_path(self) -> str:
+        """The path of features.json."""
+        return posixpath.join(self.directory, FEATURES_FILE)
+
     def files(self, split: str) -> list[str]:
         """List the shard paths of a split, in order, without checking that they exist."""
         info = self.splits[split]
@@ -248,6 +253,8 @@ def info_of(
     directory: str | os.PathLike[str] | DatasetInfo,
     storage_options: Mapping[str, object] | None,
     given: object = None,
+    *,
+    needs_tree: bool = False,
 ) -> DatasetInfo:
     """What `info` says of a directory, or said of it; options given now count.
 
@@ -256,7 +263,9 @@ def info_of(
         storage_options: See `info`.
         given: The features that the user passed: a feature tree counts where there is no
             features.json; where feature specs are passed, it is not read.
+        needs_tree: Whether to read it even then.
     """
+    given = None if needs_tree and are_specs(given) else given
     if not isinstance(directory, DatasetInfo):
         return _info(directory, Access(storage_options), given)
     return (

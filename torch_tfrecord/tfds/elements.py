@@ -62,6 +62,9 @@ class Element:
             independent.
         dtype: Dtype of the tensors; None if the values are not tensors.
         shape: Shape of one element.
+        is_text, is_encoded: Whether each value is UTF-8, or other bytes that `decode` reads.
+        plain_mode: The mode of `decode_image` that gives the value, a `tv_tensors.Image`; None if
+            that takes more, or the value is no image.
     """
 
     kind: ListKind
@@ -70,6 +73,8 @@ class Element:
     is_joint = True
     dtype: torch.dtype | None = None
     shape: Shape = ()
+    is_text = is_encoded = False
+    plain_mode: str | None = None
 
     def each(self, values: Any, num_lists: int) -> Any:
         """Decode one element from each of `num_lists` lists of equal length, given their
@@ -168,6 +173,7 @@ class BytesElement(Element):
     kind = BYTES_LIST
     count = 1
     is_joint = False
+    is_encoded = True
 
     def __init__(
         self, decode: Callable[[bytes], object] | None = None, what: str = "bytes"
@@ -201,7 +207,8 @@ class BytesElement(Element):
 class TextElement(BytesElement):
     """UTF-8 text, decoded to str."""
 
-    is_joint = True
+    is_joint = is_text = True
+    is_encoded = False
 
     def __init__(self) -> None:
         super().__init__(decode_text, "Text")
@@ -282,9 +289,6 @@ class PictureElement(BytesElement):
         as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C,
             H, W].
         is_video: Join several images to a `tv_tensors.Video`.
-
-    Attributes:
-        mode: The mode of `decode_image` that gives its pixels; None if they take more than that.
     """
 
     def __init__(
@@ -293,9 +297,10 @@ class PictureElement(BytesElement):
         super().__init__(what="Image")
         self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
         self._is_numpy_layout = as_numpy_layout
-        self.mode = _MODES.get(self.shape[-1] or 0) if self.dtype == torch.uint8 else None
+        self._mode = _MODES.get(self.shape[-1] or 0) if self.dtype == torch.uint8 else None
         self._one = tv_tensors.Mask if isinstance(feature, f.LabeledImage) else tv_tensors.Image
         self._many = tv_tensors.Video if is_video else self._one
+        self.plain_mode = self._mode if self._many is tv_tensors.Image else None
 
     def decode(self, data: bytes) -> torch.Tensor:
         """Decode one image."""
@@ -314,8 +319,8 @@ class PictureElement(BytesElement):
             # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
             return rgba.view(torch.float32).permute(2, 0, 1)
-        if self.mode is not None:
-            return decode_image(data, self.mode)
+        if self._mode is not None:
+            return decode_image(data, self._mode)
         # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:

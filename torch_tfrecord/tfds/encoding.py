@@ -23,7 +23,7 @@ from torch_tfrecord.columns import RaggedTensor, rows_of
 from torch_tfrecord.media import encode_image
 from torch_tfrecord.protobuf import encode_example, locate_value
 from torch_tfrecord.tfds.features import fits, innermost
-from torch_tfrecord.tfds.parser import LeafPlace, list_leaves
+from torch_tfrecord.tfds.parser import LeafPlace, leaves_of
 
 __all__ = ["SampleEncoder"]
 
@@ -47,7 +47,7 @@ class SampleEncoder:
     def __init__(self, features: f.FeatureConnector, *, as_numpy_layout: bool = False) -> None:
         self._features = features
         # TFDS writes nothing for a dict of nothing.
-        self._places = [leaf for leaf in list_leaves(features) if not leaf.is_empty]
+        self._places = [leaf for leaf in leaves_of(features) if not leaf.is_empty]
         self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
     def encode(self, sample: Mapping[str, object]) -> bytes:

@@ -17,7 +17,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote
-from torch_tfrecord.loading import ArrayRecordFiles, RecordFiles, TFRecordDataset
+from torch_tfrecord.loading import ArrayRecordFiles, RecordFiles
 from torch_tfrecord.records import (
     ArrayRecordIndex,
     FileIndex,
@@ -26,7 +26,8 @@ from torch_tfrecord.records import (
     array_record_indexes,
 )
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
+from torch_tfrecord.tables import TFRecordDataset
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.parser import Chosen, Decoding, TFDSParser
 from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 
@@ -139,7 +140,7 @@ def load(  # type: ignore[misc]  # which does not take any option
             features,
             decoding=Decoding(as_numpy_layout, dict(decoders or {}), dict(defaults or {})),
             supervised_keys=found.supervised_keys if as_supervised else None,
-            path=posixpath.join(found.directory, FEATURES_FILE),
+            path=found._features_path,
             max_batch_bytes=max_batch_bytes,
         )
         # Plain features are read as those of a `TFRecordDataset`, with all its short cuts.

@@ -50,11 +50,8 @@ __all__ = [
     "Decoding",
     "LeafPlace",
     "TFDSParser",
-    "choose_leaves",
-    "list_leaves",
-    "make_element",
+    "leaves_of",
     "make_leaf",
-    "paths_below",
     "plain_spec",
 ]
 
@@ -98,20 +95,18 @@ class LeafPlace:
         """Whether it is a dict of nothing, which no record has values for."""
         return isinstance(self.feature, f.FeaturesDict)
 
+    @property
+    def is_image(self) -> bool:
+        """Whether each value is an image, perhaps of class numbers."""
+        return isinstance(self.feature, (f.Image, f.LabeledImage))
 
-def list_leaves(tree: f.FeatureConnector) -> list[LeafPlace]:
-    """List all leaves in tree order, and dicts of nothing. A Video adds one sequence level."""
-    return list(_walk(tree, (), (), None))
-
-
-def paths_below(paths: Iterable[str], top: str) -> list[str]:
-    """Those of the paths that are this one or below it.
-
-    Example:
-        >>> paths_below(["a", "ab", "a/b"], "a")
-        ['a', 'a/b']
-    """
-    return [path for path in paths if path == top or path.startswith(f"{top}/")]
+    @property
+    def num_values(self) -> int:
+        """List values per step of an episode; 0 if the list does not determine it."""
+        # A list that is not counted, or is of an unknown class, says nothing of the number of
+        # steps.
+        is_unknown = isinstance(self.feature, f.UnknownFeature)
+        return 0 if len(self.lengths) > 1 or is_unknown else make_element(self).count or 0
 
 
 def _walk(
@@ -157,11 +152,10 @@ def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Featur
     is_list = bool(place.lengths)
     if isinstance(element, TextElement):
         return VarLenFeature(str, key=key) if is_list else Text(key=key)
-    if isinstance(element, PictureElement) and type(feature) is f.Image:
-        # Any number of channels means that the file decides.
-        if is_list or decoding.as_numpy_layout or element.mode is None:
+    if element.plain_mode is not None:
+        if is_list or decoding.as_numpy_layout:
             return None
-        return Image(element.mode, key=key, shape=feature.shape)
+        return Image(element.plain_mode, key=key, shape=element.shape)
     # No list holds uint64 as it is, and no spec an element of no values.
     if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
         return None
@@ -298,12 +292,11 @@ class TFDSParser:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         decoding = decoding or Decoding()
-        places = list_leaves(features)
-        _check_paths(decoding, places)
+        _check_paths(decoding, leaves_of(features))
         if supervised_keys is not None and chosen is None:
             # Nothing else of the sample is returned.
             chosen = list(flat_keys(supervised_keys))
-        self.leaves = choose_leaves(places, chosen)
+        self.leaves = leaves_of(features, chosen)
         self._supervised_keys = supervised_keys
         full = [leaf for leaf in self.leaves if not leaf.is_empty]
         found = {leaf.path: plain_spec(leaf, decoding, path) for leaf in full}
@@ -370,22 +363,24 @@ class TFDSParser:
         return nested if keys is None else _supervised(keys, nested)
 
 
-def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
-    """Return the chosen leaves, in tree order.
+def leaves_of(tree: f.FeatureConnector, chosen: Chosen = None) -> list[LeafPlace]:
+    """The leaves of a tree, also dicts of nothing, or the chosen ones, in tree order. A Video adds
+    one sequence level.
 
     Raises:
         KeyError: A name is not in the tree.
         ValueError: Nothing is chosen.
     """
+    places = _walk(tree, (), (), None)
     if chosen is None:
-        return list(places)
+        return places
     wanted = list(_chosen_paths(chosen, ()))
     if not wanted:
         raise ValueError("features must name at least one feature, or be None for all")
     # A name stands for all leaves below it.
     there, found = [leaf.path for leaf in places], set[str]()
     for path in wanted:
-        below = paths_below(there, path)
+        below = [leaf for leaf in there if f"{leaf}/".startswith(f"{path}/")]
         if not below:
             raise KeyError(f"no feature {path!r}; there are {shown_list(sorted(there))}")
         found.update(below)

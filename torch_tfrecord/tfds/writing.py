@@ -39,7 +39,7 @@ from torch_tfrecord.tfds.dataset_info import (
 )
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import as_root, features_to_json
-from torch_tfrecord.tfds.parser import list_leaves
+from torch_tfrecord.tfds.parser import leaves_of
 from torch_tfrecord.tfds.splits import (
     DEFAULT_TEMPLATE,
     shard_borders,
@@ -146,7 +146,7 @@ def write(
             FEATURES_FILE: _json(features_to_json(tree)),
         }
         # Class names lie in files of their own.
-        for leaf in list_leaves(tree):
+        for leaf in leaves_of(tree):
             if (
                 isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage))
                 and leaf.feature.names is not None
@@ -323,7 +323,7 @@ def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeatureConnecto
     if not isinstance(keys, tuple) or len(keys) not in (2, 3):
         raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
     # TFDS looks the keys up at the top of the sample.
-    there = dict.fromkeys(leaf.names[0] for leaf in list_leaves(tree))
+    there = dict.fromkeys(leaf.names[0] for leaf in leaves_of(tree))
     for key in flat_keys(keys):
         if key not in there:
             raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(there)}")

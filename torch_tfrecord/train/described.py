@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from torch_tfrecord.files import is_remote, local_path
-from torch_tfrecord.loading import TFRecordDataset
 from torch_tfrecord.mixing import Mixture
 from torch_tfrecord.shown import without_secrets
+from torch_tfrecord.tables import TFRecordDataset
 
 __all__ = ["Description", "describe", "open_described"]
 

@@ -27,7 +27,6 @@ from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate
 from torch_tfrecord.loading import (
     DatasetOptions,
     NestedDataset,
-    TFRecordDataset,
     collate,
     loads_ahead,
     with_label,
@@ -41,6 +40,7 @@ from torch_tfrecord.random_stream import RandomStream, draw_salt
 from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable
+from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.train.described import describe, open_described
 from torch_tfrecord.train.record_loader import RecordLoader
 

@@ -1,77 +1,144 @@
-"""A map-style dataset as a table: some of its features, its rows by the columns of the index, Arrow."""
+"""The map-style dataset that is a table, too: some of its features, its rows by the columns of the
+index, Arrow.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading import (
     ArrayRecordFiles,
     BatchParser,
-    NotKeptError,
+    MapDataset,
     RecordFiles,
     SampleMaker,
-    StagedDataset,
     usual_num_threads,
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.tables.index_columns import ExampleColumns
+from torch_tfrecord.tables.inference import KeyCheck
 from torch_tfrecord.tables.kept_columns import KeptColumn, Wanted, check_columns
 from torch_tfrecord.tables.scan_tasks import ScanTask, columns_of, plan_tasks, selected
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from typing_extensions import Self
 
     from torch_tfrecord.tables.arrow import ArrowColumns
 
-__all__ = ["TableDataset"]
+__all__ = ["TFRecordDataset", "kept_column"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
-_D = TypeVar("_D", bound="TableDataset")
 
 _LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
 _MOST_BYTES = (1 << 31) - 1
 _BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records that are read together, at most
 
 
-class TableDataset(StagedDataset):
-    """What `TFRecordDataset` offers beside samples; see there."""
+@knows_keywords
+class TFRecordDataset(MapDataset):
+    """Map-style dataset over TFRecord or ArrayRecord files: random access by `ds[i]`, with `len(ds)`
+    and slices.
 
-    _maker: SampleMaker
-    _record_files: RecordFiles
-    _positions: range | _Integers
-    _max_batch_bytes: int
+    Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
+    order of `files`. A file's index is used if there is a fresh one, else it is built by reading
+    the file once. Reading checks every checksum. The dataset pickles without open files; you can
+    use it after fork and spawn, and from threads.
+
+    Args:
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see
+            `find_files`. Local paths or URLs: ``s3://bucket/train-*``, ``https://host/train@64``.
+            If you name a manifest, or one is beside the files (see `build_manifest`), the dataset
+            opens from it alone and reads from it only what it needs, so that it takes little
+            memory, however many records there are.
+        features: What to read from each record, by name; None gives the record's bytes; "auto" is
+            what `infer_features` proposes, the same for the same files: `features` and the `repr`
+            show it. `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
+            `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
+            crop) see `set_epoch`.
+        label_key: Name of the label feature: samples are then (features, label), and the features
+            lack the label.
+        transform: Called with each sample, a dict that still has the label.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
+            "SNAPPY". A record is decompressed from the last seek point of the index before it, about
+            1 MiB; each process keeps up to 256 MiB of decompressed data. Read larger files in
+            order, or with `make_dataloader`, whose shuffle decompresses nearly everything once.
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        index: "auto" (use a fresh index, else build and keep one), "require" (never build),
+            "memory" (build, keep nothing).
+        index_dir: Folder to keep indexes in, instead of beside the data.
+        max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone,
+            may need, since a few bytes in a record may stand for gigabytes. Beyond it you get
+            LimitExceededError before anything is allocated.
+        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and
+            datasets: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url":
+            ...}``; None takes them from the environment. They appear in no `repr`, error or index.
+        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and
+            ranks of the host fetch it once; None for no cache. Local files are read directly.
+        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or,
+            for a new one, a tenth of the disk's free space. Without `cache_dir`, a folder in the
+            user's cache is used.
+        on_error: "raise", or "skip" to leave a record out of its batch if its bytes, features,
+            picture or transform fail (a TFRecordError, or a transform that returns None): see
+            `report`. Alone, `ds[i]` always raises, and so does opening a file whose record headers
+            are damaged.
+        max_errors: With "skip", the most records to leave out; one more raises TFRecordError. None
+            for no limit.
+
+    Attributes:
+        files: The files, sorted.
+
+    Raises:
+        FileNotFoundError: Nothing matches, or a shard is missing; the message names it.
+        IndexMismatchError: `index="require"` and a file has no fresh index.
+        TFRecordError: A file that must be indexed is damaged.
+        ValueError: `label_key` is not one of the features, or an argument is out of range.
+
+    Example:
+        >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
+        >>> ds[0]  # doctest: +SKIP
+        {'label': tensor(3)}
+        >>> loader = DataLoader(ds, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)  # doctest: +SKIP
+    """
+
+    _shown_name = "TFRecordDataset"
+    _kept_columns: dict[str, KeptColumn]  # by name, of all positions
     _scanned: dict[str, KeptColumn]  # by key, of these positions
 
-    def __len__(self) -> int:
-        return len(self._positions)
+    def _set_up(self, *args: Any) -> None:
+        super()._set_up(*args)
+        self._kept_columns, self._scanned = {}, {}
+        self._check_keys = KeyCheck(self._maker.parser)
 
-    @property
-    def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the
-        record's bytes.
-        """
-        return self._maker.features
+    def _note_parsed(self, records: Sequence[bytes] | PackedRecords) -> None:
+        self._check_keys(records, self.files, self._record_files.access)
 
-    def _part(self: _D, positions: range | _Integers) -> _D:
-        # A slice of a subclass is one, too; files, index and report are shared.
-        part = copy(self)
-        part._positions, part._scanned = positions, {}
+    def _part(self, positions: range | _Integers) -> Self:
+        part = super()._part(positions)
+        part._scanned = {}
         return part
 
-    def select(self: _D, positions: npt.ArrayLike) -> _D:
+    def __getstate__(self) -> dict[str, object]:
+        # perhaps large, and workers do not need them
+        return {**super().__getstate__(), "_kept_columns": {}, "_scanned": {}}
+
+    def select(self, positions: npt.ArrayLike) -> Self:
         """Return a dataset of the records at some positions, in their order; reads nothing.
 
         Args:
@@ -87,7 +154,7 @@ class TableDataset(StagedDataset):
         """
         return self._part(self._absolutes(np.atleast_1d(positions)))
 
-    def select_columns(self: _D, names: Sequence[str]) -> _D:
+    def select_columns(self, names: Sequence[str]) -> Self:
         """Return a dataset that reads only these features, and parses nothing else.
 
         Args:
@@ -103,7 +170,7 @@ class TableDataset(StagedDataset):
         """
         return self._reading(selected(self.features, names), self._transform)
 
-    def _reading(self: _D, features: RecordFeatures | None, transform: Any) -> _D:
+    def _reading(self, features: RecordFeatures | None, transform: Any) -> Self:
         """This dataset with other features and another transform."""
         other = copy(self)
         parser = None
@@ -111,6 +178,7 @@ class TableDataset(StagedDataset):
             parser = BatchParser(features, max_batch_bytes=self._max_batch_bytes)
         other._transform = transform
         other._maker = SampleMaker(parser, transform, self._errors)
+        other._check_keys = KeyCheck(parser)
         return other
 
     # By the columns of the index.
@@ -127,7 +195,7 @@ class TableDataset(StagedDataset):
         """
         return self._kept(name).array()
 
-    def where(self: _D, name: str, value: Wanted) -> _D:
+    def where(self, name: str, value: Wanted) -> Self:
         """Return a dataset of the records that have a value of a feature, in their order.
 
         Reads no record if the index keeps the column (see `build_index`); else it reads this
@@ -194,7 +262,9 @@ class TableDataset(StagedDataset):
         own: Any = self._positions
         if isinstance(own, range):
             own = slice(own.start, None if own.stop < 0 else own.stop, own.step)
-        return self._record_files.column(name).take(own)
+        if name not in self._kept_columns:
+            self._kept_columns[name] = kept_column(self._record_files, name)
+        return self._kept_columns[name].take(own)
 
     def _record_lengths(self, name: str | None) -> npt.NDArray[Any]:
         """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
@@ -319,8 +389,40 @@ class TableDataset(StagedDataset):
         _, num_records, num_bytes = self._record_files.extent
         return min(max(_BATCH_BYTES * max(num_records, 1) // max(num_bytes, 1), 1), _BATCH_ROWS)
 
-    def _absolutes(self, positions: Any) -> _Integers:
-        raise NotImplementedError
+
+class NotKeptError(IndexMismatchError):
+    """The index of a file does not keep a column."""
+
+
+def kept_column(files: RecordFiles, name: str) -> KeptColumn:
+    """A column that the indexes of all files keep.
+
+    Raises:
+        NotKeptError: The index of a file has none of this name.
+        IndexMismatchError: It has one of another kind than the others, or it is damaged.
+    """
+    if isinstance(files, ArrayRecordFiles):
+        raise NotKeptError(
+            f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
+            "feature itself, such as by `ds.to_arrow()`",
+            path=files.path(0),
+        )
+    parts = []
+    for file in range(files.extent[0]):
+        kept = files.facts(file)._find_kept(files.access)
+        if name not in kept:
+            raise NotKeptError(
+                f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
+                f"with `tfrecord index --columns {shlex.quote(name)} PATHS`, or "
+                f"build_index(paths, columns=[{name!r}]) (with the dataset's index_dir, if it has one), and "
+                "open the dataset again",
+                path=files.path(file),
+            )
+        parts.append(kept[name])
+    try:
+        return KeptColumn.join(parts)
+    except ValueError as error:
+        raise IndexMismatchError(f"column {name!r}: expected {error}") from None
 
 
 def _load(dataset: Any, arrow: ArrowColumns, positions: _Integers) -> pyarrow.RecordBatch | None:
