@@ -19,7 +19,7 @@ from torch_tfrecord import TFRecordError, find_files
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf import SequenceExample, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import Paths, open_stream
 from torch_tfrecord.tables import records_of, spread_records
 
@@ -106,7 +106,7 @@ def _reencode_record(
     counts, is_new = Counter(records=1), False
     try:
         # An Example is a SequenceExample without steps: field 1 means the same in both.
-        message = parse_message(payload, SequenceExample)
+        message = parse_message(payload, "SequenceExample")
         for values in _values(message, feature):
             for number, old in enumerate(values):
                 values[number], why = new, _ = encoding.encode(old)
@@ -150,7 +150,7 @@ def _run(
         raise ValueError("expected --image-format or --image-quality")
     if is_table:
         records = spread_records(files, _SPREAD)
-        messages = (parse_message(each.payload, SequenceExample) for each in records)
+        messages = (parse_message(each.payload, "SequenceExample") for each in records)
         lists = (values for message in messages for values in _values(message, feature))
         pictures = chain.from_iterable(lists)
         print_prices(pictures, encoding, jobs, as_json=as_json)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from index_tools._terminal import (
@@ -40,7 +41,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns import Feature, make_parser
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format, image_size
-from torch_tfrecord.protobuf import Event, Values, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import Block, IndexKeeper, RecordReader, RecordScanner, open_stream
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import (
@@ -57,7 +58,8 @@ _T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, str, str]
 """Indented name, kind, count and values."""
 
-_Values: TypeAlias = "Values | Sequence[Values]"
+_Value: TypeAlias = "npt.NDArray[Any] | list[bytes]"
+_Values: TypeAlias = "_Value | Sequence[_Value]"
 """Of a feature, or of the steps of a feature list."""
 
 Record: TypeAlias = tuple[str, "int | None", int, bytes]
@@ -210,7 +212,7 @@ def _describe(record: bytes) -> tuple[str, list[_Row]]:
         looks, _ = looks_like(record)
         if "event" in looks:
             with suppress(ParseError):
-                return _describe_event(parse_message(record, Event))
+                return _describe_event(parse_message(record, "Event"))
         return f"looks like {looks}", [(f"  {describe_bytes(record)}", "", "", "")]
     if not feature_lists:
         return f"Example, {pluralize(len(context), 'feature')}", _feature_rows(context)
@@ -221,7 +223,7 @@ def _describe(record: bytes) -> tuple[str, list[_Row]]:
 
 def _describe_event(event: Any) -> tuple[str, list[_Row]]:
     """An event of TensorBoard: its tags and values; a tensor may be a number, pictures or text."""
-    found: dict[str, Values] = {}
+    found: dict[str, _Value] = {}
     for value in event.summary.value:
         found[value.tag] = [value.image.encoded_image_string]  # empty for a histogram or sound
         if value.HasField("simple_value"):

@@ -39,6 +39,7 @@ __all__ = [
     "ParseError",
     "RemoteError",
     "TFRecordError",
+    "locate_value",
     "needs_extra",
     "optional_import",
     "outer_level",
@@ -271,3 +272,8 @@ def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
             read(number)
         except TFRecordError as error:
             raise type(error)(f"{unit} {number}: {error.args[0]}") from error.__cause__
+
+
+def locate_value(error: Exception, where: str) -> TypeError | ValueError:
+    """An error of a value that also says where the value is."""
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")

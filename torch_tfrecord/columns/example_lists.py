@@ -29,7 +29,6 @@ from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.protobuf import (
-    ExampleListWithContext,
     encode_example,
     example_of_json,
     parse_message,
@@ -352,7 +351,9 @@ def _check(features: Mapping[str, Feature]) -> None:
 
 
 def _read_elwc(records: PackedRecords) -> tuple[list[bytes], list[list[bytes]]]:
-    messages = [parse_message(record, ExampleListWithContext, "example list") for record in records]
+    messages = [
+        parse_message(record, "ExampleListWithContext", "example list") for record in records
+    ]
     return [message.context for message in messages], [[*message.examples] for message in messages]
 
 

@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from torch_tfrecord.batch_memory import Array
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.protobuf import HELD, ListValues, int64_error, list_values
+from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.shown import features_code, show_code
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class ValueEncoder:
         if kind is INT64_LIST and isinstance(value, (float, np.floating)) and value.is_integer():
             value = int(value)  # pandas makes floats of integers where one is missing
         try:
-            found = list_values(self._stored(value))
+            found = ListValues.of(self._stored(value))
         except TFRecordError as error:
             raise ValueError(error.args[0]) from error
         # People write 1 for 1.0: taken where float32 holds the integer exactly.
@@ -137,22 +138,15 @@ class ValueEncoder:
                 )
             found = found._replace(kind=kind.field, values=single.astype("<f4").tobytes())
         if found.kind != kind.field:
-            raise TypeError(
-                f"expected {HELD[kind.field]}, got {HELD[found.kind]} ({type(value).__name__})"
-            )
+            raise found.error(kind.field, type(value))
         return found
 
     def _check(self, found: ListValues) -> None:
         want = self._want
-        if want.kind is FLOAT_LIST:
-            values = np.frombuffer(found.values or b"", "<f4").astype(np.float32)
-        elif want.kind is BYTES_LIST:
-            values = np.array([*map(len, found.values)], np.int64)
+        if want.kind is BYTES_LIST:
+            values: Array = np.array([*map(len, found.values)], np.int64)
         else:
-            try:
-                values = np.array(found.values, np.int64)
-            except OverflowError as error:
-                raise int64_error(found.values) from error
+            values = found.array()
         count = len(values)
         if want.num_values not in (None, count):
             raise want.wrong_count(count)

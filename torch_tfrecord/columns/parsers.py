@@ -45,7 +45,7 @@ from torch_tfrecord.columns.reading import (
 from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.protobuf import SequenceExample, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords
 
 __all__ = [
@@ -386,7 +386,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], Seq
         sample = self._compiled(serialized)
         if sample is not None:
             return sample
-        message = parse_message(serialized, SequenceExample)
+        message = parse_message(serialized, "SequenceExample")
         with self.budget():
             return (
                 {

@@ -16,7 +16,7 @@ from torch_tfrecord.columns.message_columns import columns_of
 from torch_tfrecord.columns.reading import NO_OFFSETS, Buffer, Column, Want, reserve_for
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf import Example, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords
 
 __all__ = ["Found", "Memory", "PartWork", "PlanPart", "Slot", "plain_form_of", "ways"]
@@ -233,13 +233,13 @@ def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
     return [(len(group), group[0]) for group in groups]
 
 
-def plain_form_of(record: Buffer, message_class: Any = Example) -> bytes:
+def plain_form_of(record: Buffer, kind: str = "Example") -> bytes:
     """Re-encode a record in the canonical form that the core reads.
 
     Raises:
         ParseError: The record is not such a message.
     """
-    message = parse_message(record, message_class)
+    message = parse_message(record, kind)
     # Else they would be written again, and the core refuses fields that it does not know.
     message.DiscardUnknownFields()
     form: bytes = message.SerializeToString(deterministic=True)

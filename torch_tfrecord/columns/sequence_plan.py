@@ -19,7 +19,7 @@ from torch_tfrecord.columns.plan_parts import Slot, plain_form_of, ways
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf import SequenceExample, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords
 
 __all__ = ["SequenceColumns", "SequencePlan"]
@@ -97,7 +97,7 @@ class SequencePlan:
     def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[StepColumn]]:
         """The contexts, and the feature lists of all wants."""
         if not self._cores:
-            messages = [parse_message(record, SequenceExample) for record in records]
+            messages = [parse_message(record, "SequenceExample") for record in records]
             # Read as an Example, a SequenceExample is its context: both have it as field 1.
             return records, [steps_of(slot.want, messages) for way in self._ways for slot in way]
         lists: list[StepColumn] = []
@@ -112,7 +112,7 @@ class SequencePlan:
                 contexts,
                 borders,
                 missing,
-                lambda row: plain_form_of(records[row], SequenceExample),
+                lambda row: plain_form_of(records[row], "SequenceExample"),
             )
             if found is None:
                 # Which record, and why, is found by reading them again one by one.

@@ -19,7 +19,7 @@ import torch
 from torch_tfrecord.batch_memory import Array, reserve
 from torch_tfrecord.columns.dtypes import DType, Value, decode_text, from_bytes, nest, torch_dtype
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.protobuf import TensorProto, parse_message
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.shown import dtype_name
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
@@ -134,7 +134,7 @@ def parse_tensor(
         raise TypeError(
             f"dtype must be one of {', '.join(map(dtype_name, _BY_DTYPE))} or str, got {dtype!r}"
         )
-    proto = parse_message(serialized, TensorProto, "`serialized` as TensorProto")
+    proto = parse_message(serialized, "TensorProto", "`serialized` as TensorProto")
     row = _row_of(proto.dtype)
     if dtype is not None and row.dtype != (bytes if dtype is str else dtype):
         asked = _BY_DTYPE[bytes if dtype is str else dtype]
@@ -336,7 +336,8 @@ def _string_leaves(value: Value, rank: int) -> Iterator[bytes | str]:
 
 
 def _empty_proto(row: _Type, shape: Sequence[int]) -> _Proto:
-    proto = TensorProto(dtype=row.enum)
+    proto: _Proto = parse_message(b"", "TensorProto")
+    proto.dtype = row.enum
     # Set even if it is empty, as TensorFlow writes the shape of a scalar.
     proto.tensor_shape.SetInParent()
     for size in shape:

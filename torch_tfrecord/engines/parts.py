@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.files import is_remote
-from torch_tfrecord.protobuf import WritableSpec
 from torch_tfrecord.records import Paths, remove_sidecar
 from torch_tfrecord.tables import ArrowColumns, TFRecordDataset, write_arrow
 
@@ -54,7 +53,7 @@ class PartFolder:
     """
 
     path: str
-    features: Mapping[str, WritableSpec] | None = None
+    features: Mapping[str, Feature] | None = None
     compression_type: str = ""
     _job: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 

@@ -8,11 +8,10 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from torch_tfrecord.columns import RecordFeatures
+from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import local_path
-from torch_tfrecord.protobuf import WritableSpec
 from torch_tfrecord.records import Paths
 from torch_tfrecord.tables import ScanTask, TFRecordDataset
 
@@ -132,7 +131,7 @@ def write_tfrecords(
     dataset: ray.data.Dataset,
     path: str | os.PathLike[str],
     *,
-    features: Mapping[str, WritableSpec] | None = None,
+    features: Mapping[str, Feature] | None = None,
     compression_type: str = "",
     **write_options: Any,
 ) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.errors import locate_value
 from torch_tfrecord.protobuf.messages import (
     Example,
     FeatureMessage,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "HELD",
     "ListValues",
     "RowEncoder",
     "Values",
@@ -44,10 +44,7 @@ __all__ = [
     "decode_sequence_example",
     "encode_example",
     "encode_sequence_example",
-    "int64_error",
     "join_arrays",
-    "list_values",
-    "locate_value",
 ]
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
@@ -56,7 +53,7 @@ _Entry = TypeVar("_Entry")
 
 _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a numpy array or a torch tensor"
 
-HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
+_HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
 """What each list holds, as errors say it."""
 
 # A short repeated field is read faster through a list than through NumPy's array protocol.
@@ -74,6 +71,45 @@ class ListValues(NamedTuple):
     kind: str
     values: Any  # list[int], list[bytes], or bytes of float32, by the kind
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: object) -> ListValues:
+        """Convert a value.
+
+        Raises:
+            TypeError: No list holds the type of the value, or the value mixes several kinds.
+            ValueError: A value does not fit its list.
+        """
+        # From a spec, which has checked it.
+        if isinstance(value, cls):
+            return value
+        kind = _kind_of(type(value))
+        if kind is not None:
+            return cls(kind, _LEAVES[kind]([value]), ())
+        if isinstance(value, (list, tuple, range)):
+            return _sort_out_list(value)
+        array = _as_array(value)
+        if array is None:
+            hint = "; leave out the key if there is no value" if value is None else ""
+            raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
+        return _sort_out_array(array)
+
+    def array(self) -> _Array:
+        """The values of an int64_list or float_list.
+
+        Raises:
+            ValueError: An integer is outside int64.
+        """
+        if self.kind == "float_list":
+            return np.frombuffer(self.values or b"", "<f4").astype(np.float32)
+        try:
+            return np.array(self.values, np.int64)
+        except OverflowError as error:
+            raise _int64_error(self.values) from error
+
+    def error(self, wanted: str, kind: type) -> TypeError:
+        """The error for values of a class, where another kind of list was wanted."""
+        return TypeError(f"expected {_HELD[wanted]}, got {_HELD[self.kind]} ({kind.__name__})")
 
 
 class WritableSpec(Protocol):
@@ -149,7 +185,7 @@ class RowEncoder:
             else ""
         )
         return ValueError(
-            f"feature {key!r}: expected {HELD[self._kinds[key]]}, as in row {self._since[key]}, got {HELD[kind]} "
+            f"feature {key!r}: expected {_HELD[self._kinds[key]]}, as in row {self._since[key]}, got {_HELD[kind]} "
             f"({type(value).__name__}): pass features, which say what is right{hint}"
         )
 
@@ -374,7 +410,7 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
         ValueError: A value does not fit its list.
     """
     try:
-        kind, values, _ = list_values(value)
+        kind, values, _ = ListValues.of(value)
         target: ListMessage = getattr(feature, kind)
         if not values:
             target.SetInParent()
@@ -385,45 +421,18 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
             try:
                 target.value.extend(values)
             except ValueError as error:
-                raise int64_error(values) from error
+                raise _int64_error(values) from error
     except (TypeError, ValueError) as error:
         raise locate_value(error, where) from error
     return kind
 
 
-def locate_value(error: Exception, where: str) -> TypeError | ValueError:
-    """An error of a value that also says where the value is."""
-    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
-
-
-def int64_error(values: list[int]) -> ValueError:
+def _int64_error(values: list[int]) -> ValueError:
     """The error for integers of which one is outside int64."""
     large = next(value for value in values if not -(2**63) <= value < 2**63)
     return ValueError(
         f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}"
     )
-
-
-def list_values(value: object) -> ListValues:
-    """Convert a value to what a Feature message holds.
-
-    Raises:
-        TypeError: No list holds the type of the value, or the value mixes several kinds.
-        ValueError: A value does not fit its list.
-    """
-    # From a spec, which has checked it.
-    if isinstance(value, ListValues):
-        return value
-    kind = _kind_of(type(value))
-    if kind is not None:
-        return ListValues(kind, _LEAVES[kind]([value]), ())
-    if isinstance(value, (list, tuple, range)):
-        return _sort_out_list(value)
-    array = _as_array(value)
-    if array is None:
-        hint = "; leave out the key if there is no value" if value is None else ""
-        raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
-    return _sort_out_array(array)
 
 
 def _find_kind(cls: type) -> str | None:
@@ -476,7 +485,7 @@ def _sort_out_list(values: Sequence[object]) -> ListValues:
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
     # No scalars at all: rows of a nested list, or arrays.
     if kinds == {None}:
-        return _join([list_values(value) for value in values])
+        return _join([ListValues.of(value) for value in values])
     if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
         kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
         stored = np.frombuffer(_float_leaves(values), "<f4").tolist()

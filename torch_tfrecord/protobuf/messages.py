@@ -8,6 +8,7 @@ you import.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, MutableSequence
 from typing import Any
@@ -143,6 +144,7 @@ def _build_pool() -> descriptor_pool.DescriptorPool:
 _POOL = _build_pool()
 
 
+@functools.cache
 def _message_class(name: str) -> Any:
     # Any: the classes are built at run time, so type checkers cannot know their fields.
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
@@ -172,7 +174,7 @@ class FeatureMessage(Message):
 
 def parse_message(
     serialized: bytes | bytearray | memoryview,
-    message_class: Any = Example,
+    kind: str | type[Message] = "Example",
     what: str = "example input",
 ) -> Any:
     """Parse bytes as a protobuf message from this package's private pool, and raise this package's
@@ -180,7 +182,7 @@ def parse_message(
 
     Args:
         serialized: The bytes of the message.
-        message_class: Class of the message.
+        kind: Its name in this package's schema, or its class.
         what: Name of the message in errors.
 
     Raises:
@@ -192,6 +194,7 @@ def parse_message(
             "Input serialized must be a scalar: bytes, bytearray or memoryview of one record, "
             f"got {type(serialized).__name__}"
         )
+    message_class: Any = _message_class(kind) if isinstance(kind, str) else kind
     try:
         return message_class.FromString(
             serialized if isinstance(serialized, bytes) else bytes(serialized)

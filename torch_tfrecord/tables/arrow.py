@@ -33,7 +33,7 @@ from torch_tfrecord.columns import (
     Value,
 )
 from torch_tfrecord.errors import needs_extra, outer_level
-from torch_tfrecord.protobuf import ListValues, WritableSpec
+from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
 from torch_tfrecord.torch_internals import sparse_parts
 
@@ -324,7 +324,7 @@ def write_arrow(
     batches: Any,
     path_or_prefix: str | os.PathLike[str],
     *,
-    features: Mapping[str, WritableSpec] | None = None,
+    features: Mapping[str, Feature] | None = None,
     num_shards: int | None = None,
     max_shard_bytes: int | None = None,
     **writer_options: Any,

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, nearest
@@ -40,8 +41,6 @@ from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote
 from torch_tfrecord.media import Image, guess_content, image_format, image_size
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
-    ExampleListWithContext,
-    Values,
     decode_example,
     decode_sequence_example,
     guess_message,
@@ -82,7 +81,8 @@ _MOST_RECORDS = 1000
 # What a protobuf message may look like, too.
 _VAGUE = ("an unknown format", "an image truncated in its first bytes")
 
-Decoded: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
+Decoded: TypeAlias = "tuple[dict[str, Values], dict[str, list[Values]]]"
 """A record's context and feature lists; an Example is a context without lists."""
 
 
@@ -186,7 +186,7 @@ def _propose_any(
     if not samples:
         return None
     if "ELWC" in str(guess_message(samples[0].payload)):
-        what = ExampleListWithContext, "example list"
+        what = "ExampleListWithContext", "example list"
         lists = [parse_message(sample.payload, *what) for sample in samples]
         return ListFeatures(
             _propose_mapping([decode_example(each.context) for each in lists]),

@@ -20,8 +20,9 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import RaggedTensor, rows_of
+from torch_tfrecord.errors import locate_value
 from torch_tfrecord.media import encode_image
-from torch_tfrecord.protobuf import encode_example, locate_value
+from torch_tfrecord.protobuf import encode_example
 from torch_tfrecord.tfds.features import fits, innermost
 from torch_tfrecord.tfds.parser import LeafPlace, leaves_of
 
