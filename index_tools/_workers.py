@@ -17,7 +17,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_EXCEPTION,
     Executor,
@@ -45,7 +45,7 @@ __all__ = [
     "Outcome",
     "exit_code",
     "open_executor",
-    "work_in_processes",
+    "work",
     "work_on_files",
 ]
 
@@ -62,32 +62,51 @@ _POLL_SECONDS = 0.1
 _GROUP_BYTES, _GROUP_FILES = 1 << 28, 256
 
 
-def work_in_processes(
+def work(
     task: Callable[[_Item, Advance], _T],
-    items: Sequence[_Item],
-    num_jobs: int,
+    items: Sequence[tuple[_Item, int]],
     bar: ProgressBar,
     *,
+    num_jobs: int,
+    executor: Executor | None = None,
     module: str,
     advice: str,
-) -> list[_T]:
-    """Call `task` with each item, in other processes.
+) -> Iterator[_T]:
+    """Call `task` with each item: in other processes, by an executor, or here.
 
     Args:
         task: Called as ``task(item, advance)``; pickled once for each process, as it may be large.
-        items: What to work on.
-        num_jobs: Number of processes.
-        bar: What `advance` updates.
+        items: Each item, and by how much the bar moves when an executor has done it.
+        bar: Moved by `advance`.
+        num_jobs: Number of processes; with 1 the work is done in this one.
+        executor: Does the work in place of processes.
         module: Imported once, before the processes are forked.
         advice: What to try if one of them dies.
 
-    Returns:
+    Yields:
         The results, in the order of `items`.
 
     Raises:
-        ChildProcessError: A process died.
+        ChildProcessError: A process died, or the executor failed.
         Exception: The first error of the task.
     """
+    if executor is not None:
+        yield from _work_by(executor, task, items, bar)
+    elif num_jobs > 1:
+        yield from _work_in_processes(task, items, num_jobs, bar, module, advice)
+    else:
+        for item, _ in items:
+            yield task(item, bar.update)
+
+
+def _work_in_processes(
+    task: Callable[[_Item, Advance], _T],
+    items: Sequence[tuple[_Item, int]],
+    num_jobs: int,
+    bar: ProgressBar,
+    module: str,
+    advice: str,
+) -> list[_T]:
     context = multiprocessing.get_context("forkserver")
     # so that the workers share what it imports
     context.set_forkserver_preload([module])
@@ -98,7 +117,7 @@ def work_in_processes(
         multiprocessing.forkserver.ensure_running()
     pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
     try:
-        futures = [pool.submit(_work_on_item, item) for item in items]
+        futures = [pool.submit(_work_on_item, item) for item, _ in items]
         unfinished = set(futures)
         while unfinished:
             done, unfinished = wait(unfinished, _POLL_SECONDS, FIRST_EXCEPTION)
@@ -216,21 +235,21 @@ def work_on_files(
         num_jobs = num_processors() if sum(sizes) >= _MIN_PARALLEL_BYTES else 1
     # a process works on whole files
     num_jobs = min(num_jobs, len(paths))
-    work = functools.partial(_work_on_group, task)
-    total = sum(sizes)
+    total, most = sum(sizes), _GROUP_BYTES
+    if executor is None:
+        # small enough that the last ones end at about the same time
+        most = min(_GROUP_BYTES, total // (4 * max(num_jobs, 1)) + 1)
     with ProgressBar(total=total or None, desc=description, unit="B", unit_scale=True) as bar:
-        if executor is not None:
-            groups = _groups(paths, sizes, _GROUP_BYTES)
-            size_of = dict(zip(paths, sizes, strict=True))
-            found = _work_by(executor, work, groups, size_of, bar)
-        elif num_jobs <= 1:
-            return work(paths, bar.update)
-        else:
-            # small enough that the last ones end at about the same time
-            groups = _groups(paths, sizes, min(_GROUP_BYTES, total // (4 * num_jobs) + 1))
-            options = {"module": __name__, "advice": "try --jobs 1"}
-            found = work_in_processes(work, groups, num_jobs, bar, **options)
-    return [outcome for group in found for outcome in group]
+        found = work(
+            functools.partial(_work_on_group, task),
+            _groups(paths, sizes, most),
+            bar,
+            num_jobs=num_jobs,
+            executor=executor,
+            module=__name__,
+            advice="try --jobs 1",
+        )
+        return [outcome for group in found for outcome in group]
 
 
 def _local_size(path: str) -> int:
@@ -239,36 +258,36 @@ def _local_size(path: str) -> int:
     return 0
 
 
-def _groups(paths: Sequence[str], sizes: Sequence[int], most_bytes: int) -> list[list[str]]:
-    """The files, in order, some small ones together; one of unknown size, which is remote, alone."""
-    groups: list[list[str]] = []
-    num_bytes = 0
-    for path, known in zip(paths, sizes, strict=True):
-        size = known or most_bytes
-        if not groups or len(groups[-1]) >= _GROUP_FILES or num_bytes + size > most_bytes:
-            groups.append([])
-            num_bytes = 0
-        groups[-1].append(path)
-        num_bytes += size
+def _groups(
+    paths: Sequence[str], sizes: Sequence[int], most_bytes: int
+) -> list[tuple[list[str], int]]:
+    """The files, in order, and their bytes: some small ones together; one of unknown size, which is
+    remote, alone.
+    """
+    groups: list[tuple[list[str], int]] = []
+    room = 0
+    for path, size in zip(paths, sizes, strict=True):
+        wanted = size or most_bytes
+        if not groups or len(groups[-1][0]) >= _GROUP_FILES or wanted > room:
+            groups.append(([], 0))
+            room = most_bytes
+        group, num_bytes = groups[-1]
+        groups[-1] = [*group, path], num_bytes + size
+        room -= wanted
     return groups
 
 
 def _work_by(
     executor: Executor,
-    work: Callable[..., _T],
-    groups: Sequence[Sequence[str]],
-    size_of: Mapping[str, int],
+    task: Callable[[_Item, Advance], _T],
+    items: Sequence[tuple[_Item, int]],
     bar: ProgressBar,
 ) -> list[_T]:
-    futures = [executor.submit(work, group, _no_advance) for group in groups]
-    num_bytes = {
-        future: sum(map(size_of.__getitem__, group))
-        for future, group in zip(futures, groups, strict=True)
-    }
+    futures = {executor.submit(task, item, _no_advance): size for item, size in items}
     try:
         for future in as_completed(futures):
             future.result()
-            bar.update(num_bytes[future])
+            bar.update(futures[future])
     except Exception as error:  # errors of the task itself are outcomes
         raise ChildProcessError(f"the executor could not do its work: {error}") from error
     finally:
@@ -278,7 +297,7 @@ def _work_by(
 
 
 def _no_advance(step: int) -> None:
-    """An executor reports the files of a group together."""
+    """An executor reports an item when it is done."""
 
 
 def _work_on_group(

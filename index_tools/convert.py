@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 from index_tools._features import add_features, load_features
 from index_tools._outputs import check_outputs, create_folders, shard_name
 from index_tools._terminal import Verb, escape
-from index_tools._workers import Advance, work_in_processes
+from index_tools._workers import Advance, work
 from index_tools.from_images import FROM_IMAGES, add_folder_options
 from torch_tfrecord import (
     FixedLenFeature,
@@ -163,15 +164,18 @@ def _convert(
     staged = [os.path.join(folder, hidden_name(request + path, f"part{ending}")) for path in paths]
     check_outputs(paths, force)
     with create_folders(folder), _staging(staged, paths):
-        missing = [part for part in zip(reads, staged, strict=True) if not os.path.exists(part[1])]
-        task = partial(_write_part, write)
+        parts = zip(reads, staged, strict=True)
+        missing = [(part, 0) for part in parts if not os.path.exists(part[1])]
         with ProgressBar(desc="converting", unit="row") as bar:
-            if jobs:
-                advice = "the same command goes on, also with fewer --jobs"
-                work_in_processes(task, missing, jobs, bar, module=__name__, advice=advice)
-            else:
-                for part in missing:
-                    task(part, bar.update)
+            results = work(
+                partial(_write_part, write),
+                missing,
+                bar,
+                num_jobs=jobs or 1,
+                module=__name__,
+                advice="the same command goes on, also with fewer --jobs",
+            )
+            deque(results, maxlen=0)
         if not any(map(os.path.getsize, staged)):
             raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
         try:

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from index_tools._terminal import (
     escape,
     pluralize,
 )
-from index_tools._workers import open_executor, work_in_processes
+from index_tools._workers import open_executor, work
 from torch_tfrecord import Image, ParseError, Text, TFRecordDataset, TFRecordError, read_records
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import write_atomically
@@ -175,18 +174,18 @@ def _measure(
     found: Statistics,
 ) -> None:
     size = _TASK_BYTES * (1 + len(dataset.scan_tasks(_TASK_BYTES)) // _MOST_TASKS)
-    items = [*enumerate(dataset.scan_tasks(size))]
-    num_jobs = min(jobs or (num_processors() if len(items) > _FEW_TASKS else 1), len(items))
-    work = partial(measure_task, kinds)
+    items = [(item, item[1].num_rows) for item in enumerate(dataset.scan_tasks(size))]
     bar = ProgressBar(total=len(dataset), desc="measuring", unit="record", unit_scale=True)
     with bar, open_executor(executor) as workers:
-        if workers is not None:
-            results = workers.map(work, items, [abs] * len(items))  # their progress is not seen
-        elif num_jobs > 1:
-            options = {"module": measure_task.__module__, "advice": "try --jobs 1"}
-            results = iter(work_in_processes(work, items, num_jobs, bar, **options))
-        else:
-            results = map(work, items, repeat(bar.update))
+        results = work(
+            partial(measure_task, kinds),
+            items,
+            bar,
+            num_jobs=min(jobs or (num_processors() if len(items) > _FEW_TASKS else 1), len(items)),
+            executor=workers,
+            module=measure_task.__module__,
+            advice="try --jobs 1",
+        )
         for result in results:
             for key, values in result.items():
                 found[key].merge(values)
