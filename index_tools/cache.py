@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from index_tools._terminal import Verb, add_json, escape, format_size, pluralize
-from torch_tfrecord.files import remote_folder
+from torch_tfrecord.files import cache_dir
 from torch_tfrecord.remote import cache_info
 
 __all__ = ["CACHE"]
@@ -33,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(folder: str | None, clear: bool, as_json: bool) -> int:
-    folder = folder or remote_folder()
+    folder = folder or os.path.join(cache_dir(), "remote")
     info, name = cache_info(folder, clears=clear), escape(folder)
     if as_json:
         print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))

@@ -24,7 +24,7 @@ from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import write_atomically
-from torch_tfrecord.media import Parts, parts_of
+from torch_tfrecord.media import Parts
 from torch_tfrecord.shown import printable, shown_value
 from torch_tfrecord.tables import decode_record
 
@@ -137,7 +137,7 @@ class Gallery:
                 sample = self.dataset[position]
         except TFRecordError as error:
             sample |= {"error": str(error).encode()}
-        return parts_of(sample, self._describe)
+        return Parts.of(sample, self._describe)
 
     def _describe(self, name: str, value: Any) -> str:
         names = self._labels if "label" in name else ()

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any
 
-from index_tools._features import load_features
+from index_tools._features import load_features, records_of
 from torch_tfrecord import Audio, TFRecordError, decode_image
 from torch_tfrecord.columns import make_parser
 from torch_tfrecord.files import FileSource
 from torch_tfrecord.media import image_format
-from torch_tfrecord.records import read_blocks
 from torch_tfrecord.tables import decode_record
 
 __all__ = ["check_records"]
@@ -33,20 +33,13 @@ def check_records(file: FileSource, source: str | None) -> Iterator[TFRecordErro
     check: Callable[[bytes], object] = _decode
     if source is not None:
         check = make_parser(load_features(source, [])).single
-    for block in read_blocks(
-        file.path,
-        "auto",
-        verify_crc=True,
-        on_error="skip",
-        open_source=lambda path: file,
-        report=lambda path, skipped: None,  # damage is found by others
-    ):
-        for number, payload in enumerate(block.payloads or ()):
-            try:
-                check(payload)
-            except TFRecordError as error:
-                position, offset = block.position + number, int(block.offsets[number])
-                yield error.locate(path=file.path, position=position, offset=offset)
+    # damage is found by others
+    options: dict[str, Any] = {"open_source": lambda _: file, "report": lambda *_: None}
+    for path, position, offset, payload in records_of(file.path, "skip", **options):
+        try:
+            check(payload)
+        except TFRecordError as error:
+            yield error.locate(path=path, position=position, offset=offset)
 
 
 def _decode(record: bytes) -> None:

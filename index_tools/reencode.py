@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from index_tools._features import Record, records_of
 from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import Verb, add_jobs, add_json, add_paths, data_files
 from index_tools.image_prices import print_prices
@@ -21,7 +22,7 @@ from torch_tfrecord.media import image_format
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import Paths, open_stream
-from torch_tfrecord.tables import records_of, spread_records
+from torch_tfrecord.tables import spread_records
 
 __all__ = ["REENCODE", "reencode"]
 
@@ -100,7 +101,7 @@ def reencode(
 
 
 def _reencode_record(
-    feature: str, encoding: Encoding, record: tuple[str, int | None, int, bytes]
+    feature: str, encoding: Encoding, record: Record
 ) -> tuple[bytes, Counter[str]]:
     path, position, offset, payload = record
     counts, is_new = Counter(records=1), False

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from index_tools._features import Record, records_of
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
@@ -48,7 +49,6 @@ from torch_tfrecord.tables import (
     decode_record,
     features_of,
     looks_like,
-    records_of,
     spread_records,
 )
 
@@ -61,9 +61,6 @@ _Row: TypeAlias = tuple[str, str, str, str]
 _Value: TypeAlias = "npt.NDArray[Any] | list[bytes]"
 _Values: TypeAlias = "_Value | Sequence[_Value]"
 """Of a feature, or of the steps of a feature list."""
-
-Record: TypeAlias = tuple[str, "int | None", int, bytes]
-"""Path, position, offset in the file, payload."""
 
 _SIDES = "<<><"
 
@@ -302,8 +299,9 @@ def describe_values(values: _Values) -> str:
 
 def _stream_records(files: Sequence[str]) -> Iterator[Record]:
     """All records from the first on; reads little more than what is taken, and needs no index."""
-    for position, record in enumerate(itertools.chain.from_iterable(map(records_of, files))):
-        yield record._replace(position=position)
+    records = itertools.chain.from_iterable(map(records_of, files))
+    for position, (path, _, offset, payload) in enumerate(records):
+        yield path, position, offset, payload
 
 
 def _records_from(files: Sequence[str], position: int) -> Iterator[Record]:

@@ -26,7 +26,7 @@ from torch_tfrecord import (
     make_dataloader,
     show,
 )
-from torch_tfrecord.media.display import Parts, parts_of
+from torch_tfrecord.media.display import Parts
 
 RED = (255, 0, 0)
 
@@ -36,7 +36,7 @@ def solid(color, height=40, width=60):
 
 
 def by_name(sample):
-    return {part.name: part for part in parts_of(sample)}
+    return {part.name: part for part in Parts.of(sample)}
 
 
 def pixels(part, side=320):
@@ -119,7 +119,7 @@ def test_boxes_in_four_lists_and_in_the_order_of_tfds_are_drawn_where_pillow_dra
 
 def test_what_only_has_the_name_of_a_box_leaves_the_picture_alone():
     odd = {"a/xmin": np.array([0.1, 0.2]), "bbox": b"text", "b/bbox": np.arange(5.0)}
-    first = parts_of({"image": encode_image(solid(RED), "png"), **odd})[0]
+    first = Parts.of({"image": encode_image(solid(RED), "png"), **odd})[0]
     assert (pixels(first) == RED).all()
 
 
@@ -131,7 +131,7 @@ def test_masks_are_painted_over_the_picture_of_their_size():
         "segmentation": encode_image(mask, "png"),
         "image": encode_image(solid(RED), "png"),
     }
-    first, *others = parts_of(values)
+    first, *others = Parts.of(values)
     assert first.name == "image"
     found = pixels(first)
     assert {tuple(color) for color in found[:19].reshape(-1, 3)} == {(127, 120, 0)}
@@ -142,7 +142,7 @@ def test_masks_are_painted_over_the_picture_of_their_size():
 def test_several_pictures_are_a_strip_and_come_after_a_single_one():
     colors = [(n, 255 - n, 0) for n in range(0, 240, 12)]
     frames = [encode_image(solid(color, 20, 20), "png") for color in colors]
-    strip, label = parts_of({"label": np.array([3]), "frames": frames})
+    strip, label = Parts.of({"label": np.array([3]), "frames": frames})
     assert strip.name == "frames" and len(strip.frames) == 20
     found = pixels(strip)
     assert found.shape[:2] == (20, 140)  # every third one
@@ -186,7 +186,7 @@ def test_damaged_and_huge_pictures_become_a_note():
     damaged = encode_image(solid(RED), "png")[:50]
     huge = encode_image(torch.zeros(1, 6000, 6000, dtype=torch.uint8), "png")
     for data in (damaged, huge):
-        (part,) = parts_of({"image": data})
+        (part,) = Parts.of({"image": data})
         assert part.draw(320).getpixel((319, 319)) == (228, 228, 224)
     assert not by_name({"image": b"<svg onload='x'></svg>"})["image"].frames
 
@@ -262,6 +262,6 @@ def test_show_says_what_is_missing(dataset, monkeypatch):
 
 
 def test_samples_of_other_kinds():
-    assert [part.name for part in parts_of((torch.ones(2), {"a": 1}))] == ["0", "1/a"]
-    assert parts_of({}) == []
+    assert [part.name for part in Parts.of((torch.ones(2), {"a": 1}))] == ["0", "1/a"]
+    assert Parts.of({}) == []
     assert len(show(torch.zeros(3, 20, 20, dtype=torch.uint8)).axes) == 1

@@ -1,4 +1,4 @@
-from .access import DEFAULT_ACCESS, Access, cache_dir, remote_folder
+from .access import DEFAULT_ACCESS, Access, cache_dir
 from .atomic import (
     AtomicFile,
     claim_folder,
@@ -56,7 +56,6 @@ __all__ = [
     "open_path",
     "read_local_records",
     "read_pieces",
-    "remote_folder",
     "remove_folder",
     "reserve_descriptor",
     "storages",

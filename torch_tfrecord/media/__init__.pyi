@@ -1,6 +1,6 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
 from .crops import RandomResizedCrop, ResizedCenterCrop
-from .display import Parts, parts_of, show, to_html
+from .display import Parts, show, to_html
 from .headers import guess_content, read_header
 from .image import Image
 from .media_decoders import decode_sound, decoders_state, read_wav
@@ -22,7 +22,6 @@ __all__ = [
     "guess_content",
     "image_format",
     "image_size",
-    "parts_of",
     "read_header",
     "read_wav",
     "resize_with_crop_or_pad",

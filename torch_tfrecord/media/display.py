@@ -27,7 +27,7 @@ from torch_tfrecord.shown import shown_value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Part", "Parts", "parts_of", "show", "to_html"]
+__all__ = ["Part", "Parts", "show", "to_html"]
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _Frames: TypeAlias = "Sequence[bytes | _Array]"
@@ -113,6 +113,45 @@ class Part(NamedTuple):
 class Parts(list[Part]):
     """The parts of a sample, or of several samples that are drawn together."""
 
+    @classmethod
+    def of(
+        cls,
+        sample: object,
+        describe: Callable[[str, Any], str] = lambda name, value: (
+            str(value)[:200] if isinstance(value, np.ndarray) else shown_value(value)
+        ),
+    ) -> Parts:
+        """The features of a sample: first the main picture, with its boxes and masks, then others,
+        plots, texts.
+
+        Args:
+            sample: A sample, or a decoded Example: key -> array or list of bytes.
+            describe: The text of a feature's value.
+        """
+        values = dict(_flatten(sample))
+        parts = cls(
+            Part(
+                name,
+                f"{getattr(value, 'dtype', type(value).__name__)} {getattr(value, 'shape', '')}",
+                describe(name, value),
+                _frames(value),
+                _series(name, values),
+                {name: value},
+            )
+            for name, value in values.items()
+        )
+        parts.sort(
+            key=lambda p: (
+                not p.frames,
+                p.series is None,
+                bool(_MASK.search(p.name)),
+                "image" not in p.name,
+            )
+        )
+        if parts and len(parts[0].frames) == 1:
+            parts[0] = parts[0]._replace(over=values)
+        return parts
+
     @property
     def caption(self) -> str:
         """The label of a sample, or its text; empty if it has none."""
@@ -137,44 +176,6 @@ class Parts(list[Part]):
             else:
                 axes.plot(part.series[:, :_MOST_DRAWN])
         return figure
-
-
-def parts_of(
-    sample: object,
-    describe: Callable[[str, Any], str] = lambda name, value: (
-        str(value)[:200] if isinstance(value, np.ndarray) else shown_value(value)
-    ),
-) -> Parts:
-    """The features of a sample: first the main picture, with its boxes and masks, then others,
-    plots, texts.
-
-    Args:
-        sample: A sample, or a decoded Example: key -> array or list of bytes.
-        describe: The text of a feature's value.
-    """
-    values = dict(_flatten(sample))
-    parts = Parts(
-        Part(
-            name,
-            f"{getattr(value, 'dtype', type(value).__name__)} {getattr(value, 'shape', '')}",
-            describe(name, value),
-            _frames(value),
-            _series(name, values),
-            {name: value},
-        )
-        for name, value in values.items()
-    )
-    parts.sort(
-        key=lambda p: (
-            not p.frames,
-            p.series is None,
-            bool(_MASK.search(p.name)),
-            "image" not in p.name,
-        )
-    )
-    if parts and len(parts[0].frames) == 1:
-        parts[0] = parts[0]._replace(over=values)
-    return parts
 
 
 def _flatten(sample: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -255,8 +256,8 @@ def to_html(value: Any) -> str:
 
 def _first(value: Any, most: int) -> list[Parts]:
     if isinstance(value, Mapping | tuple | str | bytes | torch.Tensor):
-        return [parts_of(value)]
-    return [*map(parts_of, value[:most])]
+        return [Parts.of(value)]
+    return [*map(Parts.of, value[:most])]
 
 
 def show(sample: object) -> Figure:
