@@ -11,7 +11,7 @@ from .inference import (
 from .kept_columns import KeptColumns, StoredColumns, check_columns, pack_columns
 from .record_dataset import TFRecordDataset, kept_column
 from .scan_tasks import ScanTask
-from .spread import records_of, spread_records
+from .spread import spread_records
 
 __all__ = [
     "ArrowColumns",
@@ -30,7 +30,6 @@ __all__ = [
     "kept_column",
     "looks_like",
     "pack_columns",
-    "records_of",
     "spread_records",
     "write_arrow",
 ]
