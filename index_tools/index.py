@@ -52,7 +52,6 @@ from torch_tfrecord.records import (
     write_sidecar,
 )
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import check_columns
 
 __all__ = ["INDEX", "VERIFY"]
 
@@ -207,7 +206,7 @@ def _run_index(
     if options["columns"] and not status:
         built = (outcome.value.index for outcome in outcomes if outcome.value)
         kept = (RecordIndex.load(place)._kept for place in built)
-        check_columns(options["columns"], kept, read_records(files))
+        _reader(options["columns"]).check(kept, read_records(files))
     # a manifest of some of the files would pass for that of all
     if manifest and not status:
         made = write_manifest(files, index_dir=output_dir, again=options["force"])
@@ -274,17 +273,12 @@ def _index_file(
     fresh = None if force else _fresh_index(file, place, format)
     if fresh is not None and fresh._kept.keys() >= {*columns}:
         return _Indexed(len(fresh), file.file_size, place, is_new=False)
-    reader = None
-    if columns:
-        from torch_tfrecord.tables import ExampleColumns  # imports torch
-
-        reader = ExampleColumns(columns)
     index = index_source(
         file,
         verify_crc=verify_crc,
         trusts_members=not verify_crc,
         index_bytes_ratio=index_bytes_ratio,
-        reader=reader,
+        reader=_reader(columns) if columns else None,
     )
     if format == _SIDECAR:
         before = {} if fresh is None else fresh._kept
@@ -292,6 +286,12 @@ def _index_file(
     else:
         index.to_tfrecord2idx(place)
     return _Indexed(len(index), file.file_size, place, is_new=True)
+
+
+def _reader(columns: Sequence[str]) -> Any:
+    from torch_tfrecord.tables import ExampleColumns  # imports torch
+
+    return ExampleColumns(columns)
 
 
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:

@@ -48,7 +48,7 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, PackedRecords, index_source
 from torch_tfrecord.remote import store_of
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import check_columns, kept_column
+from torch_tfrecord.tables import ExampleColumns, kept_column
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
@@ -73,8 +73,6 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
             return index
     if not columns:
         return index_source(file, verify_crc=False, trusts_members=True)
-    from torch_tfrecord.tables import ExampleColumns  # imports torch
-
     return index_source(file, reader=ExampleColumns([*columns]))
 
 
@@ -92,7 +90,7 @@ def _select(
     positions = np.arange(len(files.table))
     for name, values in conditions:
         kept = kept_column(files, name)
-        check_columns([name], [{name: kept}], map(files.read, range(len(files.table))))
+        ExampleColumns([name]).check([{name: kept}], map(files.read, range(len(files.table))))
         kept = kept.take(positions)
         wanted = [kept.parse(text, name) for text in values.split(",")]
         positions = positions[kept.matches(wanted, name)]

@@ -40,7 +40,6 @@ from torch_tfrecord.tfds import (
     Split,
     info_of,
     leaves_of,
-    make_leaf,
     open_split,
 )
 
@@ -246,10 +245,10 @@ class _ColumnMaker:
         self._leaf, self._is_decoded = leaf, is_decoded
         # Boxes of episodes stay as they are stored: the size of an image would have to be read.
         own = replace(leaf, image_key=None)
-        self.wants = make_leaf(own, path=path).wants
+        self.wants = own.reader(path=path).wants
         if _is_step(leaf):
             own = replace(own, lengths=leaf.lengths[1:])
-        self._reader = make_leaf(own, path=path)
+        self._reader = own.reader(path=path)
         element = self._reader.element
         # Many images are decoded at once where decoding is a plain `decode_image`.
         mode = element.plain_mode if is_decoded else None

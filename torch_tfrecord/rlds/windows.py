@@ -29,7 +29,7 @@ from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.rlds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.tfds import leaves_of, read_json
+from torch_tfrecord.tfds import leaves_of
 
 __all__ = [
     "DROID_KEY",
@@ -325,7 +325,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
     def wrong(what: str) -> Exception:
         return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
 
-    ranges: object = keep if path is None else read_json(path, store.info.access)
+    ranges: object = keep if path is None else store.info._json(path)
     if not isinstance(ranges, Mapping):
         raise wrong(
             f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"

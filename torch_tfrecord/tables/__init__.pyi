@@ -8,7 +8,7 @@ from .inference import (
     infer_through,
     looks_like,
 )
-from .kept_columns import KeptColumns, StoredColumns, check_columns, pack_columns
+from .kept_columns import KeptColumns, StoredColumns, pack_columns
 from .record_dataset import TFRecordDataset, kept_column
 from .scan_tasks import ScanTask
 from .spread import spread_records
@@ -22,7 +22,6 @@ __all__ = [
     "StoredColumns",
     "TFRecordDataset",
     "build_index",
-    "check_columns",
     "decode_record",
     "features_of",
     "infer_features",

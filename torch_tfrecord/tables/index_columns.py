@@ -27,7 +27,7 @@ from torch_tfrecord.records import (
     read_records,
 )
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns, check_columns
+from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 
 __all__ = ["ExampleColumns", "build_index"]
 
@@ -133,6 +133,30 @@ class ExampleColumns:
         self._parts[name].append(full)
         self._missing[name].append(counts == 0)
 
+    def check(self, kept: Iterable[KeptColumns], records: Iterable[bytes]) -> None:
+        """Check that some record has each of the columns, or for ``len(key)`` a value there.
+
+        Args:
+            kept: The columns of each file.
+            records: Of all files; the first one is for the error.
+
+        Raises:
+            ValueError: None has.
+        """
+        unknown = {*self._keys}
+        for columns in kept:
+            for name in [*unknown]:
+                column = columns[name]
+                if column.has_values and (column.values.any() or not name.startswith("len(")):
+                    unknown.remove(name)
+            if not unknown:
+                return
+        for record in records:
+            raise ValueError(
+                f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
+                f"has {sorted(decode_example(record))}"
+            )
+
     def columns(self) -> KeptColumns:
         """The columns of all blocks."""
         return {name: self._column(name, key) for name, key in self._keys.items()}
@@ -219,7 +243,7 @@ def build_index(
     indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
     if columns:
         records = read_records(files, storage_options=storage_options)
-        check_columns(columns, [index._kept for index in indexes], records)
+        ExampleColumns(columns).check([index._kept for index in indexes], records)
     if columns if save is None else save:
         keeper = IndexKeeper(index_dir=index_dir, access=access)
         for path, index in zip(files, indexes, strict=True):

@@ -50,7 +50,7 @@ from torch_tfrecord.protobuf import (
 )
 from torch_tfrecord.records import PackedRecords, Paths, found_files
 from torch_tfrecord.shown import features_code, shown_keys
-from torch_tfrecord.tables.spread import SpreadRecord, records_of, spread_records
+from torch_tfrecord.tables.spread import SpreadRecord, all_records, spread_records
 
 __all__ = [
     "Decoded",
@@ -167,7 +167,7 @@ def features_of(
         path, position, offset, _ = samples[number]
         with suppress(TFRecordError):  # of a record before it
             if position is None:
-                records = records_of(path, access)
+                records = all_records(path, access)
                 position = next(record.position for record in records if record.offset == offset)
         raise error.locate(path=path, position=position, offset=offset) from error.__cause__
 

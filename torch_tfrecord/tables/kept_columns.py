@@ -19,9 +19,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.protobuf import decode_example
 
-__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "check_columns", "pack_columns"]
+__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "pack_columns"]
 
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Wanted: TypeAlias = "object | Iterable[object] | Callable[[npt.NDArray[Any]], _Mask]"
@@ -195,34 +194,6 @@ def _as_float32(value: float) -> float:
 
 
 KeptColumns: TypeAlias = Mapping[str, KeptColumn]
-
-
-def check_columns(
-    names: Iterable[str], kept: Iterable[KeptColumns], records: Iterable[bytes]
-) -> None:
-    """Check that some record has each of the columns, or for ``len(key)`` a value there.
-
-    Args:
-        names: Of the columns.
-        kept: Those of each file.
-        records: Of all files; the first one is for the error.
-
-    Raises:
-        ValueError: None has.
-    """
-    unknown = {*names}
-    for columns in kept:
-        for name in [*unknown]:
-            column = columns[name]
-            if column.has_values and (column.values.any() or not name.startswith("len(")):
-                unknown.remove(name)
-        if not unknown:
-            return
-    for record in records:
-        raise ValueError(
-            f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
-            f"has {sorted(decode_example(record))}"
-        )
 
 
 class _Place(NamedTuple):

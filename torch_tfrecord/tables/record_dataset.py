@@ -31,7 +31,7 @@ from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.tables.index_columns import ExampleColumns
 from torch_tfrecord.tables.inference import KeyCheck
-from torch_tfrecord.tables.kept_columns import KeptColumn, Wanted, check_columns
+from torch_tfrecord.tables.kept_columns import KeptColumn, Wanted
 from torch_tfrecord.tables.scan_tasks import ScanTask, columns_of, plan_tasks, selected
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class TFRecordDataset(MapDataset):
             column = self._scanned[key]
         if name not in features and len(self) == self._record_files.extent[1]:
             records = map(self._record_files.read, self._positions)
-            check_columns([name], [{name: column}], records)
+            ExampleColumns([name]).check([{name: column}], records)
         return column
 
     def _scan(self, key: str) -> KeptColumn:

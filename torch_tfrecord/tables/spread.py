@@ -30,7 +30,7 @@ from torch_tfrecord.records import (
     read_blocks,
 )
 
-__all__ = ["SpreadRecord", "records_of", "spread_records"]
+__all__ = ["SpreadRecord", "all_records", "spread_records"]
 
 
 _MOST_BYTES = 1 << 28  # read in all
@@ -129,7 +129,7 @@ def _from_beginning(
     kept: list[SpreadRecord] = []
     damage, step, num_bytes = None, 1, 0
     try:
-        for record in records_of(path, access):
+        for record in all_records(path, access):
             num_bytes += len(record.payload) + OVERHEAD_BYTES
             if record.position is not None and record.position % step == 0:
                 kept.append(record)
@@ -145,8 +145,8 @@ def _from_beginning(
         raise damage
 
 
-def records_of(path: str, access: Access = DEFAULT_ACCESS) -> Iterator[SpreadRecord]:
-    """All records of a file."""
+def all_records(path: str, access: Access) -> Iterator[SpreadRecord]:
+    """The records of a file."""
     for block in read_blocks(path, "auto", verify_crc=True, on_error="raise", access=access):
         for number, payload in enumerate(block.payloads or ()):
             yield SpreadRecord(path, block.position + number, int(block.offsets[number]), payload)
@@ -178,7 +178,7 @@ def _at_bytes(
     }
     # long records, or the file is damaged: reading it says how
     if not seen or (0 in begins and 0 not in seen):
-        first = next(records_of(file.path, access))
+        first = next(all_records(file.path, access))
         seen = {first.offset: first, **seen}
     yield from seen.values()
 

@@ -2,14 +2,12 @@ from . import features
 from .dataset_info import DatasetInfo, SplitInfo, info
 from .dataset_info import info_of as info_of
 from .episodes import Normalize, RLDSDataset, RLDSEpisodes, UniformGoals, dataset_statistics
-from .features_json import read_json as read_json
 from .leaves import Leaf as Leaf
 from .loading import load
 from .loading import open_split as open_split
 from .parser import Chosen as Chosen
 from .parser import LeafPlace as LeafPlace
 from .parser import leaves_of as leaves_of
-from .parser import make_leaf as make_leaf
 from .splits import ReadInstruction, even_splits
 from .splits import Split as Split
 from .writing import write

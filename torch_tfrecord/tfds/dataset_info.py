@@ -118,6 +118,10 @@ class DatasetInfo:
         """The path of features.json."""
         return posixpath.join(self.directory, FEATURES_FILE)
 
+    def _json(self, path: str) -> object:
+        """What a JSON file holds, local or where the data are; see `read_json`."""
+        return read_json(path, self.access)
+
     def files(self, split: str) -> list[str]:
         """List the shard paths of a split, in order, without checking that they exist."""
         info = self.splits[split]

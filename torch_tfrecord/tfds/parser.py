@@ -51,7 +51,6 @@ __all__ = [
     "LeafPlace",
     "TFDSParser",
     "leaves_of",
-    "make_leaf",
     "plain_spec",
 ]
 
@@ -108,6 +107,40 @@ class LeafPlace:
         is_unknown = isinstance(self.feature, f.UnknownFeature)
         return 0 if len(self.lengths) > 1 or is_unknown else make_element(self).count or 0
 
+    def reader(
+        self,
+        decoding: Decoding = Decoding(),
+        path: str | None = None,
+        plain: Collection[str] = (),
+    ) -> Leaf:
+        """What reads it from records.
+
+        Args:
+            decoding: How to decode it.
+            path: Path of features.json, for errors.
+            plain: Paths of the leaves that plain specs read from the same records.
+
+        Raises:
+            ParseError: The feature class is unknown, or torch lacks the dtype; names the feature.
+        """
+        element, feature = make_element(self, decoding, path), self.feature
+        if isinstance(feature, f.BBoxFeature) and not decoding.as_numpy_layout:
+            key, image = self.image_key, None
+            if key is not None:
+                # The same `Want` as the image's own reader, so that one pass over the records
+                # serves both.
+                num_values = 1 if key in plain else None
+                image = Want(self.path, key, BYTES_LIST, "Image", num_values=num_values)
+            return BoxLeaf(self.path, element, self.lengths, feature.bbox_format, image)
+        return Leaf(
+            self.path,
+            element,
+            self.lengths,
+            # Only tensors and scalars have the argument.
+            is_optional=getattr(feature, "optional", False),
+            default=decoding.defaults.get(self.path),
+        )
+
 
 def _walk(
     feature: f.FeatureConnector, names: tuple[str, ...], lengths: Shape, image: str | None
@@ -137,7 +170,7 @@ def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
 
 def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Feature | None:
     """The feature spec that reads the same values, if the compiled core supports the feature; else
-    None. Arguments and errors are those of `make_leaf`.
+    None. Arguments and errors are those of `LeafPlace.reader`.
     """
     element = make_element(place, decoding, path)
     feature, key = place.feature, place.path
@@ -166,48 +199,11 @@ def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Featur
     return FixedLenFeature(shape, dtype, key=key) if len(shape) == len(element.shape) else None
 
 
-def make_leaf(
-    place: LeafPlace,
-    decoding: Decoding = Decoding(),
-    path: str | None = None,
-    plain: Collection[str] = (),
-) -> Leaf:
-    """Build the reader of a leaf.
-
-    Args:
-        place: The leaf.
-        decoding: How to decode it.
-        path: Path of features.json, for errors.
-        plain: Paths of the leaves that plain specs read from the same records.
-
-    Raises:
-        ParseError: The feature class is unknown, or torch lacks the dtype; names the feature.
-    """
-    element = make_element(place, decoding, path)
-    if isinstance(place.feature, f.BBoxFeature) and not decoding.as_numpy_layout:
-        key, image = place.image_key, None
-        if key is not None:
-            # The same `Want` as the image's own reader, so that one pass over the records serves
-            # both.
-            num_values = 1 if key in plain else None
-            image = Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
-        return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
-    # Only tensors and scalars have the argument.
-    is_optional = getattr(place.feature, "optional", False)
-    return Leaf(
-        place.path,
-        element,
-        place.lengths,
-        is_optional=is_optional,
-        default=decoding.defaults.get(place.path),
-    )
-
-
 def make_element(
     place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None
 ) -> Element:
     """Build the element of a leaf, which decodes one value; arguments and errors are those of
-    `make_leaf`.
+    `LeafPlace.reader`.
     """
     element = _own_element(place, decoding, path)
     if place.path not in decoding.decoders:
@@ -306,7 +302,7 @@ class TFDSParser:
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
         for leaf in full:
             if leaf.path not in specs:
-                readers[leaf.path] = make_leaf(leaf, decoding, path, specs)
+                readers[leaf.path] = leaf.reader(decoding, path, specs)
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
     def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
