@@ -111,7 +111,7 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
     if 2 * min(repeat(lambda: crc32c(bytes(num_bytes)), number=1)) > alone["read"]:
         return "checksums"
     if files.first_compressed is not None:
-        file = open_file(files.path(0), files.access)
+        file = open_file(files.table.files[0], files.access)
         num_bytes = num_bytes * file.file_size // max(files.table.file_bytes[0], 1)
         if 2 * timeit(lambda: file.read(num_bytes, 0), number=1) < alone["read"]:
             return "decompression"

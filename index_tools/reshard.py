@@ -45,7 +45,13 @@ from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.order import Permutation
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, PackedRecords, index_source
+from torch_tfrecord.records import (
+    OVERHEAD_BYTES,
+    IndexKeeper,
+    PackedRecords,
+    RecordTable,
+    index_source,
+)
 from torch_tfrecord.remote import store_of
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import ExampleColumns, kept_column
@@ -85,7 +91,7 @@ def _select(
     found = data_files(paths)
     indexes = each_at_once(partial(_index, columns), found, 2)
     bar = ProgressBar(indexes, "finding records", total=len(found), unit="file", delay=1.0)
-    files = RecordFiles(found, bar, verify_crc=True)
+    files = RecordFiles(RecordTable(found, bar))
     files.has_warned = True  # neighbours are read together
     positions = np.arange(len(files.table))
     for name, values in conditions:
@@ -183,14 +189,16 @@ def _write(
 
     outputs = {path: len(positions) for path, positions in sets.items()}
     if shards:
-        shards["compression_type"] = shards["compression_type"] or files.facts(0).compression_type
+        shards["compression_type"] = (
+            shards["compression_type"] or files.table.facts(0).compression_type
+        )
         named = [Output(path, **shards, force=force).shards(sizes(sets[path])) for path in sets]
         outputs = dict(chain.from_iterable(map(dict.items, named)))
     order = np.concatenate([*sets.values()])
     batches = np.cumsum(sizes(order)) // _BATCH_BYTES
     parts = np.split(order, np.flatnonzero(np.diff(batches)) + 1)
     records = chain.from_iterable(each_at_once(partial(_read, files), parts, 2))
-    inputs = [*map(files.path, range(files.extent[0]))]
+    inputs = files.table.files
     return _fill(inputs, outputs, records, as_json, force)
 
 

@@ -53,6 +53,7 @@ from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
 from torch_tfrecord.compression.seek_points import SeekPoints
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.records import RecordTable
 from torch_tfrecord.records.index_paths import sidecar_path
 
 COMPILED = True
@@ -291,7 +292,7 @@ def _check_whole(number, rng):
         _put(_INDEX_PATH, found.to_bytes())
         ds = TFRecordDataset(path, index="require")
         points = found._points.to_bytes()
-        assert ds._record_files._facts[0]._seek_points().to_bytes() == points
+        assert ds._record_files.table.facts(0)._seek_points().to_bytes() == points
         is_true = found == index
         for position in order:
             if is_true:
@@ -339,7 +340,7 @@ def _check_damaged(kept, salt, edits):
             return
         positions = [min(each, len(ds) - 1) for each in positions]
     else:
-        files = RecordFiles([path], [index], verify_crc=True)
+        files = RecordFiles(RecordTable([path], [index]))
         facts = stream.kind, len(data.content), points, InflatedFiles()
         file, _ = outcome(InflatedFile, open_file(path), *facts, errors=IndexMismatchError)
         if file is None:

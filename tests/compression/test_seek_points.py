@@ -207,7 +207,7 @@ def test_what_we_write_is_entered_at_its_members(tmp_path, suffix):
     inflater = gzip.decompress if suffix == ".gz" else zlib.decompress
     assert inflater(path.read_bytes()) == DATA
     ds = TFRecordDataset(path, index="require")
-    assert len(ds._record_files._facts[0]._seek_points()) > len(DATA) // 25_000
+    assert len(ds._record_files.table.facts(0)._seek_points()) > len(DATA) // 25_000
     order = random.Random(1).sample(range(len(RECORDS)), 300)
     assert [ds[number] for number in order] == [RECORDS[number] for number in order]
 

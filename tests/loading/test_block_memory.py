@@ -33,7 +33,7 @@ def files():
     yield (
         contents,
         [open_file(path) for path in paths],
-        RecordTable([build_index(path) for path in paths]),
+        RecordTable(paths, [build_index(path) for path in paths]),
     )
     filesystem.rm("/blocks", recursive=True)
 
@@ -140,7 +140,7 @@ def test_a_copy_is_empty(files, fetched):
 
 def test_an_extent_of_every_record():
     index = RecordIndex([0, 116, 1132], [100, 1000, 5], 1153)
-    table = RecordTable([index, index])
+    table = RecordTable(["a", "b"], [index, index])
     for file in (0, 1):
         assert [
             table.block_extent(file, offset, 1000)

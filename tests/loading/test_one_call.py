@@ -24,6 +24,7 @@ from torch_tfrecord.columns.reading import list_want
 from torch_tfrecord.loading.read_ahead import _load
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.native import native_module
+from torch_tfrecord.records import RecordTable
 
 jobs, frames = native_module("jobs"), native_module("frames")
 compiled = pytest.mark.skipif(jobs is None, reason="needs the compiled core")
@@ -151,7 +152,7 @@ def test_a_file_that_became_shorter(path):
 
 def test_records_are_read_by_whoever_uses_them_first(path, calls):
     paths = [f"{path.parent}/a-{file:05d}-of-00002" for file in range(2)]
-    files = RecordFiles(paths, map(build_index, paths), True)
+    files = RecordFiles(RecordTable(paths, map(build_index, paths)), True)
     calls.clear()
     records = files.read_batch(np.array([9, 0]))
     assert (

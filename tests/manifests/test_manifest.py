@@ -1,7 +1,7 @@
 """The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is
 damaged or stale.
 
-Covers manifests/manifest_shards, records/record_table.
+Covers manifests/manifest_building, manifests/manifest_table, records/record_table.
 """
 
 import multiprocessing
@@ -29,6 +29,7 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
+from torch_tfrecord.manifests import manifest_table
 from torch_tfrecord.manifests.manifest import (
     Manifest,
     common_folder,
@@ -38,10 +39,10 @@ from torch_tfrecord.manifests.manifest import (
     shard_paths,
     shard_row,
 )
-from torch_tfrecord.manifests.manifest_shards import write_manifest
-from torch_tfrecord.records import index_keeper, record_table
+from torch_tfrecord.manifests.manifest_building import write_manifest
+from torch_tfrecord.records import index_keeper
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.record_table import ManifestTable, RecordTable
+from torch_tfrecord.records.record_table import RecordTable
 
 COUNTS = [3, 0, 5000, 2048, 1, 4096, 700]
 
@@ -81,9 +82,9 @@ def manifest_of(folder):
 def lazily(request, monkeypatch):
     """Both ways of looking up; by blocks with room for three."""
     if request.param == "by blocks":
-        monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
-        monkeypatch.setattr(record_table, "_KEPT_BLOCKS", 3)
-        monkeypatch.setattr(record_table, "_BLOCKS_AT_ONCE", 2)
+        monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
+        monkeypatch.setattr(manifest_table, "_KEPT_BLOCKS", 3)
+        monkeypatch.setattr(manifest_table, "_BLOCKS_AT_ONCE", 2)
     return request.param == "by blocks"
 
 
@@ -111,7 +112,7 @@ def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
     ):
         for policy in ("auto", "require"):
             ds = TFRecordDataset(paths, index=policy)
-            assert isinstance(ds._record_files.table, ManifestTable) == lazily
+            assert (ds._record_files.table._whole is None) == lazily
             assert ds.files == [f"{data}/x-{shard:05d}-of-00007" for shard in range(7)]
             assert len(ds) == len(WANTED)
             assert list(ds.__getitems__(list(range(len(ds))))) == WANTED
@@ -374,7 +375,7 @@ def test_a_shard_that_changes_while_it_is_used(data):
 
 
 def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
-    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     pickled = pickle.dumps(TFRecordDataset(str(data)))
     (data / "x-00004-of-00007").write_bytes(framed(b"new"))
     build_manifest(data)
@@ -392,7 +393,7 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
 @pytest.mark.parametrize("bits", [[5], pytest.param(range(8), marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     """In the head when it is opened, in a block when one of its records is looked up."""
-    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     (tmp_path / "x").write_bytes(framed(*payloads(3, 40)))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     for _ in flipped_in_place(
@@ -564,7 +565,9 @@ def test_long_names_are_read(tmp_path):
     row = shard_row(index_of(np.array([1])))
     for names in (["s3://bucket/" + "a" * 4000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
         (tmp_path / "m.safetensors").write_bytes(pack_manifest(names, [row] * len(names)))
-        assert Manifest(str(tmp_path / "m.safetensors")).names() == names
+        assert Manifest(str(tmp_path / "m.safetensors")).paths() == [
+            name if "://" in name else f"{tmp_path}/{name}" for name in names
+        ]
 
 
 def test_sizes_that_no_file_has_are_not_allocated(tmp_path):
@@ -682,12 +685,12 @@ def test_other_processes(data, lazily, method):
 
 @pytest.mark.daily
 def test_a_spawned_process(data, monkeypatch):
-    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     check_other_process(data, "spawn")
 
 
 def test_it_pickles_small(data, monkeypatch):
-    monkeypatch.setattr(record_table, "_READ_WHOLE_RECORDS", -1)
+    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     ds = TFRecordDataset(str(data))
     pickled = pickle.dumps(ds)
     assert not any(name.encode() in pickled for name in ds.files)

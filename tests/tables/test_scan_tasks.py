@@ -148,7 +148,7 @@ def test_a_damaged_record(folder):
     tasks = ds.scan_tasks(10_000)
     with open(path, "r+b") as file:
         file.write(data)
-    os.utime(path, ns=(ds._record_files.facts(0).mtime_ns,) * 2)
+    os.utime(path, ns=(ds._record_files.table.facts(0).mtime_ns,) * 2)
     text = rf"a\.tfrecord: record 500 at byte {offset}: .*checksum"
     found = []
     with pytest.raises(CorruptRecordError, match=text):

@@ -506,7 +506,7 @@ def test_by_a_manifest(folder, tmp_path):
     build_index(tmp_path, columns=["label"])
     build_manifest(tmp_path / "x-*.tfrecord")
     ds = TFRecordDataset(tmp_path / "x-*.tfrecord", FEATURES)
-    assert type(ds._record_files._facts).__name__ == "ManifestShards"
+    assert type(ds._record_files.table).__name__ == "ManifestTable"
     assert ds.find("label", 3).tolist() == [n for n in range(NUM) if n % 7 == 3]
 
 

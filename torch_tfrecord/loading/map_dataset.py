@@ -29,23 +29,15 @@ from torch_tfrecord.loading.column_batch import BatchParser
 from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
 from torch_tfrecord.loading.nested_dataset import StagedDataset
 from torch_tfrecord.loading.record_files import (
-    ArrayRecordFiles,
     RecordFiles,
     SingleRecords,
     warn_of_no_records,
 )
 from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
-from torch_tfrecord.manifests import open_shards
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import DrawEpoch
-from torch_tfrecord.records import (
-    IndexKeeper,
-    PackedRecords,
-    Paths,
-    array_record_indexes,
-    is_array_record,
-)
+from torch_tfrecord.records import PackedRecords, Paths, open_table
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 
@@ -114,37 +106,28 @@ class MapDataset(StagedDataset):
         access = Access(storage_options, cache_dir, cache_bytes)
         parser = dataset_parser(features, paths, access, max_batch_bytes, label_key)
         transform = with_label(transform, label_key)
-        files, infos, shards = open_shards(
-            paths, index, index_dir, compression, access.without_cache()
-        )
-        # Where all files are local, no cache is made.
-        access = access.for_files(files)
-        keeper = IndexKeeper(
+        table = open_table(
+            paths,
             index,
             index_dir=index_dir,
-            verify_crc=verify_crc
-            and not errors.skips,  # a damaged payload is found when it is read
+            # A damaged payload is found when it is read.
+            verify_crc=verify_crc and not errors.skips,
             compression_type=compression,
             access=access,
             note=errors.add if errors.skips else None,
         )
-        source: RecordFiles
-        if compression in ("auto", "") and is_array_record(files[0]):
-            source = ArrayRecordFiles(files, array_record_indexes(files))
-        else:
-            indexes = keeper.each(files, infos) if shards is None else shards
-            source = RecordFiles(files, indexes, verify_crc, access)
         errors.tell()
-        if not len(source.table):
-            warn_of_no_records(files)
-        good = np.delete(np.arange(len(source.table)), source.damaged) if source.damaged else None
-        self._set_up(files, source, good, parser, transform, max_batch_bytes, errors)
+        if not len(table):
+            warn_of_no_records(table.files)
+        good = np.delete(np.arange(len(table)), table.damaged) if table.damaged else None
+        # Where all files are local, no cache is made.
+        source = RecordFiles.of(table, verify_crc, access.for_files(table.files))
+        self._set_up(source, good, parser, transform, max_batch_bytes, errors)
         self._paths, self._index_dir = paths, index_dir
 
     @classmethod
     def _from_source(
         cls,
-        files: Sequence[str],
         source: RecordFiles,
         features: Any = None,
         *,
@@ -156,8 +139,7 @@ class MapDataset(StagedDataset):
         `tfds`.
 
         Args:
-            files: The paths, in the order to read them; they are not sorted.
-            source: Reads their records.
+            source: Reads the records of the files, in the order of their table, which may be any.
             features: As for the class; or an object that parses records, with `single`, `batches`
                 and `max_batch_bytes`.
             positions: The records to include, counted over all files: a range or an int64 array;
@@ -170,12 +152,11 @@ class MapDataset(StagedDataset):
         # A parser of a higher layer comes with its own limit.
         is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(list(files), source, positions, parser, transform, max_batch_bytes)
+        dataset._set_up(source, positions, parser, transform, max_batch_bytes)
         return dataset
 
     def _set_up(
         self,
-        files: list[str],
         source: RecordFiles,
         positions: Sequence[int] | npt.NDArray[np.int64] | None,
         parser: SampleParser | None,
@@ -185,13 +166,17 @@ class MapDataset(StagedDataset):
     ) -> None:
         self._errors, self._transform, self._max_batch_bytes = errors, transform, max_batch_bytes
         self._maker = SampleMaker(parser, transform, errors)
-        self.files: list[str] = files
         self._record_files = source
         self._positions: Any = range(len(source.table)) if positions is None else positions
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    @property
+    def files(self) -> list[str]:
+        """The files, sorted."""
+        return self._record_files.table.files
 
     @property
     def features(self) -> Any:
@@ -370,13 +355,7 @@ class MapDataset(StagedDataset):
 
     def __getstate__(self) -> dict[str, object]:
         # perhaps large, and workers do not need them
-        own = {**self.__dict__, "_paths": None}
-        return own | ({} if self._record_files.paths is None else {"files": None})
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        if self.files is None:
-            self.files = self._record_files.paths
+        return {**self.__dict__, "_paths": None}
 
     _repr_html_ = to_html
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
@@ -23,7 +23,6 @@ from torch_tfrecord.files import (
     open_file,
     storages,
 )
-from torch_tfrecord.manifests import ManifestShards
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import (
@@ -32,7 +31,7 @@ from torch_tfrecord.records import (
     PackedRecords,
     RecordIndex,
     RecordReader,
-    RecordTable,
+    Table,
 )
 from torch_tfrecord.remote import store_of
 from torch_tfrecord.samples import RecordPlace
@@ -92,44 +91,31 @@ class RecordFiles:
     and spawn, and from threads.
 
     Args:
-        paths: The files.
-        indexes: One for each file, checked against it when it is opened, iterated over once and not
-            kept; or the shards of a manifest.
+        table: Where the records are; each file is compared with what it says of it when it is
+            opened.
         verify_crc: Check the payloads' checksums.
         access: How remote files are reached.
 
     Attributes:
-        access, verify_crc: The same.
-        table: Where the records are.
+        table, access, verify_crc: The same.
         extent: Files, records and decompressed bytes.
         first_compressed: The first file that is compressed, or None.
         slow_file: The same, but None if all decompressed data is kept, so that any order
             decompresses each byte once.
-        damaged: Positions that are no records, but what lies between two.
         has_warned: Whether the user was warned that random access is slow; also set to suppress the
             warning.
         is_remote: Whether some files are remote.
     """
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        indexes: Iterable[RecordIndex] | ManifestShards,
-        verify_crc: bool,
-        access: Access = DEFAULT_ACCESS,
+        self, table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS
     ) -> None:
-        self._paths, self.access, self.verify_crc = paths, access, verify_crc
+        self.table, self.verify_crc, self.access = table, verify_crc, access
         self._reader = RecordReader(verify_crc)
-        self._facts: list[RecordIndex] | ManifestShards = []
-        self.damaged: list[int] = []
-        self._set_up(self._table(indexes))
-
-    def _set_up(self, table: RecordTable) -> None:
-        paths, self.table = self._paths, table
-        self.is_remote = any(map(is_remote, paths))
+        self.is_remote = any(map(is_remote, table.files))
         self._blocks: RangeReader | None = None
-        file_bytes = self.table.file_bytes
-        self.extent = len(paths), len(self.table), int(file_bytes.sum())
+        self.extent = len(table.files), len(table), int(table.file_bytes.sum())
+        self.first_compressed = table.first_compressed
         self._inflated: _InflatedFiles | None = None
         self.slow_file: str | None = None
         if self.first_compressed is not None:
@@ -139,48 +125,11 @@ class RecordFiles:
         self.has_warned = False
         self._sources: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
-    def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
-        if isinstance(indexes, ManifestShards):
-            self._facts, self.first_compressed = indexes, indexes.first_compressed
-            return indexes.table
-        facts: list[RecordIndex] = []
-
-        def noting() -> Iterator[RecordIndex]:
-            begin = 0
-            for index in indexes:
-                # the records go into the table: 16 bytes for each
-                facts.append(index._without_records())
-                self.damaged += [begin + number for number in index._damaged or ()]
-                begin += len(index)
-                yield index
-
-        table = RecordTable(noting())
-        self._facts = facts
-        compressed = (
-            path for path, index in zip(self._paths, facts, strict=True) if index.compression_type
-        )
-        self.first_compressed = next(compressed, None)
-        return table
-
-    @property
-    def paths(self) -> list[str] | None:
-        """The files' paths where they need not travel, since a manifest names them."""
-        return self._facts.files if isinstance(self._facts, ManifestShards) else None
-
-    def path(self, file: int) -> str:
-        """The path of a file, by its number."""
-        return self._paths[file]
-
-    def facts(self, file: int) -> RecordIndex:
-        """What a file is held against when it is opened: its index, without the records."""
-        return self._facts[file]
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | ({} if self.paths is None else {"_paths": None})
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._paths = self._paths if self.paths is None else self.paths
+    @staticmethod
+    def of(table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS) -> RecordFiles:
+        """What reads the files of a table, by the kind of its first one."""
+        is_array = bool(table.files) and isinstance(table.facts(0), ArrayRecordIndex)
+        return ArrayRecordFiles(table) if is_array else RecordFiles(table, verify_crc, access)
 
     def warn(self) -> None:
         """Warn once that random access is slow, if there is a `slow_file`."""
@@ -204,7 +153,7 @@ class RecordFiles:
         try:
             return self._reader.read(self._source(file), offset, length)
         except TFRecordError as error:
-            error.locate(path=self._paths[file], position=number)
+            error.locate(path=self.table.files[file], position=number)
             raise
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
@@ -236,7 +185,11 @@ class RecordFiles:
     def place(self, position: int) -> RecordPlace:
         """Where a record is."""
         file, number, offset, _ = self.table.find_one(position)
-        return RecordPlace(self._paths[file], offset, number)
+        return RecordPlace(self.table.files[file], offset, number)
+
+    def facts(self, file: int) -> RecordIndex:
+        """What a file is compared with when it is opened: its index, without the records."""
+        return cast("RecordIndex", self.table.facts(file))
 
     def _source(self, file: int) -> FileSource:
         return self._sources.find(file, self._open)
@@ -249,7 +202,7 @@ class RecordFiles:
                 pass
 
     def _open(self, file: int) -> FileSource:
-        path, index = self._paths[file], self._facts[file]
+        path, index = self.table.files[file], self.facts(file)
         source = open_indexed(path, index, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
@@ -262,25 +215,11 @@ class RecordFiles:
 
 
 class ArrayRecordFiles(RecordFiles):
-    """The same of ArrayRecord files.
+    """The same of ArrayRecord files; their table knows about where the records are."""
 
-    Args:
-        paths: The files.
-        indexes: One for each file, checked against it when it is opened.
-
-    Attributes:
-        table: Where the records are, roughly: as if all of a file had the same size.
-        indexes: The same.
-    """
-
-    first_compressed: str | None = None
-
-    def __init__(self, paths: Sequence[str], indexes: Sequence[ArrayRecordIndex]) -> None:
-        self._paths, self.access, self._facts = paths, DEFAULT_ACCESS, []
-        self.verify_crc, self.damaged, self.indexes = True, [], indexes
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
         self._readers: ProcessCache[ArrayRecordFile] = ProcessCache(_MOST_OPEN)
-        self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)
-        self._set_up(RecordTable.of_borders([*map(_even_borders, indexes)]))
 
     def read(self, position: int) -> bytes:
         """The payload of one record; see `RecordFiles`."""
@@ -288,7 +227,7 @@ class ArrayRecordFiles(RecordFiles):
         try:
             return self._readers.find(file, self._open_reader).read(number)
         except TFRecordError as error:
-            raise error.locate(path=self._paths[file], position=number) from error.__cause__
+            raise error.locate(path=self.table.files[file], position=number) from error.__cause__
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
         """The payloads of several records, in file order; see `RecordFiles`."""
@@ -296,8 +235,8 @@ class ArrayRecordFiles(RecordFiles):
             # Neighbours of a file share chunks, which are decompressed once.
             order = np.argsort(positions, kind="stable")
             wanted = positions[order]
-            files = np.searchsorted(self._begins, wanted, side="right") - 1
-            numbers = wanted - self._begins[files]
+            files = self.table.find(wanted).files
+            numbers = self.table.numbers(wanted, files)
             payloads: list[bytes] = []
             for first, last in pairwise(
                 np.flatnonzero(np.diff(files, prepend=-1, append=-1)).tolist()
@@ -312,14 +251,10 @@ class ArrayRecordFiles(RecordFiles):
     def place(self, position: int) -> RecordPlace:
         """Where a record is; no byte offset is known."""
         file, number, _, _ = self.table.find_one(position)
-        return RecordPlace(self._paths[file], None, number)
+        return RecordPlace(self.table.files[file], None, number)
 
     def _open_reader(self, file: int) -> ArrayRecordFile:
-        return ArrayRecordFile(self._paths[file], self.indexes[file].check_fresh)
-
-
-def _even_borders(index: ArrayRecordIndex) -> npt.NDArray[np.int64]:
-    return np.arange(len(index) + 1, dtype=np.int64) * index.file_size // max(len(index), 1)
+        return ArrayRecordFile(self.table.files[file], self.table.facts(file).check_fresh)
 
 
 class SingleRecords(Sequence[bytes]):

@@ -1,14 +1,4 @@
-from .manifest import BLOCK_RECORDS, MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
-from .manifest_shards import ManifestShards, build_manifest, open_shards, write_manifest
+from .manifest_building import build_manifest, write_manifest
+from .manifest_table import ManifestTable
 
-__all__ = [
-    "BLOCK_RECORDS",
-    "MANIFEST_SUFFIX",
-    "Manifest",
-    "ManifestShards",
-    "build_manifest",
-    "is_manifest",
-    "open_shards",
-    "shard_paths",
-    "write_manifest",
-]
+__all__ = ["ManifestTable", "build_manifest", "write_manifest"]

@@ -36,11 +36,11 @@ from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "BLOCK_RECORDS",
-    "MANIFEST_SUFFIX",
+    "INDEX_SUFFIX",
+    "SUFFIX",
     "Manifest",
     "ShardRow",
     "common_folder",
-    "is_manifest",
     "manifest_path",
     "pack_manifest",
     "relative_names",
@@ -50,9 +50,9 @@ __all__ = [
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-MANIFEST_SUFFIX = ".safetensors"  # of no data: whatever is in this form holds no records
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".index.safetensors"
 BLOCK_RECORDS = 2048  # whose lengths are read and checked together
-_INDEX_SUFFIX = ".index.safetensors"
 _NAME = "manifest.safetensors"
 _SHARD_ROWS = {
     "file_sizes": "int64",
@@ -107,11 +107,6 @@ def shard_row(index: RecordIndex) -> ShardRow:
 
 def _shorten(lengths: _Integers) -> npt.NDArray[np.integer[Any]]:
     return lengths.astype(np.uint32) if lengths.max(initial=0) < 1 << 32 else lengths
-
-
-def is_manifest(path: str) -> bool:
-    """Whether a path is that of a manifest; an index has an ending of its own."""
-    return path.endswith(MANIFEST_SUFFIX) and not path.endswith(_INDEX_SUFFIX)
 
 
 def pack_manifest(names: Sequence[str], rows: Sequence[ShardRow]) -> bytes:
@@ -258,9 +253,9 @@ class Manifest:
                 f"expected {expected} blocks, by the numbers of records, got {sorted(counts)}"
             )
 
-    def names(self) -> list[str]:
-        """The shards' names, as given to `pack_manifest`."""
-        return self._texts("names")
+    def paths(self) -> list[str]:
+        """The shards' paths, in its order; see `shard_paths`."""
+        return shard_paths(self.path, self._texts("names"))
 
     def _texts(self, name: str) -> list[str]:
         count = len(self)

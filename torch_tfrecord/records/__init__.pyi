@@ -1,4 +1,4 @@
-from .array_record import ArrayRecordFile, is_array_record
+from .array_record import ArrayRecordFile
 from .codecs import open_stream
 from .data_file import (
     ArrayRecordIndex,
@@ -27,7 +27,7 @@ from .packed_records import PackedRecords
 from .paths import Paths, find_files, found_files, is_companion, named_manifest
 from .reader import RecordReader, read_blocks, read_records
 from .record_file import upload_bytes
-from .record_table import RecordTable, is_range, open_table
+from .record_table import RecordPlaces, RecordTable, Table, open_table
 from .scan import Block, RecordScanner, SkippedBytes
 from .sidecar import SidecarFormat, pack, read_sidecar, read_source, stored_number
 from .writer import ShardedTFRecordWriter, TFRecordWriter
@@ -47,6 +47,7 @@ __all__ = [
     "PackedRecords",
     "Paths",
     "RecordIndex",
+    "RecordPlaces",
     "RecordReader",
     "RecordScanner",
     "RecordTable",
@@ -55,6 +56,7 @@ __all__ = [
     "SidecarKeeper",
     "SkippedBytes",
     "TFRecordWriter",
+    "Table",
     "array_record_indexes",
     "check_payload",
     "checksum_error",
@@ -63,10 +65,8 @@ __all__ = [
     "found_files",
     "has_ranges",
     "index_source",
-    "is_array_record",
     "is_companion",
     "is_header",
-    "is_range",
     "load_fresh",
     "named_manifest",
     "open_records",

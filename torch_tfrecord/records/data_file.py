@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, ClassVar, TypeAlias, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
 
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, LocalFile, open_file
 from torch_tfrecord.records.array_record import ArrayRecordFile
@@ -40,8 +43,19 @@ class ArrayRecordIndex:
     mtime_ns: int
     fingerprint: int
 
+    compression_type: ClassVar[str] = ""
+    _damaged: ClassVar[None] = None
+
     def __len__(self) -> int:
         return self.num_records
+
+    def _borders(self) -> npt.NDArray[np.int64]:
+        """About where the records are: as if all had the same size."""
+        count = self.num_records
+        return np.arange(count + 1, dtype=np.int64) * self.file_size // max(count, 1)
+
+    def _without_records(self) -> ArrayRecordIndex:
+        return self
 
     def check_fresh(self, source: LocalFile) -> None:
         """Raise IndexMismatchError unless the file is still the same."""

@@ -239,6 +239,11 @@ class RecordIndex:
             object.__setattr__(same, name, value)
         return same
 
+    def _borders(self) -> npt.NDArray[np.int64]:
+        """The offset of each record, and the end of the last: int64 [N + 1]."""
+        end = self.offsets[-1] + self.lengths[-1] + OVERHEAD_BYTES if len(self) else 0
+        return np.append(self.offsets, end)
+
     def _without_records(self) -> RecordIndex:
         """What `check_fresh` needs alone: an index whose arrays are empty."""
         return self._with_facts(offsets=_NO_RECORDS, lengths=_NO_RECORDS)

@@ -16,15 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from torch_tfrecord.arguments import nearest
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
-from torch_tfrecord.manifests import MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
+from torch_tfrecord.records.index_paths import visible_sidecar_path
 from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import printable, without_secrets
 
@@ -48,8 +49,9 @@ _TFRECORD_NAME = re.compile(
     r"(\.tfrec(ords?)?|\.array_record|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE
 )
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
+_SIDECAR_SUFFIX = ".safetensors"  # of no data: what is in this form has no records
 # Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.
-_INDEX_SUFFIXES = (MANIFEST_SUFFIX, ".idx", ".tfindex", ".index")
+_INDEX_SUFFIXES = (_SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
 # Class names that `tfrecord from-images` writes, and as it named them before.
 _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
@@ -57,6 +59,13 @@ _GUESS_BYTES = 64
 _MAX_NAMED = 10
 _MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
 _MAX_NAME = 80
+
+
+class _NamesFiles(Protocol):
+    """What a manifest is asked here; see `record_table.Manifests`."""
+
+    def files_of(self, path: str, access: Access) -> list[str]:
+        """The files that a manifest names, in its order."""
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -87,7 +96,8 @@ def named_manifest(paths: Paths) -> str | None:
 
 def _is_manifest_file(path: str) -> bool:
     return (
-        is_manifest(path)
+        path.endswith(_SIDECAR_SUFFIX)
+        and not path.endswith(visible_sidecar_path(""))
         and not glob.has_magic(path)
         and (is_remote(path) or not os.path.isdir(path))
     )
@@ -188,7 +198,8 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
 
 def _expand(path: str, files: _Names, check: Callable[..., list[str]]) -> list[str]:
     if _is_manifest_file(path):
-        return shard_paths(path, Manifest(path, files.access).names())
+        manifests = cast("_NamesFiles", attached("manifests", "ManifestTable"))
+        return manifests.files_of(path, files.access)
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):

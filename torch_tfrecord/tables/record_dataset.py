@@ -405,7 +405,7 @@ def kept_column(files: RecordFiles, name: str) -> KeptColumn:
         raise NotKeptError(
             f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
             "feature itself, such as by `ds.to_arrow()`",
-            path=files.path(0),
+            path=files.table.files[0],
         )
     parts = []
     for file in range(files.extent[0]):
@@ -416,7 +416,7 @@ def kept_column(files: RecordFiles, name: str) -> KeptColumn:
                 f"with `tfrecord index --columns {shlex.quote(name)} PATHS`, or "
                 f"build_index(paths, columns=[{name!r}]) (with the dataset's index_dir, if it has one), and "
                 "open the dataset again",
-                path=files.path(file),
+                path=files.table.files[file],
             )
         parts.append(kept[name])
     try:

@@ -21,7 +21,6 @@ from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, FileSource, FileWindow
 from torch_tfrecord.loading import (
-    ArrayRecordFiles,
     BatchParser,
     ColumnBatch,
     RecordFiles,
@@ -36,6 +35,7 @@ from torch_tfrecord.records import (
     FileIndex,
     RecordIndex,
     RecordScanner,
+    RecordTable,
     SkippedBytes,
 )
 from torch_tfrecord.samples import RecordPlace, Samples, Value, without_left_out
@@ -175,7 +175,8 @@ class ScanTask:
                 )
 
     def _array_rows(self, one: ScanRange, index: ArrayRecordIndex) -> Iterator[RecordRows]:
-        files, end = ArrayRecordFiles([self.files[one.file]], [index]), one.first + one.num_rows
+        files = RecordFiles.of(RecordTable([self.files[one.file]], [index]))
+        end = one.first + one.num_rows
         step = max(_CHUNK_BYTES * one.num_rows // max(one.end - one.begin, 1), 1)
         for first in range(one.first, end, step):
             numbers = np.arange(first, min(first + step, end))
@@ -222,16 +223,11 @@ def plan_tasks(
         }
         tasks.append(
             ScanTask(
-                tuple(files.path(file) for file in numbers),
+                tuple(files.table.files[file] for file in numbers),
                 tuple(run._replace(file=numbers[run.file]) for run in own),
                 sum(run.num_rows for run in own),
                 int(sizes[begin:end].sum()),
-                tuple(
-                    files.indexes[file]
-                    if isinstance(files, ArrayRecordFiles)
-                    else files.facts(file)
-                    for file in numbers
-                ),
+                tuple(map(files.table.facts, numbers)),
                 options,
             )
         )

@@ -17,14 +17,8 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote
-from torch_tfrecord.loading import ArrayRecordFiles, RecordFiles
-from torch_tfrecord.records import (
-    ArrayRecordIndex,
-    FileIndex,
-    IndexKeeper,
-    RecordIndex,
-    array_record_indexes,
-)
+from torch_tfrecord.loading import RecordFiles
+from torch_tfrecord.records import FileIndex, IndexKeeper, RecordTable, array_record_indexes
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
@@ -150,7 +144,6 @@ def load(  # type: ignore[misc]  # which does not take any option
     def opened(split: Split) -> TFRecordDataset:
         files = open_split(found, split, keeper)
         return TFRecordDataset._from_source(
-            files.files,
             files.source(verify_crc, found.access),
             parser,
             positions=files.positions,
@@ -186,12 +179,7 @@ class SplitFiles:
 
     def source(self, verify_crc: bool, access: Access) -> RecordFiles:
         """What reads the records."""
-        arrays = [index for index in self.indexes if isinstance(index, ArrayRecordIndex)]
-        if arrays:
-            return ArrayRecordFiles(self.files, arrays)
-        return RecordFiles(
-            self.files, [i for i in self.indexes if isinstance(i, RecordIndex)], verify_crc, access
-        )
+        return RecordFiles.of(RecordTable(self.files, self.indexes), verify_crc, access)
 
 
 def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFiles:

@@ -1,0 +1,360 @@
+"""Opening a data set from its manifest alone: its files are those of the manifest, and its records
+are looked up in it block by block.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import IndexMismatchError, outer_level
+from torch_tfrecord.files import Access, RemoteInfo, is_remote, open_file
+from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, Manifest, manifest_path
+from torch_tfrecord.per_process import PerProcess, each_at_once
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records import (
+    COMPRESSION_TYPES,
+    OVERHEAD_BYTES,
+    RecordIndex,
+    RecordPlaces,
+    RecordTable,
+    Table,
+    sidecar_path,
+)
+
+__all__ = ["ManifestTable"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_READ_WHOLE_RECORDS = 1 << 20  # takes 8 MiB, and the compiled core looks them up
+_KEPT_BLOCKS = 2048  # takes 32 MiB in each process
+_BLOCKS_AT_ONCE = 256
+
+
+class ManifestTable(Table):
+    """The files of a data set and their records by a manifest, in a few MiB, however many records
+    there are; of few records all places are read at once. Pickles small: where it is needed the
+    rows are read again.
+
+    Args:
+        manifest: The manifest.
+        rows: int64 [F]: of each file its row.
+        files: Their paths, as `Manifest.paths` makes them.
+        infos: What storages said of the files; what they did not say is seen when a file is opened.
+        compression_type: How all files must be compressed; "auto" is any way.
+
+    Raises:
+        IndexMismatchError: A shard is not what the manifest says (names the first), or the manifest
+            is damaged.
+        FileNotFoundError: A local shard is missing.
+    """
+
+    damaged = ()
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: _Integers,
+        files: list[str],
+        infos: Mapping[str, RemoteInfo] | None = None,
+        compression_type: str = "auto",
+    ) -> None:
+        self._manifest, self._rows, self.files = manifest, rows, files
+        if infos:
+            self._check_remote_files(infos)
+        is_local = not is_remote(manifest.path) and not is_remote(files[0])
+        mtimes = self._check_local_files() if is_local else manifest.mtimes_ns[rows]
+        # Kept only where a copy has changed them: most data sets need no second column.
+        self._mtimes = mtimes if (mtimes != manifest.mtimes_ns[rows]).any() else None
+        kinds = manifest.compression[rows]
+        self.first_compressed = files[int(kinds.argmax())] if kinds.any() else None
+        self._whole: RecordTable | None = None
+        if len(rows) and manifest.num_records[rows].sum() <= _READ_WHOLE_RECORDS:
+            self._whole = RecordTable.of_borders([], manifest.offsets(rows))
+        if compression_type != "auto":
+            is_other = kinds != COMPRESSION_TYPES.index(compression_type)
+            if is_other.any():
+                first = int(is_other.argmax())
+                got = repr(COMPRESSION_TYPES[kinds[first]])
+                raise self._stale(first, f"compression {compression_type!r}", got)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        manifest, rows = self._manifest, self._rows
+        self._ends = np.cumsum(manifest.num_records[rows])
+        if self._whole is None:
+            self._starts = manifest.stream_starts[rows]
+            # From a position in the table to the number of the record in the manifest.
+            self._shifts = manifest.first_records[rows + 1] - self._ends
+            # A fork may copy the lock while another thread holds it.
+            self._kept = PerProcess(_KeptBlocks)
+
+    def __getstate__(self) -> dict[str, object]:
+        is_all = np.array_equal(self._rows, np.arange(len(self._manifest)))
+        # Workers get no list of 100,000 paths: they read the names from the manifest again.
+        return {
+            "_manifest": self._manifest,
+            "_rows": None if is_all else self._rows,
+            "_mtimes": self._mtimes,
+            "_whole": self._whole,
+            "first_compressed": self.first_compressed,
+        }
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        paths = self._manifest.paths()
+        if state["_rows"] is None:
+            self._rows = np.arange(len(paths))
+        self.files = [paths[row] for row in self._rows.tolist()]
+        self._set_up()
+
+    @staticmethod
+    def files_of(path: str, access: Access) -> list[str]:
+        """The files that a manifest names, in its order."""
+        return Manifest(path, access).paths()
+
+    @classmethod
+    def open_named(cls, path: str, compression_type: str, access: Access) -> ManifestTable:
+        """The table of a manifest that a user named.
+
+        Raises:
+            IndexMismatchError, OSError: See the class; nothing else names the files.
+        """
+        manifest = Manifest(path, access)
+        paths = manifest.paths()
+        if not paths:
+            raise IndexMismatchError(
+                "expected a manifest of at least one shard, got an empty one", path=path
+            )
+        # In the order in which a pattern would list them, so that positions mean the same records.
+        keys = list(map(os.fsencode, paths))
+        order = sorted(range(len(paths)), key=keys.__getitem__)
+        if any(keys[one] == keys[other] for one, other in pairwise(order)):
+            raise IndexMismatchError(
+                "expected a manifest that names each file once, got one that does not", path=path
+            )
+        files = [paths[row] for row in order]
+        return cls(manifest, np.array(order, np.int64), files, None, compression_type)
+
+    @classmethod
+    def open_beside(
+        cls,
+        files: list[str],
+        infos: Mapping[str, RemoteInfo],
+        index_dir: str | None,
+        compression_type: str,
+        access: Access,
+    ) -> ManifestTable | None:
+        """The table of sorted files by the manifest beside them, or in a folder of indexes; None
+        if there is none that can be used.
+
+        If it names these files but they have changed, it is not used, with a warning.
+        """
+        try:
+            manifest = Manifest(manifest_path(files, index_dir), access)
+            rows = _rows(manifest, files)
+            return None if rows is None else cls(manifest, rows, files, infos, compression_type)
+        except IndexMismatchError as error:
+            text = f"{error}: it is not used; build it again with `tfrecord index --manifest`"
+            warnings.warn(text, stacklevel=outer_level())
+        # Most folders have no manifest, which is no reason to say anything.
+        except OSError:
+            pass
+        return None
+
+    def facts(self, file: int) -> RecordIndex:
+        """See `Table`."""
+        facts = self._manifest.facts(self._rows.item(file))
+        facts = facts._with_facts(_kept_at=sidecar_path(self.files[file]))
+        if self._mtimes is None:
+            return facts
+        return facts._with_facts(mtime_ns=self._mtimes.item(file))
+
+    @property
+    def file_bytes(self) -> _Integers:
+        """See `Table`."""
+        return self._manifest.stream_sizes[self._rows]
+
+    def find(self, positions: _Integers) -> RecordPlaces:
+        """See `Table`.
+
+        Raises:
+            IndexMismatchError: The manifest is damaged, or has changed.
+        """
+        if self._whole is not None:
+            return self._whole.find(positions)
+        files = np.searchsorted(self._ends, positions, side="right")
+        begins, ends = self._borders_at(positions + self._shifts[files])
+        return RecordPlaces(files, begins - self._starts[files], ends - begins - OVERHEAD_BYTES)
+
+    def find_one(self, position: int) -> tuple[int, int, int, int]:
+        """See `Table`."""
+        if self._whole is not None:
+            return self._whole.find_one(position)
+        file = bisect_right(self._ends, position)
+        record = position + self._shifts.item(file)
+        # One record in plain integers: arrays of one element take ten times as long.
+        found = self._kept.get().find_one(record)
+        begin, end = found or [border.item() for border in self._borders_at(np.array([record]))]
+        number = position - (self._ends.item(file - 1) if file else 0)
+        return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
+
+    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
+        if self._whole is not None:
+            return self._whole._near(file, offset, block_bytes)
+        manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
+        # A file may have 10^8 records: only the manifest's blocks that reach into these bytes are
+        # read.
+        low = start + offset // block_bytes * block_bytes
+        begin = int(np.searchsorted(manifest.block_offsets, low, side="right")) - 1
+        end = int(np.searchsorted(manifest.block_offsets, low + block_bytes, side="right"))
+        first, last = manifest.first_records[row : row + 2].tolist()
+        records = np.arange(max(begin * BLOCK_RECORDS, first), min(end * BLOCK_RECORDS, last))
+        begins, ends = self._borders_at(records)
+        return np.append(begins, ends[-1:]) - start
+
+    def _borders_at(self, records: _Integers) -> tuple[_Integers, _Integers]:
+        """Where records begin and end, by their numbers in the manifest, in the streams of all its
+        shards one after another.
+        """
+        kept = self._kept.get()
+        begins, ends, is_missing = kept.find(records)
+        missing = np.flatnonzero(is_missing)
+        if not len(missing):
+            return begins, ends
+        needed, number_of = np.unique(records[missing] // BLOCK_RECORDS, return_inverse=True)
+        # In turns, so that many positions take a few MiB however many blocks they touch.
+        for first in range(0, len(needed), _BLOCKS_AT_ONCE):
+            blocks = needed[first : first + _BLOCKS_AT_ONCE]
+            borders = self._manifest.read_borders(blocks)  # not locked: it may take a request
+            kept.keep(blocks, borders)
+            is_here = (number_of >= first) & (number_of < first + len(blocks))
+            rows, chosen = number_of[is_here] - first, missing[is_here]
+            places = records[chosen] % BLOCK_RECORDS
+            begins[chosen], ends[chosen] = borders[rows, places], borders[rows, places + 1]
+        return begins, ends
+
+    def _check_local_files(self) -> _Integers:
+        """Compare names, sizes and times with the manifest, and the bytes of files with another
+        time; returns when each was changed last, int64 [F] nanoseconds.
+        """
+        states = np.array(list(map(_state, self.files)), np.int64).reshape(-1, 2)
+        sizes, mtimes = states[:, 0], states[:, 1]
+        if (sizes < 0).any():
+            first = int((sizes < 0).argmax())
+            text = (
+                f"{int((sizes < 0).sum())} of {len(self.files)} shards of the manifest are missing"
+            )
+            raise FileNotFoundError(errno.ENOENT, text, self.files[first])
+        expected = self._manifest.file_sizes[self._rows]
+        if (sizes != expected).any():
+            first = int((sizes != expected).argmax())
+            raise self._stale(first, f"{expected[first]} bytes", f"{sizes[first]}")
+        # Copying a folder changes the times: then the bytes at both ends decide.
+        changed = np.flatnonzero(mtimes != self._manifest.mtimes_ns[self._rows]).tolist()
+        if changed:
+            bar = each_at_once(self._check_fingerprint, changed)
+            for _ in ProgressBar(bar, "checking", total=len(changed), unit="file", delay=1.0):
+                pass
+        return mtimes
+
+    def _check_fingerprint(self, file: int) -> None:
+        expected = self._manifest.fingerprints.item(self._rows.item(file))
+        got = open_file(self.files[file]).fingerprint()
+        if got != expected:
+            raise self._stale(file, f"fingerprint {expected:#010x}", f"{got:#010x}")
+
+    def _check_remote_files(self, infos: Mapping[str, RemoteInfo]) -> None:
+        etags = self._manifest.etags
+        for file, row in enumerate(self._rows.tolist()):
+            info = infos.get(self.files[file])
+            if info is None:
+                continue
+            size, etag = self._manifest.file_sizes.item(row), etags[row] if etags else ""
+            if info.size not in (None, size):
+                raise self._stale(file, f"{size} bytes", f"{info.size}")
+            if info.etag and etag and info.etag != etag:
+                raise self._stale(file, f"ETag {etag}", info.etag)
+
+    def _stale(self, file: int, expected: str, got: str) -> IndexMismatchError:
+        return _stale(self._manifest, self.files[file], expected, got)
+
+
+class _KeptBlocks:
+    """Blocks that a process has read, each in the one slot that its number chooses; thread-safe."""
+
+    def __init__(self) -> None:
+        # Memory is taken as it is written to.
+        self._borders = np.empty((_KEPT_BLOCKS, BLOCK_RECORDS + 1), np.int64)
+        self._blocks = np.full(_KEPT_BLOCKS, -1, np.int64)
+        self._lock = threading.Lock()
+
+    def find(self, records: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
+        """Begins and ends of records if their blocks are here, and which are missing."""
+        blocks, places = np.divmod(records, BLOCK_RECORDS)
+        # One slot a block needs no list of what was used last, and forgets at random, as shuffled
+        # reads ask.
+        slots = blocks % len(self._blocks)
+        with self._lock:
+            is_missing = self._blocks[slots] != blocks
+            return self._borders[slots, places], self._borders[slots, places + 1], is_missing
+
+    def find_one(self, record: int) -> tuple[int, int] | None:
+        """Begin and end of one record; None if its block is not here."""
+        block, place = divmod(record, BLOCK_RECORDS)
+        slot = block % len(self._blocks)
+        with self._lock:
+            if self._blocks.item(slot) != block:
+                return None
+            return self._borders.item(slot, place), self._borders.item(slot, place + 1)
+
+    def keep(self, blocks: _Integers, borders: _Integers) -> None:
+        """Keep blocks in place of those that have their slots; of two for one slot, one."""
+        slots, first = np.unique(blocks % len(self._blocks), return_index=True)
+        with self._lock:
+            self._blocks[slots], self._borders[slots] = blocks[first], borders[first]
+
+
+def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
+    """The row of each file; None if the manifest has none of them."""
+    paths = manifest.paths()
+    if paths == files:
+        return np.arange(len(files))
+    # Some of the shards: a validation set, or the share of one rank.
+    row_of = {path: row for row, path in enumerate(paths)}
+    rows = np.array([row_of.get(file, -1) for file in files], np.int64)
+    missing = rows < 0
+    if missing.all():
+        return None
+    if missing.any():
+        first = int(missing.argmax())
+        raise _stale(
+            manifest,
+            files[first],
+            f"all {len(files)} files in it",
+            f"{int(missing.sum())} that it does not name",
+        )
+    return rows
+
+
+def _stale(manifest: Manifest, file: str, expected: str, got: str) -> IndexMismatchError:
+    text = f"the manifest at {manifest.path} is not of this file as it is now: expected {expected}"
+    return IndexMismatchError(f"{text}, got {got}", path=file)
+
+
+def _state(file: str) -> tuple[int, int]:
+    """Size and time of a file; a size of -1 if it is missing."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
