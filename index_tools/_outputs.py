@@ -26,7 +26,7 @@ from torch_tfrecord.records import (
     is_companion,
     open_stream,
 )
-from torch_tfrecord.remote import infos_if_there
+from torch_tfrecord.remote import RemoteNames
 
 __all__ = [
     "FileWriter",
@@ -204,7 +204,7 @@ def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ())
         if os.path.realpath(path) in read:
             raise ValueError(f"{path}: expected an output that is no input")
         if is_remote(path):
-            is_free = force or infos_if_there([path], DEFAULT_ACCESS) == [None]
+            is_free = force or not RemoteNames(DEFAULT_ACCESS).exists(path)
         else:  # a device or a folder stays in any case
             is_free = not os.path.lexists(path) or (force and os.path.isfile(path))
         if not is_free:

@@ -52,7 +52,7 @@ from torch_tfrecord.records import (
     RecordTable,
     index_source,
 )
-from torch_tfrecord.remote import store_of
+from torch_tfrecord.remote import first_bytes
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tables import ExampleColumns, kept_column
 
@@ -418,8 +418,7 @@ def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options
     if len(paths) == 1 and is_remote(paths[0]):
         # By one request; where it fails, the usual way says why.
         with contextlib.suppress(Exception):
-            store, name = store_of(paths[0], DEFAULT_ACCESS)
-            begin = io.BytesIO(store.read_range(name, 0, _HEAD_BYTES))
+            begin = io.BytesIO(first_bytes(paths[0], _HEAD_BYTES, DEFAULT_ACCESS))
             first += islice(read_records(begin), count)
     if len(first) == count:
         return _fill([], {out: count}, first, **options)

@@ -40,9 +40,7 @@ ROOMS = [*CORE, *EXTENSIONS]
 # What rooms of the core import from extensions still, as room, extension and number of names:
 # only ever fewer.
 LEFT = {
-    ("loading", "remote"): 1,
     ("records", "damage"): 2,
-    ("records", "remote"): 5,
     ("records", "tables"): 3,
 }
 

@@ -1,7 +1,7 @@
 """Writers to storages: S3 by moto through obstore and through s3fs, memory:// through fsspec; also
 test_upload_file's.
 
-Covers records/record_file, remote/transfers.
+Covers records/record_file, remote/uploads.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.records.record_file import upload_bytes
 from torch_tfrecord.remote import obstore_store, store, stores, transfers
 from torch_tfrecord.remote.transfers import infos_if_there
+from torch_tfrecord.remote.uploads import upload_bytes
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")

@@ -1,4 +1,4 @@
-from .access import DEFAULT_ACCESS, Access, cache_dir
+from .access import DEFAULT_ACCESS, Access, user_cache
 from .atomic import (
     AtomicFile,
     claim_folder,
@@ -42,7 +42,6 @@ __all__ = [
     "SequentialSource",
     "SourceOf",
     "SourceRange",
-    "cache_dir",
     "claim_folder",
     "clear_dead",
     "fingerprint",
@@ -61,5 +60,6 @@ __all__ = [
     "storages",
     "sync_directory",
     "temporary_names",
+    "user_cache",
     "write_atomically",
 ]

@@ -13,18 +13,13 @@ from typing import Any, Protocol, cast
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["DEFAULT_ACCESS", "Access", "RangeCache", "cache_dir", "remote_folder"]
+__all__ = ["DEFAULT_ACCESS", "Access", "RangeCache", "user_cache"]
 
 
-def cache_dir() -> str:
+def user_cache() -> str:
     """The folder of the user's cache that indexes go to where the data's own cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "torch_tfrecord")
-
-
-def remote_folder() -> str:
-    """The folder that copies of remote files go to where the user named none."""
-    return os.path.join(cache_dir(), "remote")
 
 
 _SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
@@ -89,7 +84,7 @@ class Access:
                 f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
             )
         if cache_dir is None and cache_bytes is not None:
-            cache_dir = remote_folder()
+            cache_dir = os.path.join(user_cache(), "remote")
         self.cache_bytes = cache_bytes
         self.cache = None if cache_dir is None else self._cache(os.fspath(cache_dir), self.endpoint)
         self.cache_dir = None if self.cache is None else self.cache.folder

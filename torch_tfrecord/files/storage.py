@@ -337,9 +337,16 @@ class Storages(Protocol):
     """Files of storages; `remote` attaches it as ``STORAGES``."""
 
     def open(
-        self, paths: Sequence[str], access: Access, known: Mapping[str, RemoteInfo]
+        self,
+        paths: Sequence[str],
+        access: Access,
+        known: Mapping[str, RemoteInfo],
+        *,
+        is_current: bool,
     ) -> list[FileSource]:
-        """Open files; of those that are not known the storages are asked, all at once."""
+        """Open files; of those that are not known the storages are asked, all at once: see
+        `open_file`.
+        """
 
     def open_in_turn(
         self, paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo]
@@ -368,14 +375,25 @@ def storages() -> Storages:
 
 
 def open_file(
-    path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
+    path: str,
+    access: Access = DEFAULT_ACCESS,
+    info: RemoteInfo | None = None,
+    *,
+    is_current: bool = True,
 ) -> FileSource:
-    """Open a local or remote file for reading ranges of it; `info` is its storage's answer about
-    it, where that is known.
+    """Open a local or remote file for reading ranges of it.
+
+    Args:
+        path: Local, or with a ``scheme://``.
+        access: How a remote file is reached.
+        info: Its storage's answer about it, where that is known.
+        is_current: Whether `info` is of now. Older facts are used only where a read notices that
+            the file has changed since.
     """
     if not is_remote(path):
         return LocalFile(path)
-    (file,) = storages().open([path], access, {} if info is None else {path: info})
+    known = {} if info is None else {path: info}
+    (file,) = storages().open([path], access, known, is_current=is_current)
     return file
 
 
@@ -386,7 +404,7 @@ def open_files(
 ) -> list[FileSource]:
     """Open several files; storages are asked at once for all of theirs that are not known."""
     remote = [*filter(is_remote, paths)]
-    found = iter(storages().open(remote, access, known or {}) if remote else ())
+    found = iter(storages().open(remote, access, known or {}, is_current=True) if remote else ())
     return [next(found) if is_remote(path) else LocalFile(path) for path in paths]
 
 

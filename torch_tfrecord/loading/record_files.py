@@ -33,7 +33,6 @@ from torch_tfrecord.records import (
     RecordReader,
     Table,
 )
-from torch_tfrecord.remote import store_of
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable, shown_files
 
@@ -70,10 +69,8 @@ def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
         IndexMismatchError: It has changed.
         OSError: It cannot be opened.
     """
-    if is_remote(path) and index.etag is not None and store_of(path, access)[0].checks_etag:
-        # then reading tells
-        return open_file(path, access, RemoteInfo(index.file_size, index.etag, index.mtime_ns))
-    source = open_file(path, access)
+    info = RemoteInfo(index.file_size, index.etag, index.mtime_ns)
+    source = open_file(path, access, None if index.etag is None else info, is_current=False)
     index.check_fresh(source)
     return source
 

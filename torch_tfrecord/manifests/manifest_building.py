@@ -29,14 +29,8 @@ from torch_tfrecord.manifests.manifest import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import (
-    IndexKeeper,
-    Paths,
-    RecordIndex,
-    found_files,
-    upload_bytes,
-    write_sidecar,
-)
+from torch_tfrecord.records import IndexKeeper, Paths, RecordIndex, found_files, write_sidecar
+from torch_tfrecord.remote import upload_bytes
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]

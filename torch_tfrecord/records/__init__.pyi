@@ -26,7 +26,6 @@ from .index_paths import SIDECAR_FOLDER, remove_sidecar, sidecar_path, write_sid
 from .packed_records import PackedRecords
 from .paths import Paths, find_files, found_files, is_companion, named_manifest
 from .reader import RecordReader, read_blocks, read_records
-from .record_file import upload_bytes
 from .record_table import RecordPlaces, RecordTable, Table, open_table
 from .scan import Block, RecordScanner, SkippedBytes
 from .sidecar import SidecarFormat, pack, read_sidecar, read_source, stored_number
@@ -84,6 +83,5 @@ __all__ = [
     "shift_crc",
     "sidecar_path",
     "stored_number",
-    "upload_bytes",
     "write_sidecar",
 ]

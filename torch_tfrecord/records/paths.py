@@ -26,7 +26,6 @@ from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.index_paths import visible_sidecar_path
-from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = [
@@ -150,7 +149,7 @@ def found_files(
         local_path(item)
         for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))
     ]
-    remote = RemoteNames(access)
+    remote = cast("_Storages", attached("remote", "STORAGES")).names(access)
     remote.ask(
         item
         for item in items
@@ -287,7 +286,48 @@ def _matching_files(folder: str, pattern: str) -> list[str]:
     return [folder + name for name in fnmatch.filter(names, pattern)]
 
 
-_Names: TypeAlias = "_Local | RemoteNames"
+class _StorageNames(Protocol):
+    """Questions about names in storages, whose answers are kept."""
+
+    access: Access
+    infos: Mapping[str, RemoteInfo]
+
+    def ask(self, paths: Iterable[str]) -> None:
+        """Ask for several files at once."""
+
+    def exists(self, path: str) -> bool: ...
+    def is_dir(self, path: str) -> bool: ...
+
+    def is_pattern(self, path: str) -> bool:
+        """Whether a path is looked at as a pattern first."""
+
+    def listing(self, path: str) -> list[str]:
+        """The files of a folder."""
+
+    def glob(self, pattern: str) -> list[str]: ...
+
+    def glob_if_listed(self, pattern: str) -> list[str]:
+        """As `glob`; nothing where the storage lists nothing."""
+
+    def suffixes(self, suffix: str) -> tuple[str, ...]:
+        """Which suffixes a set may have, of which one is said or none."""
+
+    def shards(self, names: Sequence[Sequence[str]]) -> tuple[list[str], list[int]] | None:
+        """The shards of a set that are there, and the numbers of those that are not.
+
+        Args:
+            names: Of each shard, for each suffix that the set may have.
+
+        Returns:
+            None where the first shard has none of the names.
+        """
+
+
+class _Storages(Protocol):
+    def names(self, access: Access) -> _StorageNames: ...
+
+
+_Names: TypeAlias = "_Local | _StorageNames"
 
 
 def _directory_content(files: _Names, path: str) -> list[str]:
@@ -407,7 +447,7 @@ def _counted_shards(
     base, suffix = counted["base"], counted["suffix"]
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
-    if isinstance(files, RemoteNames) and total:
+    if not isinstance(files, _Local) and total:
         found = _asked_shards(files, base, suffix, total)
         if found is not None:
             return found
@@ -433,7 +473,7 @@ def _counted_shards(
     return check(list(shards), asked)
 
 
-def _asked_shards(files: RemoteNames, base: str, suffix: str, total: int) -> list[str] | None:
+def _asked_shards(files: _StorageNames, base: str, suffix: str, total: int) -> list[str] | None:
     """The shards by their names, without a listing; None where the first is not there."""
     suffixes = files.suffixes(suffix)
     names = ([shard_name(base, number, total, end) for end in suffixes] for number in range(total))
@@ -448,7 +488,7 @@ def _asked_shards(files: RemoteNames, base: str, suffix: str, total: int) -> lis
 
 def _glob(files: _Names, pattern: str) -> list[str]:
     """What matches; nothing where a storage does not list its files."""
-    return files.glob_if_listed(pattern) if isinstance(files, RemoteNames) else files.glob(pattern)
+    return files.glob(pattern) if isinstance(files, _Local) else files.glob_if_listed(pattern)
 
 
 def _raise_missing(

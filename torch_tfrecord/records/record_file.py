@@ -9,14 +9,14 @@ import contextlib
 import errno
 import functools
 import os
-import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Protocol, cast
 
 import numpy as np
 
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
     Access,
     AtomicFile,
@@ -25,7 +25,6 @@ from torch_tfrecord.files import (
     clear_dead,
     fingerprint,
     name_path,
-    open_path,
     remove_folder,
     sync_directory,
     temporary_names,
@@ -42,17 +41,12 @@ from torch_tfrecord.records.index_paths import (
     sidecar_path,
     visible_sidecar_path,
 )
-from torch_tfrecord.remote import Upload, infos_if_there, remove, upload
-from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "FileSet",
     "LocalRecordFile",
     "RecordFile",
     "RemoteRecordFile",
-    "UploadFile",
-    "upload_all",
-    "upload_bytes",
     "upload_record_files",
 ]
 
@@ -73,7 +67,7 @@ class RecordFile:
 
     def __init__(
         self,
-        file: AtomicFile | UploadFile,
+        file: AtomicFile | _NewFile,
         packing: Packing,
         write_index: bool,
     ) -> None:
@@ -335,96 +329,36 @@ class _Move:
 # Files of a storage.
 
 
-class UploadFile:
-    """A file being written: until it is uploaded it takes room in the folder for temporary files,
-    ``TMPDIR``.
+class _NewFile(Protocol):
+    """A file of a storage that is being written."""
 
-    Args:
-        path: The final path, with its scheme.
+    path: str
+    size: int
 
-    Raises:
-        OSError: There can be no temporary file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file: IO[bytes] = open_path(lambda _: tempfile.TemporaryFile(), without_secrets(path))  # noqa: SIM115
-        self.size = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
-        with self._located():
-            self._file.write(data)
-        self.size += len(data)
-
-    def flush(self) -> None:
-        """Hand all bytes to the operating system; the storage gets them at the end."""
-        with self._located():
-            self._file.flush()
-
-    @contextlib.contextmanager
-    def _located(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:  # not of the storage
-            text = f"{error.strerror} (its temporary file in {tempfile.gettempdir()})"
-            raise OSError(error.errno, text, without_secrets(self.path)) from error
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """What was handed to the operating system; fewer bytes only at its end."""
-        return os.pread(self._file.fileno(), num_bytes, offset)
-
-    def as_upload(self, path: str) -> Upload:
-        """All of it, under a name."""
-        self.flush()
-        return Upload(path, self._file, self.size)
-
-    def discard(self) -> None:
-        """Leave nothing behind; safe to call at any time."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def flush(self) -> None: ...
+    def read(self, num_bytes: int, offset: int) -> bytes: ...
+    def discard(self) -> None: ...
 
 
-def upload_all(
-    files: Sequence[UploadFile], paths: Sequence[str], access: Access
-) -> list[RemoteInfo]:
-    """Write files under their names; what the storage says of each.
+class _Storages(Protocol):
+    """Of the extension `remote`."""
 
-    Raises:
-        OSError, RemoteError: One could not be written. Those that replace nothing are removed
-            again; a file that was replaced before the error stays the new one.
-    """
-    # Only what replaces nothing can be taken back: a storage keeps no old version.
-    before = infos_if_there(paths, access)
-    try:
-        return upload(
-            [file.as_upload(path) for file, path in zip(files, paths, strict=True)], access
-        )
-    except BaseException:
-        with contextlib.suppress(Exception):  # of an error that is being raised
-            remove(
-                [
-                    path
-                    for path, info in zip(paths, before, strict=True)
-                    if info is None or info.is_folder
-                ],
-                access,
-            )
-        raise
+    def new_file(self, path: str) -> _NewFile: ...
+
+    def upload(
+        self, files: Sequence[_NewFile], paths: Sequence[str], access: Access
+    ) -> list[RemoteInfo]:
+        """Write files under their names; the storage's answer about each.
+
+        Raises:
+            OSError, RemoteError: One could not be written. Those that replace nothing are removed
+                again; a file that was replaced before the error stays the new one.
+        """
 
 
-def upload_bytes(path: str, data: bytes, access: Access) -> RemoteInfo:
-    """Write a small file to a storage; it appears whole, or not at all.
-
-    Raises:
-        OSError, RemoteError: It is as it was before.
-    """
-    file = UploadFile(path)
-    try:
-        file.write(data)
-        return upload([file.as_upload(path)], access)[0]
-    finally:
-        file.discard()
+def _storages() -> _Storages:
+    return cast("_Storages", attached("remote", "STORAGES"))
 
 
 class RemoteRecordFile(RecordFile):
@@ -438,7 +372,7 @@ class RemoteRecordFile(RecordFile):
     """
 
     def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
-        self.data = UploadFile(path)
+        self.data = _storages().new_file(path)
         super().__init__(self.data, packing, write_index)
 
     def prepare(self) -> None:
@@ -446,11 +380,11 @@ class RemoteRecordFile(RecordFile):
         self._finish_stream()
         self.data.flush()
 
-    def index_file(self, path: str, info: RemoteInfo) -> UploadFile | None:
+    def index_file(self, path: str, info: RemoteInfo) -> _NewFile | None:
         """The index of what was uploaded; None where none is wanted."""
         if self._lengths is None:
             return None
-        found = UploadFile(sidecar_path(path))
+        found = _storages().new_file(sidecar_path(path))
         found.write(self._index(self.data.size, info.mtime_ns, info.etag))
         return found
 
@@ -461,16 +395,17 @@ def upload_record_files(
     """Write prepared files under their names, then their indexes.
 
     Raises:
-        OSError, RemoteError: As of `upload_all`. Where an index could not be written, the data are
+        OSError, RemoteError: See `_Storages.upload`. Where an index could not be written, the data are
             there.
     """
-    infos = upload_all([file.data for file in files], paths, access)
+    storages = _storages()
+    infos = storages.upload([file.data for file in files], paths, access)
     found = (
         file.index_file(path, info) for file, path, info in zip(files, paths, infos, strict=True)
     )
     indexes = [index for index in found if index is not None]
     try:
-        upload_all(indexes, [index.path for index in indexes], access)
+        storages.upload(indexes, [index.path for index in indexes], access)
     finally:
         for index in indexes:
             index.discard()

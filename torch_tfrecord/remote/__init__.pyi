@@ -1,17 +1,14 @@
 from .disk_cache import cache_info
 from .remote_paths import RemoteNames
 from .storages import STORAGES
-from .stores import store_of
-from .transfers import Upload, infos_if_there, listing, remove, upload
+from .transfers import first_bytes
+from .uploads import upload_bytes, upload_folder
 
 __all__ = [
     "STORAGES",
     "RemoteNames",
-    "Upload",
     "cache_info",
-    "infos_if_there",
-    "listing",
-    "remove",
-    "store_of",
-    "upload",
+    "first_bytes",
+    "upload_bytes",
+    "upload_folder",
 ]

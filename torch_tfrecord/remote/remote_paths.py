@@ -62,6 +62,14 @@ class RemoteNames:
         """The files of a folder."""
         return self._listed(path, recursive=False)
 
+    def entries(self, folder: str) -> list[str]:
+        """The names of what is in a folder: files and folders.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+        """
+        return [posixpath.basename(path.rstrip("/")) for path, _ in listing(folder, self.access)]
+
     def glob(self, pattern: str) -> list[str]:
         """The files that a pattern matches, by one listing of the folder that all of them lie
         in.

@@ -1,4 +1,4 @@
-"""What the core asks of storages: see `files.Storages`."""
+"""The storages that the core asks: by Protocols of its rooms files and records."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.remote.block_memory import BlockMemory
 from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.remote_file import FilesAhead, RemoteFile
+from torch_tfrecord.remote.remote_paths import RemoteNames
+from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.remote.transfers import infos
+from torch_tfrecord.remote.uploads import UploadFile, upload_files
 
 __all__ = ["STORAGES"]
 
 
 class _Storages:
     by_blocks = BlockMemory
+    names = RemoteNames
+    new_file = UploadFile
+    upload = staticmethod(upload_files)
 
     def open(
-        self, paths: Sequence[str], access: Access, known: Mapping[str, RemoteInfo]
+        self,
+        paths: Sequence[str],
+        access: Access,
+        known: Mapping[str, RemoteInfo],
+        *,
+        is_current: bool,
     ) -> list[FileSource]:
-        asked = [path for path in paths if path not in known]
+        asked = [
+            path
+            for path in paths
+            if path not in known or not (is_current or store_of(path, access)[0].checks_etag)
+        ]
         found = dict(zip(asked, infos(asked, access), strict=True)) if asked else {}
         return [RemoteFile(path, access, found.get(path) or known[path]) for path in paths]
 

@@ -1,14 +1,11 @@
-"""Ranges of remote files, many at once, what storages say of many files at once, and files written
-to them: each appears whole, or not at all.
-"""
+"""Ranges of remote files, and answers of storages about files, many at once."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import IO, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +15,13 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.disk_cache import DiskCache, Finish
 from torch_tfrecord.remote.requests import Job, Transfer
 from torch_tfrecord.remote.store import FileRange, RemotePart, Store, StoreError
-from torch_tfrecord.remote.stores import fsspec_store_of
+from torch_tfrecord.remote.stores import fsspec_store_of, store_of
 
 __all__ = [
     "Started",
-    "Upload",
     "begin_range",
     "fetch",
+    "first_bytes",
     "forget",
     "infos",
     "infos_if_there",
@@ -32,7 +29,6 @@ __all__ = [
     "read_into",
     "remove",
     "start_info",
-    "upload",
 ]
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
@@ -40,7 +36,6 @@ _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 _LARGEST_PIECE = 8 << 20
 # takes as long as the answer's first byte, at the speed of one connection of a storage
 _SMALLEST_PIECE = 1 << 20
-_UPLOADS_AT_ONCE = 4  # files, each in several parts at once
 _SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
@@ -179,6 +174,16 @@ def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryvie
     return Started(ranges, access).answers()
 
 
+def first_bytes(path: str, num_bytes: int, access: Access) -> bytes:
+    """The first bytes of a file, by one request, which is not asked again.
+
+    Raises:
+        Exception: As the storage's client raises it.
+    """
+    store, name = store_of(path, access)
+    return bytes(store.read_range(name, 0, num_bytes))
+
+
 def read_into(
     ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
 ) -> None:
@@ -206,70 +211,6 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
 def _is_known(wanted: FileRange) -> bool:
     """Whether a changed file would be told from what it was: what cannot be told is not kept."""
     return wanted.file.etag is not None or wanted.file.mtime_ns != 0
-
-
-class Upload(NamedTuple):
-    """One file to write.
-
-    Attributes:
-        path: Where to, with its scheme.
-        file: A binary file of this machine; all of it is written.
-        size: Its bytes.
-    """
-
-    path: str
-    file: IO[bytes]
-    size: int
-
-
-def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
-    """Write files, a few of them at once; what the storage says of each then.
-
-    Raises:
-        OSError, RemoteError: One could not be written, and is as it was before; others may have
-            been written.
-    """
-    found: list[RemoteInfo] = []
-    for first in range(0, len(uploads), _UPLOADS_AT_ONCE):
-        group = _Uploads()
-        try:
-            jobs = [group.job(item) for item in uploads[first : first + _UPLOADS_AT_ONCE]]
-            found += Transfer(jobs, access).answers()
-        finally:
-            group.end()
-    return found
-
-
-class _Uploads:
-    """Uploads at once. After the error of one the others end before anybody looks what is there."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._num_running, self._is_ended = 0, False
-
-    def job(self, item: Upload) -> Job:
-        """The request of one of them."""
-
-        def call(store: Store, name: str) -> RemoteInfo:
-            with self._changed:
-                if self._is_ended:
-                    raise StoreError("another one failed", is_passing=False)
-                self._num_running += 1
-            try:
-                item.file.seek(0)  # a second attempt begins anew
-                return store.upload(name, item.file, item.size)
-            finally:
-                with self._changed:
-                    self._num_running -= 1
-                    self._changed.notify_all()
-
-        return Job(item.path, f"its {item.size} bytes", 0, call)
-
-    def end(self) -> None:
-        """Wait for those that run; none begins any more."""
-        with self._changed:
-            self._is_ended = True
-            self._changed.wait_for(lambda: not self._num_running)
 
 
 def remove(paths: Sequence[str], access: Access) -> None:

@@ -14,7 +14,7 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import Feature, RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, local_path, open_path
-from torch_tfrecord.remote import listing
+from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.features_json import (
     JsonFields,
@@ -470,7 +470,7 @@ def _list_folder(folder: str, access: Access) -> list[str]:
     """List the names in a folder, sorted."""
     if not is_remote(folder):
         return sorted(open_path(os.listdir, folder))
-    return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
+    return sorted(RemoteNames(access).entries(folder))
 
 
 def label_file(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from torch_tfrecord.files import (
     write_atomically,
 )
 from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_records
-from torch_tfrecord.remote import Upload, listing, remove, upload
+from torch_tfrecord.remote import RemoteNames, upload_folder
 from torch_tfrecord.tfds.dataset_info import (
     FEATURES_FILE,
     INFO_FILE,
@@ -185,33 +185,12 @@ def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) 
     reads the rest.
     """
     with contextlib.suppress(FileNotFoundError):
-        if listing(directory, access):
+        if RemoteNames(access).entries(directory):
             raise FileExistsError(errno.EEXIST, "there is something already", directory)
-    with (
-        tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary,
-        contextlib.ExitStack() as opened_files,
-    ):
-        folder = Path(temporary)
-        fill(folder)
-        uploads = [
-            Upload(
-                f"{directory}/{path.name}",
-                opened_files.enter_context(path.open("rb")),
-                path.stat().st_size,
-            )
-            for path in sorted(
-                # Without INFO_FILE no reader takes the folder for a dataset.
-                folder.iterdir(),
-                key=lambda path: (path.name == INFO_FILE, path.name),
-            )
-        ]
-        try:
-            upload(uploads[:-1], access)
-            upload(uploads[-1:], access)
-        except BaseException:
-            with contextlib.suppress(Exception):  # of an error that is being raised
-                remove([item.path for item in uploads], access)
-            raise
+    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary:
+        fill(Path(temporary))
+        # Without INFO_FILE no reader takes the folder for a dataset.
+        upload_folder(Path(temporary), directory, INFO_FILE, access)
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
