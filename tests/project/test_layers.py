@@ -30,7 +30,7 @@ EXTENSIONS = {
     "lengths": [],
     "mixing": [],
     "streams": ["tables"],
-    "tables": ["compression", "media", "remote"],
+    "tables": ["compression", "media"],
     "tfds": ["media", "remote", "rlds", "tables"],
     "rlds": ["media", "tfds"],
     "engines": ["tables"],
