@@ -11,14 +11,15 @@ import uuid
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_tfrecord.arguments import OnError, at_least, one_of
 from torch_tfrecord.errors import IndexMismatchError, RemoteError, TFRecordError, outer_level
+from torch_tfrecord.shown import shown_files
 
-__all__ = ["RAISES", "ErrorLog", "ErrorReport"]
+__all__ = ["RAISES", "ErrorLog", "ErrorReport", "warn_of_no_records"]
 
 _SHOWN = 10
 
@@ -151,6 +152,11 @@ class ErrorLog:
             else:
                 num_told = len(found)
         return found, num_told
+
+
+def warn_of_no_records(files: Sequence[str]) -> None:
+    """Warn that files have no records at all: perhaps their writer has failed."""
+    warnings.warn(f"no file has a record: {shown_files(files)}", stacklevel=outer_level())
 
 
 RAISES = ErrorLog()

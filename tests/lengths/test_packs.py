@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from torch_tfrecord.lengths.packs import PackOrder, pack_lengths
+from torch_tfrecord.lengths.packing import PackOrder, pack_lengths
 from torch_tfrecord.order.samplers import RecordBatchSampler
 
 

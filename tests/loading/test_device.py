@@ -1,5 +1,7 @@
 """Batches on a device, by a double of its streams: right values in each kind of batch, in the order
 of events, from memory that is kept until its copy is done.
+
+Covers loading/pinned.
 """
 
 import copy
@@ -40,6 +42,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import device as device_module
+from torch_tfrecord.loading import pinned as pinned_module
 from torch_tfrecord.loading import read_ahead
 from torch_tfrecord.loading.device import Streams
 
@@ -297,9 +300,9 @@ def test_large_columns_are_born_in_the_block_that_is_copied(path, monkeypatch):
     features = {name: FEATURES[name] for name in ("n", "wide", "image")}
     loader = make_dataloader(path, 20, features, device="cuda", num_threads=1)
     copied = []
-    copy_in = device_module._PinnedPacker._copy
+    copy_in = pinned_module._PinnedPacker._copy
     monkeypatch.setattr(
-        device_module._PinnedPacker,
+        pinned_module._PinnedPacker,
         "_copy",
         lambda packer, numbers: copied.extend(numbers) or copy_in(packer, numbers),
     )

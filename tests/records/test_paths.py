@@ -27,7 +27,7 @@ from torch_tfrecord.files.access import Access
 from torch_tfrecord.records import paths
 from torch_tfrecord.records.paths import find_files, shard_name
 from torch_tfrecord.remote.disk_cache import DiskCache, cache_info
-from torch_tfrecord.train.described import describe
+from torch_tfrecord.train.record_loader import describe
 
 RECORD = framed(b"abc")
 

@@ -1,7 +1,7 @@
 """Batches by length from `make_dataloader`, and steering: which records are in a step, going to a
 step, a mixture's weights that change.
 
-Covers train/described.
+Covers train/record_loader.
 """
 
 from __future__ import annotations

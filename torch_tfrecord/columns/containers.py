@@ -9,6 +9,7 @@ are nested lists.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +20,13 @@ import torch
 
 from torch_tfrecord.batch_memory import as_array, as_tensor
 from torch_tfrecord.columns.reading import splits_of
-from torch_tfrecord.torch_internals import jagged, longest_of, sparse
+from torch_tfrecord.torch_internals import (
+    as_plain_tensors,
+    jagged,
+    jagged_parts,
+    longest_of,
+    sparse,
+)
 
 __all__ = [
     "Nested",
@@ -195,6 +202,26 @@ class Nested(NamedTuple):
         if value.is_nested:
             return cls(value.values(), value.dtype, (value.offsets(),))
         return cls(value, value.dtype)
+
+    @classmethod
+    def rows_of(cls, column: object) -> Nested | None:
+        """A column whose rows can be copied as bytes: dense, or with one ragged dimension and
+        without gaps; None for any other.
+        """
+        if isinstance(column, Nested):
+            return column if len(column.row_splits) == 1 else None
+        if not isinstance(column, torch.Tensor):
+            return None
+        # torch refuses those whose bytes are not their values: to ask first would let go of the GIL.
+        with suppress(RuntimeError, TypeError), as_plain_tensors():
+            if column.layout != torch.jagged:
+                return cls(as_array(column), column.dtype)
+            parts = None if column.requires_grad else jagged_parts(column)
+            if parts is not None:
+                values, ends = map(as_array, parts)
+                if ends[0] == 0 and ends[-1] == len(values):
+                    return cls(values, column.dtype, (ends,))
+        return None
 
     @property
     def num_rows(self) -> int:

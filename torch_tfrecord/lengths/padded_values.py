@@ -16,7 +16,7 @@ import torch
 from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, reserve
 from torch_tfrecord.columns import Nested, as_plain, pad_rows
 from torch_tfrecord.errors import LimitExceededError
-from torch_tfrecord.loading import numbers
+from torch_tfrecord.loading import collate
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shown import dtype_name
 
@@ -117,7 +117,9 @@ def _tensors(values: Values, name: str) -> list[torch.Tensor]:
             flat = values
             while list in (kinds := {*map(type, flat)}):
                 flat = [*chain.from_iterable(flat)]
-            if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and numbers(flat) is flat:
+            if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and isinstance(
+                collate(flat), list
+            ):
                 raise TypeError
             return [torch.from_numpy(array.astype(dtype)) for array in arrays]
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch_tfrecord.lengths.padded_values import (
     pad_rows_of,
     pad_strings,
 )
-from torch_tfrecord.loading import find_rows, take_apart, take_columns
+from torch_tfrecord.loading import ColumnBatch, ColumnCollate
 from torch_tfrecord.samples import WHOLE_KINDS, Batch, Columns, Samples, Values, place_of
 
 __all__ = ["PaddedCollate", "split_argument"]
@@ -30,7 +30,7 @@ __all__ = ["PaddedCollate", "split_argument"]
 
 @knows_keywords
 @dataclass(frozen=True)
-class PaddedCollate:
+class PaddedCollate(ColumnCollate):
     """A ``collate_fn`` that pads samples to equal sizes, like tf.data's ``padded_batch``; pickles.
 
     Padding is added at the end of each dimension; nothing is ever truncated. Tensors, arrays,
@@ -76,8 +76,6 @@ class PaddedCollate:
                 [ 1,  2,  3]])}
     """
 
-    _takes_columns: ClassVar[Literal[True]] = True
-
     padded_shapes: Nest = None
     padding_values: Nest = 0
     _: KW_ONLY
@@ -94,14 +92,10 @@ class PaddedCollate:
         check_max_batch_bytes(self.max_batch_bytes)
         at_least(1, "multiple_of", self.multiple_of)
 
-    def __call__(self, samples: Samples) -> Batch:
-        """Make a batch of at least one sample."""
-        if not samples:
-            raise ValueError("a batch needs at least one sample, got none")
+    def _batch(self, samples: Samples, columns: Columns | None) -> Batch:
         padding = self.padding_values
         if type(padding) is int and not padding:
             padding = None  # 0 stands for every dtype's default, also for bytes and str
-        columns = take_columns(samples)
         try:
             with BatchBudget(self.max_batch_bytes):
                 columns = list(samples) if columns is None else columns
@@ -190,7 +184,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     kind: Any
     # Single values are never padded: any tensor will do.
     is_flat = getattr(column, "layout", None) == torch.strided and column.ndim == 1
-    rows = Nested(column, column.dtype) if is_flat else find_rows(column)
+    rows = Nested(column, column.dtype) if is_flat else Nested.rows_of(column)
     if rows is not None:
         return pad_rows_of(rows, wish)
     if isinstance(column, dict):
@@ -199,7 +193,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
         parts, kind = dict(enumerate(column)), tuple
     else:
         if not isinstance(column, list):
-            column = list(take_apart(column, num_samples))
+            column = list(ColumnBatch(column, num_samples))
         # What the values are decides: a nest of features, a list of strings, or numbers.
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings

@@ -20,7 +20,6 @@ from torch_tfrecord.loading.sample import (
     UNSEEN,
     Sample,
     SampleBlock,
-    find_rows,
 )
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import (
@@ -37,7 +36,7 @@ from torch_tfrecord.samples import (
 )
 from torch_tfrecord.shown import shown_list, shown_value
 
-__all__ = ["collate", "make_batch", "numbers", "take_columns"]
+__all__ = ["ColumnCollate", "collate", "make_batch", "numbers", "take_columns"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -83,6 +82,26 @@ def collate(samples: Samples) -> Batch:
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
     return for_transport(as_plain(make_batch(samples, take_columns(samples))))
+
+
+class ColumnCollate:
+    """A `collate_fn` of ours besides `collate`: it takes columns, and draws nothing at random, so
+    that any thread may call it.
+    """
+
+    def __call__(self, samples: Samples) -> Batch:
+        """Make a batch of at least one sample."""
+        if not samples:
+            raise ValueError("a batch needs at least one sample, got none")
+        return for_transport(self._batch(samples, take_columns(samples)))
+
+    def _batch(self, samples: Samples, columns: Columns | None) -> Batch:
+        """The batch of samples, of which there are columns unless they were changed."""
+        raise NotImplementedError
+
+    def _collated(self, samples: Samples, columns: Columns | None) -> Batch:
+        """The batch that `collate` makes of them, but for `as_plain`."""
+        return make_batch(samples, columns)
 
 
 def take_columns(samples: Samples) -> Columns | None:
@@ -385,7 +404,7 @@ def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns
     if all(isinstance(column, list) for column in columns):
         objects = [np.fromiter(column, object, len(column)) for column in columns]
         return _join_arrays(objects, rows, places, num_rows).tolist()
-    found = [part for part in map(find_rows, columns) if part is not None]
+    found = [part for part in map(Nested.rows_of, columns) if part is not None]
     kinds = {(part.dtype, part.values.shape[1:], len(part.row_splits)) for part in found}
     if len(found) < len(columns) or len(kinds) > 1:
         return None

@@ -22,7 +22,7 @@ from torch_tfrecord.arguments import (
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures, is_record_features
-from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
+from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import BatchParser
@@ -31,7 +31,6 @@ from torch_tfrecord.loading.nested_dataset import StagedDataset
 from torch_tfrecord.loading.record_files import (
     RecordFiles,
     SingleRecords,
-    warn_of_no_records,
 )
 from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, overload
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from torch_tfrecord.arguments import HintsOfDataset
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.collating import collate
-from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
-from torch_tfrecord.loading.sample_maker import NotCroppedError, UncroppedBatch, is_users
+from torch_tfrecord.loading.sample_maker import is_users, transform_samples
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order import (
     DrawEpoch,
@@ -25,13 +25,11 @@ from torch_tfrecord.order import (
     Rank,
     defines_last,
 )
-from torch_tfrecord.phases import Phase
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.samples import (
     Samples,
     Transform,
     Value,
-    transform_each,
     transform_one,
     without_left_out,
 )
@@ -42,7 +40,6 @@ __all__ = [
     "check_left",
     "loads_ahead",
     "sample_bytes",
-    "transform_samples",
     "usual_num_threads",
 ]
 
@@ -78,6 +75,9 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their
         samples: a DataLoader with ``batch_size=None`` and a batch sampler asks for these.
         """
+        # A sample that is sent alone needs it, and nothing else of ours runs in the worker.
+        if get_worker_info() is not None:
+            register_in_worker()
         if type(position) is int:
             return self._sample(position)
         if isinstance(position, slice):
@@ -134,6 +134,11 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         """What notes the records that are left out."""
         return [self._errors]
 
+    @property
+    def _num_threads(self) -> int:
+        """How many threads read ahead by default: see `usual_num_threads`."""
+        return usual_num_threads(self)
+
     def _salted(self, positions: Sequence[int]) -> Sequence[int]:
         """The positions of a batch with what decides its random draws."""
         return Leaves(self).salted(positions)
@@ -174,28 +179,6 @@ def loads_ahead(dataset: object) -> bool:
     if isinstance(dataset, NestedDataset):
         return all(map(loads_ahead, Leaves(dataset.dataset)))
     return isinstance(dataset, StagedDataset) and defines_last(dataset, "_load_samples")
-
-
-def transform_samples(
-    transform: Transform | None, samples: Samples, errors: ErrorLog = RAISES
-) -> Samples:
-    """Apply the transform to each of a batch's samples, or to their columns."""
-    if transform is None:
-        return samples
-    with Phase("transform"):
-        # The transform may have been changed since the batch was loaded: then decode as usual.
-        if isinstance(samples, UncroppedBatch):
-            try:
-                return samples.transform(transform, errors)
-            except NotCroppedError:
-                samples = samples.whole
-        if (
-            isinstance(transform, ColumnTransform)
-            and isinstance(samples, ColumnBatch)
-            and samples.is_columns
-        ):
-            return samples.map(transform.columns)
-        return transform_each(transform, samples, errors)
 
 
 def check_left(samples: Samples, dataset: object) -> Samples:

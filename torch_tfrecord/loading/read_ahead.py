@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch.profiler import record_function
@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.loading.collating import collate
-from torch_tfrecord.loading.device import Cut, DevicePrefetcher, Pins, pinned_bytes
+from torch_tfrecord.loading.collating import ColumnCollate, collate
+from torch_tfrecord.loading.dataset_options import with_label
+from torch_tfrecord.loading.device import DevicePrefetcher
 from torch_tfrecord.loading.nested_dataset import (
     NestedDataset,
     StagedDataset,
@@ -30,14 +31,15 @@ from torch_tfrecord.loading.nested_dataset import (
     sample_bytes,
     usual_num_threads,
 )
+from torch_tfrecord.loading.pinned import Cut, Pins, pinned_bytes
 from torch_tfrecord.loading.sample_maker import helped_by
 from torch_tfrecord.order import Leaves
 from torch_tfrecord.phases import Counters, Phase, count, count_in
 from torch_tfrecord.random_stream import RandomStream, draw_salt
-from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Value
+from torch_tfrecord.samples import LEFT_OUT, Batch, Samples, Transform, Value
 from torch_tfrecord.torch_internals import is_profiling
 
-__all__ = ["ReadAheadLoader", "collate_left"]
+__all__ = ["ReadAheadLoader"]
 
 
 # Fast batches are loaded a few at a time, which the processor's caches and the memory of freed batches have room for.
@@ -54,17 +56,6 @@ _ALL_BYTES = 256 << 20
 _Collate: TypeAlias = Callable[[Any], Batch]
 # What was loaded, for a device several batches, or else the error.
 _Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
-
-
-@runtime_checkable
-class TakesColumns(Protocol):
-    """A `collate_fn` of ours other than `collate`: it makes a batch from columns, and draws nothing
-    at random, so that any thread may call it.
-    """
-
-    _takes_columns: ClassVar[Literal[True]]
-
-    def __call__(self, samples: Samples, /) -> Batch: ...
 
 
 class _Loaded(NamedTuple):
@@ -92,6 +83,7 @@ class ReadAheadLoader(DataLoader[Value]):
             asked for positions depends on that: let one of your own draw from a generator of its
             own. None: see `usual_num_threads`.
         device: Where batches go, by a `DevicePrefetcher`; None or "cpu" leaves them as they are.
+        transform, label_key: As for `TFRecordDataset`; after the dataset's own.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
             defaults to `collate`.
 
@@ -99,25 +91,33 @@ class ReadAheadLoader(DataLoader[Value]):
         TypeError: Threads were to read any other dataset.
     """
 
+    _reads_others = False  # also datasets that threads cannot read, then without threads
+
     def __init__(
         self,
         dataset: Any,
         *,
         num_threads: int | None = None,
         device: torch.device | str | int | None = None,
+        transform: Transform | None = None,
+        label_key: str | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
         # torch does not check its type
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))
         # Also with workers: it passes a batch's epoch on, which torch's Subset does not.
-        dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
+        transform = with_label(transform, label_key)
+        if transform is not None or not loads_ahead(dataset):
+            dataset = NestedDataset(dataset, transform)
         self.device = None if device is None else torch.device(device)
         self._prefetcher = None if device is None else DevicePrefetcher((), device)
         if self._prefetcher is not None and self._prefetcher.pins:
             dataloader_kwargs["pin_memory"] = False  # torch would pin each tensor of workers alone
         super().__init__(dataset, **dataloader_kwargs)
-        read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
+        read = self._dataset
+        if self._reads_others and not loads_ahead(dataset):
+            num_threads = 0
         self.num_threads = (
             usual_num_threads(read)
             if num_threads is None
@@ -127,7 +127,7 @@ class ReadAheadLoader(DataLoader[Value]):
             _check_leaves(Leaves(read))
             for store in Leaves(read).stores if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
-        self._counters = Counters()
+        self._counters = Counters(self.num_workers)
         self._sample_bytes = 0 if self.num_workers else sample_bytes(read)
         self._at_once = 1  # batches in the next task, also of the next iteration
 
@@ -143,16 +143,34 @@ class ReadAheadLoader(DataLoader[Value]):
             f"num_threads={threads})"
         )
 
+    @property
+    def _dataset(self) -> Any:
+        """The dataset that was passed."""
+        return self.dataset.dataset if isinstance(self.dataset, NestedDataset) else self.dataset
+
     def __iter__(self) -> Any:
         return self._iterate(self._prefetcher)
 
     def _iterate(self, prefetcher: DevicePrefetcher | None) -> Any:
         """Iterate over batches on the prefetcher's device."""
-        batches: Iterator[Batch] = (
-            super().__iter__()
-            if self.num_workers or not self.num_threads
-            else _ReadAheadIterator(self, prefetcher)
-        )
+        return self._received(partial(self._begin, prefetcher))
+
+    def _received(self, begin: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+        """An iterator of batches, from what begins one."""
+        return begin()
+
+    def _begin(self, prefetcher: DevicePrefetcher | None) -> Iterator[Batch]:
+        if self.num_threads and not self.num_workers:
+            batches: Iterator[Batch] = _ReadAheadIterator(self, prefetcher)
+        else:
+            begin, collate_fn = self.worker_init_fn, self.collate_fn
+            # Only while torch takes them: trainers look at the user's own.
+            self.worker_init_fn = partial(count_in, self._counters.table, begin)
+            self.collate_fn = partial(collate_left, collate_fn)
+            try:
+                batches = super().__iter__()
+            finally:
+                self.worker_init_fn, self.collate_fn = begin, collate_fn
         return batches if prefetcher is None else prefetcher.ahead(batches)
 
 
@@ -196,7 +214,7 @@ class _ReadAheadIterator(Iterator[Batch]):
             pins = Pins(pinned_bytes)
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         collate_fn: _Collate = loader.collate_fn
-        is_ours = collate_fn is collate or isinstance(collate_fn, TakesColumns)
+        is_ours = collate_fn is collate or isinstance(collate_fn, ColumnCollate)
         is_ahead = is_ours and not self._dataset._has_user_transform
         # What your transform made, a thread of the prefetcher pins.
         self._ahead = collate_fn if is_ahead else None

@@ -34,14 +34,13 @@ from torch_tfrecord.records import (
     Table,
 )
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.shown import printable, shown_files
+from torch_tfrecord.shown import printable
 
 __all__ = [
     "ArrayRecordFiles",
     "RecordFiles",
     "SingleRecords",
     "open_indexed",
-    "warn_of_no_records",
 ]
 
 _MOST_OPEN = 256
@@ -73,11 +72,6 @@ def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
     source = open_file(path, access, None if index.etag is None else info, is_current=False)
     index.check_fresh(source)
     return source
-
-
-def warn_of_no_records(files: Sequence[str]) -> None:
-    """Warn that files have no records at all: perhaps their writer has failed."""
-    warnings.warn(f"no file has a record: {shown_files(files)}", stacklevel=outer_level())
 
 
 class RecordFiles:

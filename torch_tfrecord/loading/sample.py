@@ -8,24 +8,20 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, cast
 
 import torch
 
-from torch_tfrecord.batch_memory import as_array, as_tensor
+from torch_tfrecord.batch_memory import as_tensor
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, rows_of
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.samples import Columns, Samples, Value
-from torch_tfrecord.torch_internals import as_plain_tensors, jagged_parts
 
 __all__ = [
     "FILLED",
     "UNSEEN",
     "Sample",
     "SampleBlock",
-    "find_rows",
-    "is_jagged",
     "is_plain",
     "take_apart",
     "to_html",
@@ -314,7 +310,7 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
     """Some rows of a column, not copied; None if that cannot be done."""
     if isinstance(column, list):
         return column[begin:end]
-    rows = find_rows(column)
+    rows = Nested.rows_of(column)
     if rows is None:
         return None
     values, row_splits = rows.arrays()
@@ -324,30 +320,3 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
         return as_tensor(values[begin:end], rows.dtype)
     offsets = row_splits[0][begin : end + 1]
     return Nested(values[offsets[0] : offsets[-1]], rows.dtype, (offsets - offsets[0],))
-
-
-def find_rows(column: Columns) -> Nested | None:
-    """A column whose rows can be copied as bytes: dense, or with one ragged dimension and without
-    gaps; None for any other.
-    """
-    if isinstance(column, Nested):
-        return column if is_jagged(column) else None
-    if not isinstance(column, torch.Tensor):
-        return None
-    # torch refuses other tensors than `is_plain` ones: to ask first would let go of the GIL.
-    with suppress(RuntimeError, TypeError), as_plain_tensors():
-        if not is_jagged(column):
-            return Nested(as_array(column), column.dtype)
-        parts = None if column.requires_grad else jagged_parts(column)
-        if parts is not None:
-            values, ends = map(as_array, parts)
-            if ends[0] == 0 and ends[-1] == len(values):
-                return Nested(values, column.dtype, (ends,))
-    return None
-
-
-def is_jagged(column: object) -> bool:
-    """Whether a column has one ragged dimension, as from a reader or as a jagged tensor."""
-    if isinstance(column, Nested):
-        return len(column.row_splits) == 1
-    return isinstance(column, torch.Tensor) and column.layout == torch.jagged

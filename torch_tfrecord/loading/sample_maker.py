@@ -51,6 +51,7 @@ __all__ = [
     "UncroppedBatch",
     "helped_by",
     "is_users",
+    "transform_samples",
 ]
 
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
@@ -151,8 +152,6 @@ class SampleMaker:
         errors: ErrorLog = RAISES,
     ) -> Value:
         """The sample of one record; `where` tells its place."""
-        # A sample that is sent alone needs it, and nothing else of ours runs in the worker.
-        register_in_worker()
         transform = self.transform
         if transform is None:
             return self.parse(record, key, where)
@@ -224,6 +223,10 @@ class SampleMaker:
 
         return samples.located(rows.places, parse_again)
 
+    def transform_samples(self, samples: Samples) -> Samples:
+        """Apply the transform to each of a batch's samples from `load`, or to their columns."""
+        return transform_samples(self.transform, samples, self.errors)
+
     def load_batch(self, rows: RecordRows) -> Samples:
         """The samples of one batch, not transformed, each parsed alone where `load` fails."""
         try:
@@ -255,6 +258,7 @@ class SampleMaker:
         """The samples of a batch, each made alone when it is asked for; LEFT_OUT for one that
         fails.
         """
+        register_in_worker()  # for samples that are sent alone
         for row in range(len(rows.records)):
             try:
                 given = rows.row(row)
@@ -275,6 +279,28 @@ def is_users(transform: Transform | None) -> bool:
     state.
     """
     return transform is not None and not isinstance(transform, ColumnTransform)
+
+
+def transform_samples(
+    transform: Transform | None, samples: Samples, errors: ErrorLog = RAISES
+) -> Samples:
+    """Apply the transform to each of a batch's samples, or to their columns."""
+    if transform is None:
+        return samples
+    with Phase("transform"):
+        # The transform may have been changed since the batch was loaded: then decode as usual.
+        if isinstance(samples, UncroppedBatch):
+            try:
+                return samples.transform(transform, errors)
+            except NotCroppedError:
+                samples = samples.whole
+        if (
+            isinstance(transform, ColumnTransform)
+            and isinstance(samples, ColumnBatch)
+            and samples.is_columns
+        ):
+            return samples.map(transform.columns)
+        return transform_each(transform, samples, errors)
 
 
 # A transform that begins with a crop: the image stays encoded until the crop is drawn, and only

@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import as_array
 from torch_tfrecord.columns import RaggedTensor
-from torch_tfrecord.loading.sample import Sample, is_jagged, is_plain
+from torch_tfrecord.loading.sample import Sample, is_plain
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
@@ -193,7 +193,7 @@ class Packer:
         if tensor.layout == torch.sparse_coo:
             make = partial(sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced())
             return (make, *map(self.node, sparse_parts(tensor)))
-        parts = jagged_parts(tensor) if is_jagged(tensor) else None
+        parts = jagged_parts(tensor) if tensor.layout == torch.jagged else None
         if parts is None:
             return False, tensor
         # here, where the offsets are: on a device it would wait for them

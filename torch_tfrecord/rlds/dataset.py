@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from operator import index as as_integer
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import (
-    HintsOfDataset,
     IndexPolicy,
     Pad,
     at_least,
@@ -25,8 +23,6 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading import (
     ColumnBatch,
     StagedDataset,
-    register_in_worker,
-    take_apart,
 )
 from torch_tfrecord.rlds.episode_columns import each_leaf
 from torch_tfrecord.rlds.episode_store import (
@@ -62,12 +58,13 @@ __all__ = [
 _Same = TypeVar("_Same", bound="EpisodeDataset")
 
 
-class EpisodeDataset(HintsOfDataset, Dataset[Any]):
+class EpisodeDataset(StagedDataset):
     """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes
     of a split.
     """
 
     _unit = "episodes"
+    _positions: range
 
     def __init__(self, store: EpisodeStore, num_positions: int, max_batch_bytes: int) -> None:
         self._store = store
@@ -167,19 +164,7 @@ class RLDSEpisodes(EpisodeDataset):
         self._transform = transform
         super().__init__(store, len(store), max_batch_bytes)
 
-    @overload
-    def __getitem__(self, position: slice) -> RLDSEpisodes: ...
-
-    @overload
-    def __getitem__(self, position: int) -> Any: ...
-
-    def __getitem__(self, position: int | slice) -> Any:
-        """Return the episode at a position (negative counts from the end), or for a slice a dataset
-        of them.
-        """
-        if isinstance(position, slice):
-            return self._part(self._positions[position])
-        register_in_worker()
+    def _sample(self, position: Any) -> Any:
         number = self._absolute(position)
         item = self._of_episode(number, self._whole)
         return (
@@ -191,7 +176,7 @@ class RLDSEpisodes(EpisodeDataset):
     def _whole(self, episode: Episode) -> dict[str, object]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
         # One window of all steps.
-        steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
+        steps = each_leaf(episode.steps, lambda column: ColumnBatch(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
@@ -210,7 +195,7 @@ class RLDSEpisodes(EpisodeDataset):
 _MOST_HELD_BYTES = 256 << 20
 
 
-class RLDSDataset(EpisodeDataset, StagedDataset):
+class RLDSDataset(EpisodeDataset):
     """A dataset of steps, each with a window of past observations and a horizon of future actions.
 
     Each position is one step; episodes follow in file order. A sample reads and decodes only the
@@ -337,7 +322,6 @@ class RLDSDataset(EpisodeDataset, StagedDataset):
         super().__init__(store, len(self._ranges), max_batch_bytes)
 
     def _sample(self, position: Any) -> Any:
-        register_in_worker()
         # A batch of one would take twice the time.
         numbers, steps, goals = self._find(self._salted([position]))
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])

@@ -22,7 +22,7 @@ from torch_tfrecord.arguments import (
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures
-from torch_tfrecord.error_log import ErrorLog, ErrorReport
+from torch_tfrecord.error_log import ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files import Access, FileSource, open_in_turn
 from torch_tfrecord.loading import (
@@ -30,9 +30,6 @@ from torch_tfrecord.loading import (
     SampleMaker,
     collate,
     dataset_parser,
-    register_in_worker,
-    transform_samples,
-    warn_of_no_records,
 )
 from torch_tfrecord.order import (
     Rank,
@@ -195,7 +192,6 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Batch]:
         # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
         # must stay in step with the other workers.
-        register_in_worker()
         has_begun = get_worker_info() is not None
         iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
         iteration.count_by(self._epochs, has_begun)
@@ -355,9 +351,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
         def make(group: RecordGroup) -> Batch:
             samples = self._maker.load_batch(self._rows(group, epoch))
-            samples = without_left_out(
-                transform_samples(self._maker.transform, samples, self._errors)
-            )
+            samples = without_left_out(self._maker.transform_samples(samples))
             stream.num_taken = len(group.numbers)
             return collate(samples) if len(samples) else LEFT_OUT
 

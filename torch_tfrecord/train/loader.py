@@ -26,10 +26,7 @@ from torch_tfrecord.errors import outer_level
 from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate
 from torch_tfrecord.loading import (
     DatasetOptions,
-    NestedDataset,
     collate,
-    loads_ahead,
-    with_label,
 )
 from torch_tfrecord.order import (
     Leaves,
@@ -41,8 +38,7 @@ from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable
 from torch_tfrecord.tables import TFRecordDataset
-from torch_tfrecord.train.described import describe, open_described
-from torch_tfrecord.train.record_loader import RecordLoader
+from torch_tfrecord.train.record_loader import RecordLoader, describe, open_described
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -233,10 +229,9 @@ def make_dataloader(
         dataset = TFRecordDataset(
             cast("Paths", paths), features, transform=transform, label_key=label_key, **of_dataset
         )
-        transform = None
+        transform = label_key = None
     else:
         _check_dataset(dataset, *(["features"] if features is not None else []), *of_dataset)
-        transform = with_label(transform, label_key)
     # else each would fetch every block for a part of it
     is_alone = here.world_size == 1 and not num_workers
     Leaves(dataset).read_by_blocks(shuffle == "blocks" and is_alone)
@@ -288,13 +283,13 @@ def make_dataloader(
         # Without one, DataLoader draws the workers' seeds from the global random state.
         stream = RandomStream(identity["seed"], here.rank)
         given["generator"] = torch.Generator().manual_seed(stream.below(1 << 63))
-    if transform is not None or not loads_ahead(dataset):
-        dataset = NestedDataset(dataset, transform)
     return RecordLoader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
-        num_threads=num_threads if loads_ahead(dataset) else 0,
+        num_threads=num_threads,
+        transform=transform,
+        label_key=label_key,
         run=run,
         device=device,
         **given,

@@ -4,22 +4,24 @@ so that it resumes, and can be steered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+import os
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.loading import DevicePrefetcher, NestedDataset, ReadAheadLoader, collate_left
+from torch_tfrecord.files import is_remote, local_path
+from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.mixing import Mixture
 from torch_tfrecord.order import Leaves, Rank, RecordBatchSampler
-from torch_tfrecord.phases import Counters, count_in
+from torch_tfrecord.phases import Counters
 from torch_tfrecord.samples import LEFT_OUT, Batch, Samples
-from torch_tfrecord.shown import shown_value
+from torch_tfrecord.shown import shown_value, without_secrets
+from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.torch_internals import show_order, workers_of
 
-__all__ = ["RecordLoader"]
+__all__ = ["Description", "RecordLoader", "describe", "open_described"]
 
 # For the exit code of a worker whose connection has closed.
 _WAIT_SECONDS = 5.0
@@ -42,6 +44,8 @@ class RecordLoader(ReadAheadLoader):
     Batches that threads or workers have prefetched are not counted. You can load the state with
     another number of workers and threads, another world size and batch size.
     """
+
+    _reads_others = True
 
     def __init__(
         self,
@@ -67,29 +71,20 @@ class RecordLoader(ReadAheadLoader):
         )
         show_order(self, self._order.sampler, drop_last=self._order.drop_last)
 
-    def _iterate(self, prefetcher: DevicePrefetcher | None) -> Any:
+    def _received(self, begin: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
         running = self._order._running
         # Nothing was taken from the last iterator: trainers make one that they drop.
         if running is not None and running.is_waiting:
             running.put_back()
-        return _ReceivedBatches(self, prefetcher)
+        return _ReceivedBatches(self, begin)
 
-    def _begin(self, prefetcher: DevicePrefetcher | None) -> Any:
+    def _begin_with(self, begin: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
         """DataLoader's iterator for the next iteration."""
         if self.persistent_workers and len(self._counters.table) > 1:
             self._counters.begin()
         else:
             self._counters = Counters(self.num_workers)
-        begin, collate_fn = self.worker_init_fn, self.collate_fn
-        # Only while torch takes them: trainers look at the user's own.
-        if self.num_workers or not self.num_threads:
-            self.worker_init_fn = partial(count_in, self._counters.table, begin)
-            self.collate_fn = partial(collate_left, collate_fn)
-        try:
-            iterator = super()._iterate(prefetcher)
-        finally:
-            self.worker_init_fn, self.collate_fn = begin, collate_fn
-        batches = self._order._last_iteration
+        iterator, batches = begin(), self._order._last_iteration
         batches.begin()  # even if workers have not begun: from here on `len` is that of the next iteration
         batches.num_received = 0
         return iterator
@@ -189,11 +184,6 @@ class RecordLoader(ReadAheadLoader):
     # that you have received.
 
     @property
-    def _dataset(self) -> Any:
-        """The dataset that was passed."""
-        return self.dataset.dataset if isinstance(self.dataset, NestedDataset) else self.dataset
-
-    @property
     def _mixture(self) -> Any:
         """The `Mixture` that it reads; None if it reads another dataset."""
         dataset = self._dataset
@@ -273,13 +263,13 @@ class _ReceivedBatches(Iterator[Batch]):
     begin again.
     """
 
-    def __init__(self, loader: RecordLoader, prefetcher: DevicePrefetcher | None) -> None:
-        self._loader, self._prefetcher = loader, prefetcher
+    def __init__(self, loader: RecordLoader, begin: Callable[[], Iterator[Batch]]) -> None:
+        self._loader, self._begin_torchs = loader, begin
         self._begin()
 
     def _begin(self) -> None:
         self._iterator: Any = None  # so that its workers end before those of a new one start
-        self._iterator = self._loader._begin(self._prefetcher)
+        self._iterator = self._loader._begin_with(self._begin_torchs)
         self._batches, self._counters = self._loader._order._last_iteration, self._loader._counters
 
     def __next__(self) -> Batch:
@@ -338,3 +328,52 @@ def _find_ended_workers(workers: Samples) -> list[str]:
         for worker in workers
         if worker.exitcode
     ]
+
+
+# What a loader reads, as JSON values in its state, to read it again where the program is not at hand.
+
+Description: TypeAlias = Mapping[str, Any]
+
+_MOST_PATHS = 1000  # of a list; a glob stands for any number
+
+
+def describe(dataset: object) -> Description | None:
+    """What `open_described` needs; None if a dataset cannot be told in a few JSON values.
+
+    That is a `TFRecordDataset` of paths, a slice of one, or a `Mixture` of these by weights.
+    """
+    if isinstance(dataset, Mixture):
+        parts = [describe(part) for part in dataset.datasets]
+        arguments = dataset._arguments()
+        return None if None in parts or arguments is None else {"datasets": parts, **arguments}
+    if type(dataset) is not TFRecordDataset or not isinstance(dataset._positions, range):
+        return None
+    paths, index_dir = _texts(dataset._paths), _texts(dataset._index_dir or ())
+    if paths is None or index_dir is None:
+        return None
+    part = dataset._positions
+    return {"paths": paths, "index_dir": index_dir, "part": [part.start, part.stop, part.step]}
+
+
+def _texts(paths: object) -> list[str] | None:
+    """Paths as text that is the same in any folder."""
+    each = paths if isinstance(paths, (list, tuple)) else [paths]
+    texts = [local_path(path) for path in each if isinstance(path, (str, os.PathLike))]
+    if len(texts) < len(each) or len(texts) > _MOST_PATHS:
+        return None
+    return [without_secrets(text) if is_remote(text) else os.path.abspath(text) for text in texts]
+
+
+def open_described(description: Description) -> TFRecordDataset | Mixture:
+    """The dataset of a description: its records' bytes.
+
+    Raises:
+        FileNotFoundError: The files are no longer there.
+    """
+    if "datasets" in description:
+        arguments = {key: value for key, value in description.items() if key != "datasets"}
+        return Mixture([*map(open_described, description["datasets"])], **arguments)
+    index_dir = next(iter(description["index_dir"]), None)
+    dataset = TFRecordDataset(description["paths"], index_dir=index_dir)
+    dataset._positions = range(*description["part"])
+    return dataset

@@ -1,0 +1,254 @@
+"""Batches in pinned memory: made there, or copied in one piece, and cut into tensors by few calls."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from copy import copy
+from functools import lru_cache, partial
+from math import inf, prod
+from operator import methodcaller
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.batch_memory import BORN_IN
+from torch_tfrecord.columns import RaggedTensor
+from torch_tfrecord.loading.sample import is_plain
+from torch_tfrecord.loading.transport import Node, Packer, View, build, span
+from torch_tfrecord.samples import WHOLE_KINDS, Batch, Samples, Value, Values
+
+__all__ = ["Blocks", "Cut", "Pins", "pinned_bytes"]
+
+# So that any dtype views a whole block.
+_ALIGNMENT = 16
+# Lists of these alone stay as they are.
+_SCALARS = {bytes, str, int, float, bool, type(None)}
+
+Blocks: TypeAlias = list[torch.Tensor]
+"""Memory in which the tensors of batches are: uint8 each."""
+
+
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Pinned memory: uint8 [size], not cleared; used again once no copy from it is under way."""
+    # also where the default device is another
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+class _Piece(NamedTuple):
+    """Items of one dtype, from the start of a block to its end, that are cut into tensors."""
+
+    block: int
+    dtype: torch.dtype
+    sizes: list[int]
+
+
+# A tensor's number among all that are cut, its shape and strides.
+_Place: TypeAlias = tuple[int, tuple[int, ...], "tuple[int, ...] | None"]
+
+
+class Cut(NamedTuple):
+    """Batches as pieces of pinned blocks: few calls of torch cut them into tensors, since each lets
+    go of the GIL.
+    """
+
+    node: Node
+    blocks: Blocks
+    pieces: list[_Piece]
+    places: list[_Place]
+    # As they were made: a tensor that is dropped asks for the GIL twice, and who trains has it.
+    batches: list[Batch]
+
+    def on(self, blocks: Blocks) -> list[Batch]:
+        """The batches as views of these blocks, or of their copies: torch then knows to which
+        pinned memory they belong.
+        """
+        cut: list[torch.Tensor] = []
+        for number, dtype, sizes in self.pieces:
+            # Each has a version counter of its own, as in `view_of`; those of `split` share one.
+            cut += torch.unsafe_split_with_sizes(blocks[number].view(dtype), sizes)
+        tensors = [
+            cut[number]
+            if len(shape) == 1 and strides is None
+            else cut[number].as_strided(shape, strides)
+            if strides
+            else cut[number].view(shape)
+            for number, shape, strides in self.places
+        ]
+        return cast("list[Batch]", build(tensors, self.node))
+
+
+@lru_cache(maxsize=64)
+def _pieces_of(
+    sizes: tuple[int, ...], views: tuple[View, ...]
+) -> tuple[list[_Piece], list[_Place]]:
+    """How blocks of so many bytes are cut into tensors."""
+    pieces: list[_Piece] = []
+    places: list[_Place] = [(0, (), None)] * len(views)
+    end = num_cut = 0
+
+    def add(size: int) -> None:
+        nonlocal end, num_cut
+        if size:
+            pieces[-1].sizes.append(size)
+            end, num_cut = end + size, num_cut + 1
+
+    def end_piece() -> None:
+        if pieces:
+            add(sizes[pieces[-1].block] // pieces[-1].dtype.itemsize - end)
+
+    by_place = sorted(enumerate(views), key=lambda item: (item[1][0], str(item[1][2]), item[1][1]))
+    for number, (block, offset, dtype, shape, strides) in by_place:
+        begin = offset // dtype.itemsize
+        if not pieces or pieces[-1][:2] != (block, dtype) or begin < end:
+            end_piece()
+            pieces.append(_Piece(block, dtype, []))
+            end = 0
+        add(begin - end)
+        places[number] = num_cut, shape, strides
+        add(prod(shape) if strides is None else span(shape, strides))
+    end_piece()
+    return pieces, places
+
+
+class _Born:
+    """Pinned memory for a few batches of about the same size, in few blocks."""
+
+    def __init__(self, pins: Pins, num_batches: int) -> None:
+        self._pins, self._num_batches = pins, num_batches
+        self.blocks: Blocks = []
+        self._free: list[npt.NDArray[np.uint8]] = []
+
+    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+        taken = -(-size // _ALIGNMENT) * _ALIGNMENT
+        fits = [number for number, free in enumerate(self._free) if len(free) >= taken]
+        if not fits:
+            fits = [len(self.blocks)]
+            self.blocks.append(self._pins.block(taken * self._num_batches))
+            self._free.append(self.blocks[-1].numpy())
+        free = self._free[fits[0]]
+        self._free[fits[0]] = free[taken:]
+        return free[:size]
+
+
+class _PinnedPacker(Packer):
+    """Finds the tensors of batches in blocks, and copies all others into a new one."""
+
+    def __init__(self, pins: Pins, born: Sequence[torch.Tensor]) -> None:
+        super().__init__(None)
+        self._pins, self._most_bytes = pins, inf
+        self._born = sorted((block.data_ptr(), block) for block in born)
+        self._starts_at = [start for start, _ in self._born]
+
+    def node(self, part: Batch) -> Node:
+        """See `Packer`; here parts may be of any kind."""
+        kind = type(part)
+        if isinstance(part, WHOLE_KINDS):
+            return False, part
+        if kind in (dict, tuple, list) or isinstance(part, (torch.Tensor, RaggedTensor)):
+            return super().node(part)
+        if isinstance(part, Mapping):
+            return partial(_refill, part), *map(self.node, part.values())
+        if hasattr(part, self._pins.method):
+            return self._pins.whole, (False, part)
+        is_named = isinstance(part, tuple) and hasattr(part, "_fields")
+        return (kind, *map(self.node, part)) if is_named else (False, part)
+
+    def _list(self, values: Values, kinds: set[type]) -> Node:
+        if kinds <= _SCALARS:
+            return False, values
+        items = super().node(tuple(values))
+        stays = all(node[0] is False for node in items[1:])
+        return (False, values) if stays else (list, items)
+
+    def _tensor(self, tensor: torch.Tensor) -> Node:
+        if (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and self._born_in(tensor)
+        ):
+            return self._place(tensor)  # ours: there is nothing to ask, which lets go of the GIL
+        if isinstance(tensor, tv_tensors.TVTensor) and is_plain(tensor) and tensor.numel():
+            plain = tensor.as_subclass(torch.Tensor)
+            return partial(tv_tensors.wrap, like=tensor), self._place(plain)
+        node = super()._tensor(tensor)
+        return (self._pins.whole, node) if node[0] is False else node
+
+    def _born_in(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        number = bisect(self._starts_at, tensor.data_ptr()) - 1
+        if number < 0:
+            return None
+        start, block = self._born[number]
+        return self._born[number] if tensor.data_ptr() < start + block.nbytes else None
+
+    def _made_here(self, tensor: torch.Tensor) -> View | None:
+        start, block = self._born_in(tensor) or (0, None)
+        offset = tensor.data_ptr() - start
+        if block is None or offset % tensor.itemsize:
+            return None
+        memory = self._starts.setdefault(start, len(self._memories))
+        if memory == len(self._memories):
+            self._memories.append(block)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return memory, offset, tensor.dtype, tuple(tensor.shape), strides
+
+    def _new(self, num_bytes: int) -> memoryview:
+        block = self._pins.block(num_bytes)
+        self._memories.append(block)
+        return block.numpy().data
+
+
+def _refill(like: Mapping[object, Value], *values: Value) -> Batch:
+    """A mapping of the same kind with other values."""
+    found: Any = copy(like)
+    found.update(zip(like, values, strict=True))
+    return found
+
+
+class Pins:
+    """Makes batches in pinned memory, for a device or, if that is None, for you.
+
+    Args:
+        allocate: Pinned memory: uint8 [size].
+        device: Where its batches go.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int], torch.Tensor], device: torch.device | None = None
+    ) -> None:
+        self._allocate, self.device = allocate, device
+        self.method = "pin_memory" if device is None else "to"
+        self.whole = methodcaller(self.method, *[] if device is None else [device])
+
+    def block(self, num_bytes: int) -> torch.Tensor:
+        """Memory of at least that many bytes."""
+        return self._allocate(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+
+    def make(self, function: Callable[[], list[Batch]], num_batches: int) -> Cut:
+        """What a function makes, large columns of it at once in pinned memory.
+
+        Args:
+            function: Makes at most `num_batches` batches.
+            num_batches: How many are expected.
+        """
+        context, born = copy_context(), _Born(self, num_batches)
+        context.run(BORN_IN.set, born)
+        return self.cut(context.run(function), born.blocks)
+
+    def cut(self, batches: list[Batch], born: Sequence[torch.Tensor] = ()) -> Cut:
+        """Batches in pinned memory; what is in `born` already is not copied."""
+        packer = _PinnedPacker(self, born)
+        node = packer.node(batches)
+        _, found, views = packer.message()
+        blocks = cast("Blocks", found)
+        sizes = tuple(block.nbytes for block in blocks)
+        return Cut(node, blocks, *_pieces_of(sizes, (*views,)), batches)
+
+    def collate(self, collate_fn: Callable[[Samples], Batch], samples: Samples) -> Batch:
+        """A batch as a `collate_fn` makes it, in pinned memory."""
+        cut = self.cut([collate_fn(samples)])
+        return cut.on(cut.blocks)[0]
