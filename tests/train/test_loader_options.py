@@ -1,7 +1,7 @@
 """The keywords of make_dataloader: few of its own, those of TFRecordDataset and DataLoader typed and
 checked, a batch sampler; labels and inferred features of datasets.
 
-Covers train/loader, loading/dataset_options.
+Covers train/loader.
 """
 
 import inspect

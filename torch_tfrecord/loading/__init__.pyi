@@ -1,16 +1,13 @@
 from .collating import ColumnCollate, collate
-from .column_batch import BatchParser, ColumnBatch
-from .dataset_options import dataset_parser
+from .column_batch import ColumnBatch
 from .device import DevicePrefetcher
 from .map_dataset import DatasetOptions, MapDataset
-from .nested_dataset import StagedDataset, usual_num_threads
+from .nested_dataset import StagedDataset
 from .read_ahead import ReadAheadLoader
-from .record_files import ArrayRecordFiles, RecordFiles, open_indexed
+from .record_files import RecordFiles
 from .sample_maker import RecordRows, SampleMaker
 
 __all__ = [
-    "ArrayRecordFiles",
-    "BatchParser",
     "ColumnBatch",
     "ColumnCollate",
     "DatasetOptions",
@@ -22,7 +19,4 @@ __all__ = [
     "SampleMaker",
     "StagedDataset",
     "collate",
-    "dataset_parser",
-    "open_indexed",
-    "usual_num_threads",
 ]

@@ -45,6 +45,7 @@ __all__ = [
     "ChainedTransforms",
     "ColumnBatch",
     "ColumnTransform",
+    "with_label",
 ]
 
 
@@ -212,6 +213,34 @@ class ChainedTransforms:
     def __call__(self, sample: Value) -> Value:
         """Apply both to a sample."""
         return self.second(self.first(sample))
+
+
+def with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
+    """The transform, and then (features, label) of its sample."""
+    if label_key is None:
+        return transform
+    split = _SplitLabel(label_key)
+    return split if transform is None else ChainedTransforms(transform, split)
+
+
+class _SplitLabel(ColumnTransform):
+    """(features, label) of a sample, or of the columns of a batch."""
+
+    def __init__(self, label_key: str) -> None:
+        self._label_key = label_key
+
+    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
+        """Take the label out of a sample."""
+        if not isinstance(sample, Mapping) or self._label_key not in sample:
+            raise ValueError(
+                f"the dataset or the transform must return a mapping with the key label_key={self._label_key!r}"
+            )
+        rest = {key: value for key, value in sample.items() if key != self._label_key}
+        return rest, sample[self._label_key]
+
+    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
+        """Take the label's column out."""
+        return self(columns)
 
 
 # What torch's own collate makes of samples.

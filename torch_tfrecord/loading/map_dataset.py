@@ -22,18 +22,16 @@ from torch_tfrecord.arguments import (
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures, is_record_features
-from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport, warn_of_no_records
+from torch_tfrecord.error_log import ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
-from torch_tfrecord.loading.column_batch import BatchParser
-from torch_tfrecord.loading.dataset_options import dataset_parser, with_label
 from torch_tfrecord.loading.nested_dataset import StagedDataset
 from torch_tfrecord.loading.record_files import (
     RecordFiles,
     SingleRecords,
 )
 from torch_tfrecord.loading.sample import to_html
-from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, SampleParser
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.records import PackedRecords, Paths, open_table
@@ -103,8 +101,9 @@ class MapDataset(StagedDataset):
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         access = Access(storage_options, cache_dir, cache_bytes)
-        parser = dataset_parser(features, paths, access, max_batch_bytes, label_key)
-        transform = with_label(transform, label_key)
+        maker = SampleMaker.for_dataset(
+            paths, access, features, max_batch_bytes, transform, errors, label_key
+        )
         table = open_table(
             paths,
             index,
@@ -121,7 +120,7 @@ class MapDataset(StagedDataset):
         good = np.delete(np.arange(len(table)), table.damaged) if table.damaged else None
         # Where all files are local, no cache is made.
         source = RecordFiles.of(table, verify_crc, access.for_files(table.files))
-        self._set_up(source, good, parser, transform, max_batch_bytes, errors)
+        self._set_up(source, good, maker, max_batch_bytes)
         self._paths, self._index_dir = paths, index_dir
 
     @classmethod
@@ -150,21 +149,23 @@ class MapDataset(StagedDataset):
         dataset = cls.__new__(cls)
         # A parser of a higher layer comes with its own limit.
         is_spec = is_record_features(features)
-        parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(source, positions, parser, transform, max_batch_bytes)
+        maker = (
+            SampleMaker.of(features, max_batch_bytes, transform)
+            if is_spec
+            else SampleMaker(features, transform)
+        )
+        dataset._set_up(source, positions, maker, max_batch_bytes)
         return dataset
 
     def _set_up(
         self,
         source: RecordFiles,
         positions: Sequence[int] | npt.NDArray[np.int64] | None,
-        parser: SampleParser | None,
-        transform: Transform | None,
+        maker: SampleMaker,
         max_batch_bytes: int,
-        errors: ErrorLog = RAISES,
     ) -> None:
-        self._errors, self._transform, self._max_batch_bytes = errors, transform, max_batch_bytes
-        self._maker = SampleMaker(parser, transform, errors)
+        self._maker, self._max_batch_bytes = maker, max_batch_bytes
+        self._errors, self._transform = maker.errors, maker.transform
         self._record_files = source
         self._positions: Any = range(len(source.table)) if positions is None else positions
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None

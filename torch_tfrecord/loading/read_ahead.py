@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.collating import ColumnCollate, collate
-from torch_tfrecord.loading.dataset_options import with_label
+from torch_tfrecord.loading.column_batch import with_label
 from torch_tfrecord.loading.device import DevicePrefetcher
 from torch_tfrecord.loading.nested_dataset import (
     NestedDataset,

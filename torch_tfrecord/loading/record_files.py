@@ -40,7 +40,6 @@ __all__ = [
     "ArrayRecordFiles",
     "RecordFiles",
     "SingleRecords",
-    "open_indexed",
 ]
 
 _MOST_OPEN = 256
@@ -59,19 +58,6 @@ class _InflatedFiles(Protocol):
 
 class _Codecs(Protocol):
     def inflated_files(self) -> _InflatedFiles: ...
-
-
-def open_indexed(path: str, index: RecordIndex, access: Access) -> FileSource:
-    """Open a file, and check that its index is of it as it is now.
-
-    Raises:
-        IndexMismatchError: It has changed.
-        OSError: It cannot be opened.
-    """
-    info = RemoteInfo(index.file_size, index.etag, index.mtime_ns)
-    source = open_file(path, access, None if index.etag is None else info, is_current=False)
-    index.check_fresh(source)
-    return source
 
 
 class RecordFiles:
@@ -96,7 +82,10 @@ class RecordFiles:
         has_warned: Whether the user was warned that random access is slow; also set to suppress the
             warning.
         is_remote: Whether some files are remote.
+        are_array_records: Whether they are ArrayRecord files, which say less of their records.
     """
+
+    are_array_records = False
 
     def __init__(
         self, table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS
@@ -121,6 +110,19 @@ class RecordFiles:
         """What reads the files of a table, by the kind of its first one."""
         is_array = bool(table.files) and isinstance(table.facts(0), ArrayRecordIndex)
         return ArrayRecordFiles(table) if is_array else RecordFiles(table, verify_crc, access)
+
+    @staticmethod
+    def open(path: str, index: RecordIndex, access: Access) -> FileSource:
+        """Open a file, and check that its index is of it as it is now.
+
+        Raises:
+            IndexMismatchError: It has changed.
+            OSError: It cannot be opened.
+        """
+        info = RemoteInfo(index.file_size, index.etag, index.mtime_ns)
+        source = open_file(path, access, None if index.etag is None else info, is_current=False)
+        index.check_fresh(source)
+        return source
 
     def warn(self) -> None:
         """Warn once that random access is slow, if there is a `slow_file`."""
@@ -194,7 +196,7 @@ class RecordFiles:
 
     def _open(self, file: int) -> FileSource:
         path, index = self.table.files[file], self.facts(file)
-        source = open_indexed(path, index, self.access)
+        source = self.open(path, index, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
         if self._inflated is None or not index.compression_type:
@@ -207,6 +209,8 @@ class RecordFiles:
 
 class ArrayRecordFiles(RecordFiles):
     """The same of ArrayRecord files; their table knows about where the records are."""
+
+    are_array_records = True
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)

@@ -11,25 +11,29 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, partial, reduce
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns import Feature, LeadingPart
+from torch_tfrecord.columns import Feature, LeadingPart, RecordFeatures
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.extensions import attached
+from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import (
     BatchParser,
     ChainedTransforms,
     ColumnBatch,
     ColumnTransform,
+    with_label,
 )
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.phases import Phase, count
-from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.records import PackedRecords, Paths
 from torch_tfrecord.samples import (
     LEFT_OUT,
     Columns,
@@ -138,6 +142,45 @@ class SampleMaker:
         self.crops = CropReader(parser)
         self.draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = is_users(transform)
+
+    @classmethod
+    def of(
+        cls,
+        features: RecordFeatures | None,
+        max_batch_bytes: int,
+        transform: Transform | None = None,
+        errors: ErrorLog = RAISES,
+    ) -> SampleMaker:
+        """Make it from the specs of features; None gives the records' bytes."""
+        parser = None
+        if features is not None:
+            parser = BatchParser(features, max_batch_bytes=max_batch_bytes)
+        return cls(parser, transform, errors)
+
+    @classmethod
+    def for_dataset(
+        cls,
+        paths: Paths,
+        access: Access,
+        features: RecordFeatures | Literal["auto"] | None,
+        max_batch_bytes: int,
+        transform: Transform | None,
+        errors: ErrorLog,
+        label_key: str | None = None,
+    ) -> SampleMaker:
+        """`of` for a dataset's arguments: the features may have to be inferred from its files, and a
+        label split off.
+        """
+        if isinstance(features, str):
+            one_of("features", features, "auto", None)
+            infer = attached("tables", "infer_through")
+            features = cast("Callable[[Access, Paths], RecordFeatures]", infer)(access, paths)
+        names = [*features] if isinstance(features, Mapping) else None
+        if label_key is not None and label_key not in (names or ()):
+            raise ValueError(
+                f"The `label_key` provided ({label_key}) must be one of the `features` keys: {names}"
+            )
+        return cls.of(features, max_batch_bytes, with_label(transform, label_key), errors)
 
     @property
     def features(self) -> Any:

@@ -29,7 +29,6 @@ from torch_tfrecord.loading import (
     RecordRows,
     SampleMaker,
     collate,
-    dataset_parser,
 )
 from torch_tfrecord.order import (
     Rank,
@@ -145,9 +144,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         access = Access(storage_options, cache_dir, cache_bytes)
-        parser = dataset_parser(features, paths, access, max_batch_bytes)
-        self._maker = SampleMaker(parser, transform, self._errors)
-        self._check_keys = KeyCheck(parser)
+        self._maker = SampleMaker.for_dataset(
+            paths, access, features, max_batch_bytes, transform, self._errors
+        )
+        self._check_keys = KeyCheck(self._maker.parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)

@@ -18,12 +18,9 @@ from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading import (
-    ArrayRecordFiles,
-    BatchParser,
     MapDataset,
     RecordFiles,
     SampleMaker,
-    usual_num_threads,
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
@@ -173,12 +170,9 @@ class TFRecordDataset(MapDataset):
     def _reading(self, features: RecordFeatures | None, transform: Any) -> Self:
         """This dataset with other features and another transform."""
         other = copy(self)
-        parser = None
-        if features is not None:
-            parser = BatchParser(features, max_batch_bytes=self._max_batch_bytes)
         other._transform = transform
-        other._maker = SampleMaker(parser, transform, self._errors)
-        other._check_keys = KeyCheck(parser)
+        other._maker = SampleMaker.of(features, self._max_batch_bytes, transform, self._errors)
+        other._check_keys = KeyCheck(other._maker.parser)
         return other
 
     # By the columns of the index.
@@ -269,7 +263,7 @@ class TFRecordDataset(MapDataset):
     def _record_lengths(self, name: str | None) -> npt.NDArray[Any]:
         """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
         if name is None:
-            if isinstance(self._record_files, ArrayRecordFiles):
+            if self._record_files.are_array_records:
                 raise TypeError(
                     "ArrayRecord files do not say how long their records are: give lengths=, an array"
                 )
@@ -378,7 +372,7 @@ class TFRecordDataset(MapDataset):
         starts = range(0, len(self), batch_size)
         parts = (np.arange(start, min(start + batch_size, len(self))) for start in starts)
         load = partial(_load, reader, arrow)
-        for batch in each_at_once(load, parts, usual_num_threads(self)):
+        for batch in each_at_once(load, parts, self._num_threads):
             if batch is not None:
                 yield batch
         self._errors.tell()
@@ -401,7 +395,7 @@ def kept_column(files: RecordFiles, name: str) -> KeptColumn:
         NotKeptError: The index of a file has none of this name.
         IndexMismatchError: It has one of another kind than the others, or it is damaged.
     """
-    if isinstance(files, ArrayRecordFiles):
+    if files.are_array_records:
         raise NotKeptError(
             f"expected a TFRecord file, whose index can keep the column {name!r}, got an ArrayRecord file: read the "
             "feature itself, such as by `ds.to_arrow()`",

@@ -21,13 +21,11 @@ from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, FileSource, FileWindow
 from torch_tfrecord.loading import (
-    BatchParser,
     ColumnBatch,
     RecordFiles,
     RecordRows,
     SampleMaker,
     collate,
-    open_indexed,
 )
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
@@ -116,10 +114,7 @@ class ScanTask:
         """
         _, _, _, max_batch_bytes, errors = self._options
         arrow = self._arrow(columns)
-        parser = None
-        if arrow.features is not None:
-            parser = BatchParser(arrow.features, max_batch_bytes=max_batch_bytes)
-        maker = SampleMaker(parser, None, errors)
+        maker = SampleMaker.of(arrow.features, max_batch_bytes, None, errors)
         for rows in self._rows():
             found, num_rows = columns_of(maker.load_batch(rows))
             if num_rows:
@@ -185,7 +180,7 @@ class ScanTask:
 
     def _open(self, file: int, index: RecordIndex, inflated: InflatedFiles) -> FileSource:
         path, access = self.files[file], self._options.access
-        source = open_indexed(path, index, access)
+        source = RecordFiles.open(path, index, access)
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
             return source.ahead(last)
