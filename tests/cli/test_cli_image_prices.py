@@ -201,10 +201,6 @@ class TestEncoding:
             assert opened(new).mode == "L"
         assert np.array_equal(np.asarray(opened(new)), drawing()[..., 0])
 
-    def test_jpeg_is_that_of_pillow(self):
-        new, why = Encoding("jpeg", 83).encode(saved(drawing()))
-        assert (new, why) == (saved(drawing(), "jpeg", quality=83), "")
-
     def test_a_jpeg_is_compressed_again_only_if_told(self):
         old = saved(drawing(), "jpeg", quality=95)
         assert Encoding("jpeg", 50).encode(old) == (old, "")
@@ -272,13 +268,6 @@ class TestEncoding:
         wanted = decode_image(old, apply_orientation=True).permute(1, 2, 0).numpy()
         assert np.abs(found - wanted).max() <= (90 if format == "jpeg" else 0)
         assert np.abs(found - wanted).mean() < (5 if format == "jpeg" else 1e-9)
-
-    def test_a_turned_jpeg_is_turned_with_its_pixels(self):
-        old = saved(drawing(), "jpeg", quality=95, exif=turned(6))
-        assert Encoding("jpeg").encode(old) == (old, "")
-        new, _ = Encoding("jpeg", 95, orientation="applied").encode(old)
-        assert opened(new).size == (40, 60)
-        assert not opened(new).getexif()
 
     def test_what_is_no_picture(self):
         with pytest.raises(ImageDecodeError):

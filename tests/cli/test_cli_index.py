@@ -252,11 +252,6 @@ def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
     assert capsys.readouterr().err == "tfrecord: file: File exists\n"
 
 
-def test_index_refuses_an_unknown_format(capsys):
-    assert main(["index", "a", "--format", "json"]) == 2
-    assert "--format: invalid choice: 'json' (choose from" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
     for name in "abc":
@@ -403,15 +398,6 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
     assert (
         capsys.readouterr().out
         == "bad: a.tfrecord: Input/output error\n1 file, 0 records, 0 bytes, 1 bad file\n"
-    )
-
-
-def test_verify_names_a_missing_shard(folder, capsys):
-    write(folder / "a-00000-of-00002")
-    assert main(["verify", "a@2"]) == 2
-    assert capsys.readouterr().out == (
-        "bad: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002; there are 1: a-00000-of-00002\n"
-        "2 files, 3 records, 1051 bytes, 1 bad file\n"
     )
 
 

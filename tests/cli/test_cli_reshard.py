@@ -95,16 +95,6 @@ def test_shards_have_neighbours_as_tensorflow_wrote_them(capsys):
     assert len(TFRecordDataset("out/a-*", index="require")) == 1000
 
 
-def test_shards_by_size():
-    assert main(["reshard", THOUSAND, "out/a", "--max-shard-bytes", "10KB"]) == 0
-    sizes = [os.path.getsize(path) for path in find_files("out/a-*")]
-    assert sum(sizes) == 48868 and max(sizes) <= 10_000 and min(sizes[:-1]) > 9_900
-    assert main(["reshard", "in/skewed_sizes.tfrecord", "out/b", "--max-shard-bytes", "1KB"]) == 0
-    large = [path for path in find_files("out/b-*") if os.path.getsize(path) > 1000]
-    assert large and all(len(records(path)) == 1 for path in large)
-    assert as_digests(all_records("out/b-*")) == digests("skewed_sizes.tfrecord")
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("options", [{"num_shards": 3}, {"max_shard_bytes": 20}, {}])
 def test_all_records_have_a_shard(count, options):
@@ -136,21 +126,6 @@ def test_shuffle_is_that_of_the_loader(seed):
     assert found == expected
     golden = [*map(digests, map(os.path.basename, names))]
     assert Counter(as_digests(found)) == Counter(one[:8] for part in golden for one in part)
-
-
-def test_shuffle_in_small_batches(monkeypatch):
-    assert (
-        main(["reshard", "in/plain.tfrecord", THOUSAND, "out/a", "--num-shards", "7", "--shuffle"])
-        == 0
-    )
-    monkeypatch.setattr(reshard, "_BATCH_BYTES", 1000)
-    monkeypatch.setattr(reshard, "_STRETCH_BYTES", 300)
-    assert (
-        main(["reshard", "in/plain.tfrecord", THOUSAND, "out/b", "--num-shards", "7", "--shuffle"])
-        == 0
-    )
-    for one, other in zip(find_files("out/a-*"), find_files("out/b-*"), strict=True):
-        assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -400,13 +375,6 @@ def test_a_manifest_where_the_inputs_have_one():
     assert Path("other/.torch_index/manifest.safetensors").exists()  # beside plain.tfrecord is one
 
 
-def test_inputs_are_only_read():
-    before = {path: Path(path).read_bytes() for path in files_below("in")}
-    assert main(["reshard", THOUSAND, "out/a", "--shuffle"]) == 0
-    assert main(["merge", "in/gzip.tfrecord.gz", "a.tfrecord"]) == 0
-    assert {path: Path(path).read_bytes() for path in files_below("in")} == before
-
-
 def test_a_fresh_index_is_used_and_a_stale_one_not():
     build_index("in/plain.tfrecord").save("in/plain.tfrecord.index.safetensors")
     build_index("in/concatenated.tfrecord").save("in/thousand_small.tfrecord.index.safetensors")
@@ -557,13 +525,6 @@ def test_a_file_that_is_not_filled_leaves_nothing(folder):
         assert writer.fill("out/a.tfrecord", [b"1", b"22"]) == (2, 35)
         writer.fill("out/b.tfrecord", (1 // number for number in [0]))
     assert os.listdir("out") == []
-
-
-def test_help_has_examples(capsys):
-    for verb in ("reshard", "split", "merge", "head", "sample"):
-        assert main([verb, "--help"]) == 0
-        text = capsys.readouterr().out
-        assert "example" in text and f"  tfrecord {verb} " in text and "exit status:" in text
 
 
 @pytest.mark.slow

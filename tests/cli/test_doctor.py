@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from helpers import pure_python
 
 import torch_tfrecord
@@ -249,16 +247,6 @@ def test_a_worker_that_cannot_start_does_not_stop_the_report(backends, monkeypat
         "  batches      sent by PyTorch itself, with a copy: "
         "a worker could not be started (Resource temporarily unavailable)"
     ]
-
-
-def test_no_random_state_is_read():
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    doctor.installation_report()
-    assert before == (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
 
 
 @pytest.mark.daily

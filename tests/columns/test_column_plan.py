@@ -225,11 +225,6 @@ def test_every_spec_alone_and_together(count):
         check({name: spec}, records)
 
 
-def test_images_and_arrays_of_different_sizes():
-    rng = np.random.default_rng(0)
-    check(FEATURES, [row(rng, height, 2) for height in (1, 2, 3, 2, 1)])
-
-
 @needs_core
 def test_plain_records_are_read_by_the_core(monkeypatch):
     # Else all of the above would compare the fallback with itself.
@@ -576,36 +571,3 @@ def test_outputs_of_one_key_have_memory_of_their_own(read, first, second):
         assert not any(
             overlap(x, y) for x in memory_of(columns[one]) for y in memory_of(columns[other])
         )
-
-
-def test_outputs_of_one_key_have_defaults_of_their_own():
-    features = {
-        name: FixedLenFeature((), I64, number, key="x")
-        for name, number in (("a", 1), ("b", 2), ("c", 3))
-    }
-    records = [encode_example({"x": 9} if n % 2 else {"y": 9}) for n in range(6)]
-    batch = ExampleParser(features).batch(records)
-    assert {name: values.tolist() for name, values in batch.items()} == {
-        "a": [1, 9, 1, 9, 1, 9],
-        "b": [2, 9, 2, 9, 2, 9],
-        "c": [3, 9, 3, 9, 3, 9],
-    }
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        FixedLenFeature((2,), bytes, key="strings"),
-        FixedLenFeature((2,), bytes, (b"c", b"d"), key="none"),
-        VarLenFeature(bytes, key="strings"),
-        FixedLenSequenceFeature((2,), bytes, allow_missing=True, key="strings"),
-        RaggedFeature(bytes, "strings"),
-    ],
-)
-def test_outputs_of_one_key_have_lists_of_their_own(spec):
-    records = [encode_example({"strings": [b"a", b"b"]})] * 6
-    batch = ExampleParser({"a": spec, "b": spec}).batch(records)
-    expected = ExampleParser({"b": spec}).batch(records)["b"]
-    for row in batch["a"]:
-        row.clear()
-    assert batch["b"] == expected

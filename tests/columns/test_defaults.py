@@ -91,17 +91,6 @@ def test_examples(records):
         assert values(row) == values(parse_single_example(record, FEATURES)) == EXPECTED[record]
 
 
-def test_values_are_their_own():
-    features = {"raw": FEATURES["raw"], "image": FEATURES["image"]}
-    for parse in (
-        lambda: parse_single_example(b"", features),
-        lambda: parse_example([b"", b""], features),
-    ):
-        for value in parse().values():
-            value.zero_()
-        assert parse()["raw"].sum() in (10, 20) and parse()["image"].min() == 7
-
-
 def test_a_kind_that_is_not_set_has_the_default_and_an_empty_list_has_not():
     features = {"x": Text(default_value="none")}
     assert parse_example([UNSET, b""], features) == {"x": ["none", "none"]}

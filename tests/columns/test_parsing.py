@@ -6,7 +6,6 @@ Covers columns/lists, columns/one_value, columns/record_parsers, columns/parsers
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import io
-import pickle
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from helpers import for_each, pure_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
-from torchvision import tv_tensors
 from wire_examples import length_delimited
 
 from torch_tfrecord.columns.dtypes import cast
@@ -307,21 +305,6 @@ def image_record(height, width, **more):
     )
 
 
-def test_images():
-    sample = parse_single_example(
-        image_record(4, 5), {"x": Image(key="image", shape=("h", "w", 3))}
-    )["x"]
-    assert type(sample) is tv_tensors.Image
-    assert torch.equal(sample, picture(4, 5))
-    batch = parse_example([image_record(4, 5)] * 2, {"image": Image("L", shape=(4, None, 1))})[
-        "image"
-    ]
-    assert type(batch) is torch.Tensor
-    assert batch.shape == (2, 1, 4, 5)
-    mixed = parse_example([image_record(4, 5), image_record(5, 4)], {"image": Image()})["image"]
-    assert [type(item) for item in mixed] == [tv_tensors.Image] * 2
-
-
 def test_images_that_do_not_fit():
     with pytest.raises(ParseError) as caught:
         parse_single_example(image_record(4, 5), {"image": Image(shape=("w", "h", 3))})
@@ -449,11 +432,6 @@ def test_a_view_of_other_items_is_its_bytes():
         assert (got["a"].tolist(), got["t"]) == ([1, 2], "xx")
 
 
-def test_a_parser_pickles():
-    parser = pickle.loads(pickle.dumps(ExampleParser({"a": FixedLenFeature((), I64, key="b")})))
-    assert parser.single(encode_example({"b": 3})) == {"a": torch.tensor(3)}
-
-
 # --- properties
 # ----------------------------------------------------------------------------------------------------
 
@@ -549,25 +527,6 @@ def test_specs_that_changed_between_calls_count():
         parse_example([record], features, max_batch_bytes=1)
     with pytest.raises(TypeError, match="max_batch_bytes"):
         parse_example([record], features, max_batch_bytes=True)
-
-
-def test_a_parser_is_built_once_for_the_same_specs(monkeypatch):
-    built = []
-    monkeypatch.setattr(ExampleParser, "__init__", _counted(ExampleParser.__init__, built))
-    features = {"a": VarLenFeature(torch.int64)}
-    for number in range(20):
-        assert parse_single_example(encode_example({"a": [number]}), features)["a"].tolist() == [
-            number
-        ]
-    assert len(built) == 1
-
-
-def _counted(function, calls):
-    def counted(*args, **kwargs):
-        calls.append(args)
-        return function(*args, **kwargs)
-
-    return counted
 
 
 @pytest.mark.parametrize("is_pure", [False, True])

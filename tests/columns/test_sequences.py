@@ -432,10 +432,3 @@ def test_datasets_read_sequence_examples(tmp_path):
         dataset[3]
     stream = iter(TFRecordIterableDataset(path, features))
     assert [next(stream)[1]["x"].tolist() for _ in range(3)] == [[0], [0, 1], [0, 1, 2]]
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_bytes_likes(kind):
-    record = kind(sequence(x=[1]))
-    assert parse_single_sequence_example(record, None, X)[1]["x"].tolist() == [1]
-    assert parse_sequence_example([record], None, X)[1]["x"].tolist() == [[1]]

@@ -314,10 +314,3 @@ def test_damaged_messages_raise_only_our_errors(case, data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ParseError, LimitExceededError):
         parse_tensor(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]), max_bytes=1 << 20)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=40))
-def test_random_bytes_raise_only_our_errors(data):
-    with contextlib.suppress(ParseError, LimitExceededError):
-        parse_tensor(data, max_bytes=1 << 20)

@@ -94,34 +94,6 @@ def test_rows_of_a_frame_with_missing_values_are_read_back(tmp_path):
     ]
 
 
-@pytest.mark.slow
-def test_a_real_frame(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(
-        {
-            "label": [1, None, 3],
-            "name": ["a", None, "c"],
-            "count": pandas.array([1, None, 3], dtype="Int64"),
-            "score": [0.5, None, 1.5],
-        }
-    )
-    features = {
-        "label": FixedLenFeature((), torch.int64, -1),
-        "name": FixedLenFeature((), str, ""),
-        "count": FixedLenFeature((), torch.int64, -1),
-        "score": FLOAT,
-    }
-    with TFRecordWriter(tmp_path / "frame", features=features) as writer:
-        for row in frame.to_dict("records"):
-            writer.write(row)
-    found = list(TFRecordDataset(tmp_path / "frame", features))
-    assert [int(sample["label"]) for sample in found] == [1, -1, 3]
-    assert [sample["name"] for sample in found] == ["a", "", "c"]
-    assert [int(sample["count"]) for sample in found] == [1, -1, 3]
-    # NaN is a value of a float
-    assert str([float(sample["score"]) for sample in found]) == "[0.5, nan, 1.5]"
-
-
 @for_each(
     ("value", "spec", "expected"),
     [

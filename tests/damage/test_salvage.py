@@ -264,26 +264,6 @@ def test_first_bytes_that_look_compressed(tmp_path):
 # Data that repeat themselves.
 
 
-@pytest.mark.parametrize("junk", [b"j", b"junk" * 3, bytes(200)])
-def test_records_that_come_again_behind_junk_are_no_copies(tmp_path, junk):
-    records = [b"first", b"", b"x" * 60, b"last"]
-    (tmp_path / "bad").write_bytes(framed(*records) + junk + framed(*records))
-    report = salvage(tmp_path / "bad", tmp_path / "good", compression_type="")
-    assert list(read_records(tmp_path / "good")) == records * 2
-    size = len(framed(*records))
-    assert report.lost == [(size, size + len(junk))]
-
-
-@pytest.mark.parametrize("payload", [b"", b"label", b"x" * 100])
-def test_equal_records_stay(tmp_path, payload):
-    frames = [bytearray(framed(payload)) for _ in range(100)]
-    for number in (10, 11, 50, 98):
-        frames[number][-1] ^= 1
-    (tmp_path / "bad").write_bytes(b"".join(frames))
-    assert salvage(tmp_path / "bad", tmp_path / "good", compression_type="").num_records == 96
-    assert list(read_records(tmp_path / "good")) == [payload] * 96
-
-
 @pytest.mark.parametrize("begin", [0, 5])
 def test_a_piece_that_is_there_twice_comes_out_twice(tmp_path, begin):
     """A write that began again: at a record, or in the midst of one."""

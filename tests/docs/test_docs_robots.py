@@ -124,15 +124,6 @@ def test_openpi(page, monkeypatch):
             )
 
 
-def test_openpi_in_workers(page):
-    (batch,) = page["loader 1"]
-    assert len(batch["prompt"]) == len(page["droid"]) == 9
-    assert batch["observation"]["image"].shape == (9, 3, 20, 24)
-    assert sorted(map(tuple, batch["actions"][:, 0].tolist())) == sorted(
-        {tuple(sample["actions"][0].tolist()) for sample in recorded("openpi")}
-    )
-
-
 # OpenVLA.
 
 
@@ -210,21 +201,6 @@ def test_openvla_weights(page):
     exact = {name: weight * statistics[name]["num_transitions"] for name, weight in page["MIX"]}
     exact = page["Mixture"](page["datasets"], exact)
     np.testing.assert_allclose(exact.shares, RECORDED["openvla/sample_weights"], rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_openvla_in_workers(page, openvla):
-    found = set()
-    for batch in page["loader 2"]:
-        columns = (
-            batch["dataset_name"],
-            batch["task"]["language_instruction"],
-            batch["_frame_index"].tolist(),
-        )
-        for key, action in zip(zip(*columns, strict=True), batch["action"], strict=True):
-            assert torch.equal(action, openvla[key]["action"])
-            found.add(key)
-    assert found == openvla.keys()
 
 
 @pytest.mark.slow
@@ -312,21 +288,6 @@ def test_octo_statistics(page):
             )
     for count in ("num_transitions", "num_trajectories"):
         assert found[count] == RECORDED[f"octo/statistics/{count}"]
-
-
-@pytest.mark.slow
-def test_octo_in_workers(page):
-    loader = page["loader 4"]
-    steps = []
-    for batch in loader:
-        assert batch["action"].shape[1:] == (2, 4, 7)
-        assert batch["observation"]["image_primary"].shape[1:] == (2, 3, 256, 256)
-        steps += zip(batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), strict=True)
-    assert sorted(steps) == [
-        (number, at)
-        for number, steps in enumerate(LENGTHS["bridge_dataset"])
-        for at in range(steps - 1)
-    ]
 
 
 def test_what_the_page_says_of_numbers(page):

@@ -1,7 +1,6 @@
 """PackedCollate: both layouts beside an oracle of loops, and what attention makes of them."""
 
 import pickle
-import threading
 from itertools import pairwise
 
 import pytest
@@ -185,21 +184,6 @@ def test_blocks_are_what_loops_make(lengths, size, is_columns, spare):
     expected = blocks(samples, rows, size, num_rows + spare, fill)
     assert {name: shown(batch)[name] for name in expected} == expected
     assert batch.keys() == samples[0].keys() | expected.keys()
-
-
-def test_best_fit_takes_fewer_rows():
-    samples = documents([3, 6, 4, 5, 6])
-    batch = PackedCollate(9, layout="blocks", features=NAMES)(samples)
-    assert len(rows_in_order([3, 6, 4, 5, 6], 9)) == 3  # in order, nothing to gain
-    assert batch["number"].tolist() == [0, 1, 2, 3, 4]
-    batch = PackedCollate(9, layout="blocks", features=NAMES)(documents([6, 5, 3, 4]))
-    assert [sorted({*row} - {-1}) for row in batch["document_ids"].tolist()] == [[0, 1], [2, 3]]
-    pairs = [
-        sorted(batch["number"][number].item() for number in {*row} - {-1})
-        for row in batch["document_ids"].tolist()
-    ]
-    assert sorted(pairs) == [[0, 2], [1, 3]]
-    assert batch["ids"].shape == (2, 9)
 
 
 def test_values_of_a_small_batch():
@@ -490,16 +474,3 @@ def test_through_loaders(path, layout, how):
         expected = flat(own) if layout == "flat" else shown(pack(as_columns(own)))
         assert batch == expected
     assert len(found) == 3
-
-
-def test_threads_pack_ahead(path):
-    packed_in = []
-
-    class Noting(PackedCollate):
-        def __call__(self, samples):
-            packed_in.append(threading.current_thread())
-            return super().__call__(samples)
-
-    loader = make_dataloader(path, 4, FEATURES, shuffle=False, num_threads=2, collate_fn=Noting(64))
-    assert len([*loader]) == 3
-    assert threading.current_thread() not in packed_in

@@ -17,7 +17,6 @@ from torch_tfrecord import (
     LimitExceededError,
     PaddedCollate,
     VarLenFeature,
-    collate,
     encode_example,
     parse_single_example,
 )
@@ -53,11 +52,6 @@ def test_never_truncates():
         str(caught.value)
         == f"['x']: sample 1: {PHRASE} Its shape is [3], padded_shapes asks for [2]"
     )
-
-
-def test_all_empty():
-    batch = PaddedCollate()([ROWS[3], ROWS[3]])
-    assert (batch.shape, batch.dtype) == ((2, 0), torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +262,6 @@ def test_padding_of_nested_lists_is_not_shared():
     assert batch[1] == [[b"changed"], [b""], [b""]]
 
 
-def test_lists_that_are_all_empty():
-    assert PaddedCollate()([[], []]) == [[], []]
-    assert PaddedCollate(padded_shapes=[2])([[], []]) == [[b"", b""], [b"", b""]]
-
-
 def test_numbers_lists_and_arrays():
     samples = [
         {
@@ -388,18 +377,6 @@ def test_a_batch_of_pictures_is_a_plain_tensor(kind):
     assert batch[0, 0, 2:].unique().tolist() == [255]
 
 
-def test_a_batch_of_boxes_is_a_plain_tensor():
-    # tv_tensors holds the boxes of one picture only.
-    boxes = [
-        tv_tensors.BoundingBoxes(torch.ones(count, 4), format="XYXY", canvas_size=(9, 9))
-        for count in (1, 3)
-    ]
-    batch = PaddedCollate(padding_values=-1)(boxes)
-    assert (type(batch), batch.shape) == (torch.Tensor, (2, 3, 4))
-    assert batch[0, 1:].unique().tolist() == [-1]
-    assert collate(boxes[:1]) == boxes[:1]
-
-
 def test_var_len_features():
     record = encode_example({"x": [1, 2], "tags": ["a"]})
     other = encode_example({"x": np.array([], np.int64), "tags": ["b", "c"]})
@@ -486,22 +463,6 @@ def test_pickles_prints_and_compares():
         == "PaddedCollate(padded_shapes={'x': [None, 4]}, padding_values={'x': -1}, return_lengths=True, "
         "multiple_of=1)"
     )
-
-
-def test_in_a_worker_process():
-    loader = DataLoader(
-        [{"x": row} for row in ROWS],
-        3,
-        collate_fn=PaddedCollate({"x": [4]}, {"x": -1}),
-        num_workers=1,
-    )
-    assert [batch["x"].shape for batch in loader] == [(3, 4), (1, 4)]
-
-
-def test_gradients_pass():
-    rows = [torch.ones(1, requires_grad=True), torch.ones(2, requires_grad=True)]
-    PaddedCollate()(rows).sum().backward()
-    assert rows[0].grad.tolist() == [1]
 
 
 @pytest.mark.slow

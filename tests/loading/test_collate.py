@@ -147,23 +147,6 @@ def test_equals_what_parsing_a_batch_gives(path):
     assert plain(batch) == plain(collate(list(ds)))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
-)
-def test_in_workers(path, num_workers):
-    ds = TFRecordDataset(path, FEATURES)
-    stream = TFRecordIterableDataset(path, FEATURES, batch_size=4)
-    batches = [expected([0, 1, 2, 3]), expected([4, 5])]
-    context = "fork" if num_workers else None
-    options = {"num_workers": num_workers, "multiprocessing_context": context}
-    assert [
-        plain(batch) for batch in DataLoader(ds, batch_size=4, collate_fn=collate, **options)
-    ] == batches
-    if not num_workers:  # with workers each has its own batches
-        assert [plain(batch) for batch in DataLoader(stream, batch_size=None, **options)] == batches
-
-
 def test_torchs_default_collate_is_enough_for_fixed_shapes(path):
     (batch,) = DataLoader(TFRecordDataset(path, FIXED), batch_size=COUNT)
     wanted = expected(range(COUNT))
@@ -230,24 +213,6 @@ def test_vectors_of_unequal_length_become_jagged_also_without_a_feature():
     batch = collate([torch.tensor([1.0]), torch.zeros(0), torch.tensor([2.0, 3.0])])
     assert plain(batch) == ("jagged", torch.float32, [[1.0], [], [2.0, 3.0]])
     assert batch.offsets().tolist() == [0, 1, 1, 3]
-
-
-def test_jagged_batches_can_be_computed_with():
-    batch = collate([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
-    assert plain(batch * 2 + 1) == ("jagged", torch.float32, [[3.0], [5.0, 7.0]])
-    assert torch.nested.to_padded_tensor(batch, -1.0).tolist() == [[1.0, -1.0], [2.0, 3.0]]
-
-
-def test_batches_of_tv_tensors_are_plain_tensors():
-    images = [tv_tensors.Image(torch.full((3, 2, 2), n, dtype=torch.uint8)) for n in range(2)]
-    masks = [tv_tensors.Mask(torch.full((2, 2), n, dtype=torch.uint8)) for n in range(2)]
-    videos = [tv_tensors.Video(torch.full((4, 3, 2, 2), n, dtype=torch.uint8)) for n in range(2)]
-    batch = collate(
-        [{"i": i, "m": m, "v": v} for i, m, v in zip(images, masks, videos, strict=True)]
-    )
-    assert [type(batch[name]) for name in "imv"] == [torch.Tensor] * 3
-    assert [batch[name].shape for name in "imv"] == [(2, 3, 2, 2), (2, 2, 2), (2, 4, 3, 2, 2)]
-    assert all(batch[name].flatten(1).amax(1).tolist() == [0, 1] for name in "imv")
 
 
 PICTURES = {name: FEATURES[name] for name in ("image", "number")}

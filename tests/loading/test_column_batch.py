@@ -19,7 +19,6 @@ from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
     Image,
-    PaddedCollate,
     RaggedFeature,
     RaggedTensor,
     RandomResizedCrop,
@@ -280,12 +279,6 @@ def test_for_default_collate_and_list_idioms(dense):
         batch[3]
 
 
-def test_samples_are_made_once(dense):
-    batch = dense.__getitems__([0, 1])
-    batch[0]["scalar"] += 7  # as in a list of samples
-    assert int(batch[0]["scalar"]) == int(dense[0]["scalar"]) + 7
-
-
 def test_what_a_collate_function_did_to_the_samples_counts(dense):
     batch = dense.__getitems__([0, 1, 2, 3])
     name = next(iter(batch[0]))
@@ -309,13 +302,6 @@ def test_what_a_collate_function_did_to_the_samples_counts(dense):
 
 def test_raw_batches_compare_as_lists():
     assert ColumnBatch({"x": [b"a", b"b"]}, 2) == [{"x": b"a"}, {"x": b"b"}]
-
-
-def test_for_padded_collate(folder):
-    features = {name: SPECS[name] for name in ("ids", "words", "scalar", "pairs")}
-    ds = TFRecordDataset(folder / "part-*", features)
-    for pad in (PaddedCollate(), PaddedCollate({"ids": 6}, {"ids": -1}, return_lengths=True)):
-        assert_same(pad(ds.__getitems__(range(9))), pad([ds[position] for position in range(9)]))
 
 
 def test_without_features_and_with_a_transform_plain_lists(folder, dense):
@@ -466,17 +452,3 @@ def test_whatever_a_batch_holds_arrives(folder):
     second[0]["n"].add_(1)
     loss.backward()
     assert weight.grad.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:none of 15 records")
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_all_specs_through_workers(folder, num_workers):
-    ds = TFRecordDataset(folder / "part-*", SPECS)
-    loader = DataLoader(ds, batch_size=4, num_workers=num_workers, collate_fn=collate)
-    expected = [
-        collate([ds[n] for n in range(low, min(low + 4, COUNT))]) for low in range(0, COUNT, 4)
-    ]
-    for got, wanted in zip(loader, expected, strict=True):
-        assert type(got) is dict
-        assert_same(got, wanted)

@@ -159,25 +159,6 @@ def test_resumes_and_names_its_order(files, way):
         make(shuffle=False).load_state_dict(states[3])
 
 
-@pytest.mark.usefixtures("small_windows")
-def test_ranks_share_equally(files):
-    parts = [
-        make_dataloader(files, 8, FEATURES, shuffle="blocks", rank=rank, world_size=2)
-        for rank in (0, 1)
-    ]
-    found = [joined(ids(part)) for part in parts]
-    assert sorted(joined(found)) == list(range(N))
-    assert len(parts[0]) == len(parts[1])
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_samplers_by_blocks(files, inflations):
-    ds = TFRecordDataset(files, FEATURES)
-    sampler = RecordSampler(ds, shuffle="blocks", seed=4)
-    assert joined(ids(DataLoader(ds, 8, sampler=sampler, collate_fn=collate))) == list(sampler)
-    assert len(inflations) == len(set(inflations)) > 10 * len(SIZES)
-
-
 @pytest.mark.parametrize("way", ["threads", "no threads"])
 @pytest.mark.parametrize(
     "make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]]

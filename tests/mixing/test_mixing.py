@@ -83,21 +83,6 @@ def test_over_a_long_run_the_proportions_are_exact(weights, seed, rounds):
     assert sum(turns.counts(rounds)) == rounds
 
 
-def test_the_usual_error_is_about_one():
-    worst = []
-    for seed in range(100):
-        turns, counts, error = WeightedTurns([7, 2, 1], seed), [0, 0, 0], 0
-        for place in range(200):
-            counts[turns.turn(place).component] += 1
-            error = max(
-                error,
-                *(abs(c - w * (place + 1) / 10) for c, w in zip(counts, (7, 2, 1), strict=True)),
-            )
-        worst.append(error)
-    assert max(worst) < 2
-    assert sum(worst) / 100 < 1.5
-
-
 def test_equal_weights_do_not_fall_in_step_with_ranks():
     turns = WeightedTurns([1, 1], 0)
     first_of_pairs = Counter(turns.turn(place).component for place in range(0, 2000, 2))

@@ -74,27 +74,6 @@ def test_counts_and_orders(sizes, weights, stop):
         ]
 
 
-@pytest.mark.slow
-def test_the_shares_are_exact():
-    mixture = Mixture(numbers(10, 10, 10), [0.7, 0.2, 0.1], stop="never", num_samples=10**6)
-    counts = Counter(mixture.locate(position)[0] for position in range(20_000))
-    assert all(abs(counts[number] - share) < 4 for number, share in enumerate((14_000, 4000, 2000)))
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_pass_over_a_dataset_is_an_order_of_its_own(seed):
-    mixture = Mixture(numbers(50, 7), [1, 1], seed=seed, stop="all_exhausted")
-    samples = everything(mixture)
-    of_second = [sample for sample in samples if sample >= 1000]
-    passes = [of_second[begin : begin + 7] for begin in range(0, len(of_second) - 6, 7)]
-    assert len(passes) > 5
-    assert all(sorted(one) == list(range(1000, 1007)) for one in passes)
-    assert len(set(map(tuple, passes))) > len(passes) // 2
-    assert sorted(sample for sample in samples if sample < 1000) == list(range(50))
-    other = everything(Mixture(numbers(50, 7), [1, 1], seed=seed + 2, stop="all_exhausted"))
-    assert other != samples
-
-
 def test_later_epochs_go_on_in_the_longer_dataset():
     mixture = Mixture(numbers(100, 10), seed=1)
     seen = []
@@ -211,13 +190,6 @@ def test_positions_out_of_range():
         len(endless)
     with pytest.raises(IndexError):
         endless[-1]
-
-
-def test_lengths():
-    assert len(Mixture(numbers(4, 4), num_samples=3)) == 3
-    assert len(Mixture(numbers(0, 4), stop="all_exhausted_without_replacement")) == 4
-    assert len(Mixture(numbers(0, 0), stop="all_exhausted_without_replacement")) == 0
-    assert len(Mixture([range(10**12), range(10**9)], [10, 1])) > 10**9 * 10
 
 
 CHOICES = [0, 1, 2, 0, 1, 2, 0, 0, 1]

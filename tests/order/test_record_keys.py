@@ -130,12 +130,6 @@ def test_of_a_seed(path, seed):
     assert keys_of(DataLoader(ds, 4, sampler=sampler)) == expected
 
 
-@pytest.mark.slow
-def test_of_a_seed_in_workers(path):
-    loader = make_dataloader(path, 4, FEATURES, shuffle=False, seed=7, num_workers=2)
-    assert keys_of(loader) == halves(range(10), 0, 7)
-
-
 def test_of_a_resumed_loader(path):
     whole = make_dataloader(path, 2, FEATURES, seed=5)
     expected = [keys_of(whole) for _ in range(2)]

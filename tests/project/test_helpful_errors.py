@@ -498,25 +498,6 @@ def test_no_collate_fn_for_pictures_of_several_sizes(pictures):
         assert f"{pictures}: record 3 at byte " in str(caught.value)
 
 
-def test_no_collate_fn_where_sizes_are_equal(folder):
-    """Jagged all the same: the third of each batch of three has two ids, and so on."""
-    ds = TFRecordDataset(folder / "?", FEATURES)
-    order = [1, 4, 7, 2, 5, 8]
-    batches = list(DataLoader(Subset(ds, order), 3))
-    assert [[row.tolist() for row in batch["ids"].unbind()] for batch in batches] == [
-        [[0]] * 3,
-        [[0, 1]] * 3,
-    ]
-    assert [batch["id"].tolist() for batch in batches] == [order[:3], order[3:]]
-    assert len(list(DataLoader(ds, 1))) == 12
-    assert len(list(DataLoader(TFRecordIterableDataset(folder / "?", FEATURES), 1))) == 12
-    stream = TFRecordIterableDataset(folder / "?", {"id": FEATURES["id"]})
-    assert [batch["id"].tolist() for batch in DataLoader(stream, 6)] == [
-        [*range(6)],
-        [*range(6, 12)],
-    ]
-
-
 def test_no_collate_fn_with_strings(tmp_path):
     write(tmp_path / "a", [{"words": ["x"] * n, "n": n} for n in (2, 2, 3)])
     features = {"words": VarLenFeature(bytes), "n": FixedLenFeature((), torch.int64)}

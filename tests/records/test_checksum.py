@@ -3,14 +3,13 @@
 import base64
 import json
 
-import numpy as np
 import pytest
 from crc32c import crc32c
 from helpers import RECORDS, slow_crc32c, slow_masked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.records.framing import mask, masked_crc32c
+from torch_tfrecord.records.framing import masked_crc32c
 
 GOLDEN = json.loads((RECORDS / "framing.json").read_text())
 
@@ -26,10 +25,3 @@ def test_golden_checksums(case):  # robustness 3
 def test_checksum_is_crc32c(data):
     assert masked_crc32c(data) == slow_masked(data)
     assert crc32c(data[5:], crc32c(data[:5])) == slow_crc32c(data)
-
-
-def test_masks_of_an_array_keep_its_type():
-    crcs = np.array([0, 1, 0xDEADBEEF, 0xFFFFFFFF], np.uint32)
-    masked = mask(crcs)
-    assert masked.dtype == np.uint32
-    assert masked.tolist() == [mask(crc) for crc in crcs.tolist()]

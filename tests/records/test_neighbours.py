@@ -139,13 +139,6 @@ def test_python_finds_what_it_found_before(folder):
     ]
 
 
-def test_index_dir_and_memory_leave_nothing_there(folder, tmp_path):
-    before = sorted(map(str, folder.rglob("*")))
-    for options in ({"index_dir": tmp_path / "indexes"}, {"index": "memory"}):
-        assert len(TFRecordDataset(str(folder / "train-*"), FEATURES, **options)) == 10
-    assert sorted(map(str, folder.rglob("*"))) == before
-
-
 def test_while_a_file_is_written(folder):
     before = found_by_python(folder)
     with (

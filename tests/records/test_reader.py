@@ -25,7 +25,6 @@ from torch_tfrecord import (
     TFRecordError,
     TFRecordWriter,
     build_index,
-    find_files,
     read_records,
 )
 from torch_tfrecord.files.storage import LocalFile, open_file
@@ -286,15 +285,6 @@ def test_several_files(tmp_path):
     assert [*read_records(tmp_path / "x-0.gz")] == []
     with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
         read_records(tmp_path / "y-*")
-
-
-def test_a_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with TFRecordWriter("~/x") as writer:
-        writer.write(b"a")
-    assert [*tmp_path.iterdir()] == [tmp_path / "x"]
-    assert [*read_records("~/x")] == [*read_records(["~/*"])] == [b"a"]
-    assert find_files("~/*") == [str(tmp_path / "x")]
 
 
 def test_missing_file():

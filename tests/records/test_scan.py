@@ -533,16 +533,6 @@ def test_records_inside_a_payload_whose_end_nothing_shows(inner):
         assert skipped.ranges == [(22, 34 + len(inner) - 21 * count), (end, len(bad))]
 
 
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-def test_skipping_inside_a_compressed_stream(kind):
-    content = damage(framed(*FIVE), 21 + 12, 85 + 1) + framed(b"end")
-    skipped = SkippedBytes()
-    source = InflatedSource(MemorySource(compressed(content, kind)), kind)
-    payloads, _, error = scan_all(source, skipped=skipped)
-    assert (payloads, error) == ([FIVE[0], FIVE[2], FIVE[3], b"end"], None)
-    assert skipped.ranges == [(21, 43), (85, 141)]
-
-
 @pytest.mark.parametrize("way", ["pipe", "GZIP"])
 def test_skipping_goes_only_forward(tmp_path, way):
     """A pipe cannot be read again: the search must do with what it still holds."""

@@ -109,18 +109,6 @@ def test_forked_after_the_parent_has_read(paths):
     assert dataset[7] == ALL[7]
 
 
-@pytest.mark.slow
-@needs_fork
-def test_a_child_of_a_child(paths):
-    dataset = TFRecordDataset(paths, index="memory")
-    assert dataset[1] == ALL[1]
-    assert in_child(
-        lambda: (
-            dataset[2] == ALL[2] and in_child(lambda: dataset[3] == ALL[3]) and dataset[4] == ALL[4]
-        )
-    )
-
-
 @needs_fork
 def test_an_iterator_goes_on_on_both_sides(paths):
     stream = iter(TFRecordIterableDataset(paths))

@@ -13,7 +13,6 @@ import os
 import pickle
 import random
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -732,23 +731,6 @@ def test_transform_of_whole_episodes(drawn):
 # Processes and threads.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_workers(drawn, context):
-    ds = RLDSDataset(drawn, window_size=2, action_horizon=2, step_transform=half)
-    # files are open, and episodes kept, when the workers start
-    expected = [sample["action"] for sample in ds]
-    loader = DataLoader(
-        ds, batch_size=7, collate_fn=collate, num_workers=2, multiprocessing_context=context
-    )
-    batches = list(loader)
-    assert torch.equal(torch.cat([batch["action"] for batch in batches]), torch.stack(expected))
-    images = torch.cat(
-        [batch["observation"]["image"].as_subclass(torch.Tensor) for batch in batches]
-    )
-    assert torch.equal(images[:, 1], torch.stack([pixels(*step) for step in STEPS]))
-
-
 def test_pickles_without_files_or_episodes(drawn):
     ds = RLDSDataset(drawn, window_size=2)
     small = len(pickle.dumps(ds))
@@ -757,23 +739,6 @@ def test_pickles_without_files_or_episodes(drawn):
     data = pickle.dumps(ds)
     assert len(data) == small
     assert torch.equal(pickle.loads(data)[9]["action"], ds[9]["action"])
-
-
-def test_threads(drawn):
-    ds = RLDSDataset(drawn, episode_bytes=0)
-    wrong = []
-
-    def read(start):
-        for position in range(start, len(ds), 2):
-            if not torch.equal(ds[position]["observation"]["image"][0], pixels(*STEPS[position])):
-                wrong.append(position)
-
-    threads = [threading.Thread(target=read, args=(start,)) for start in (0, 1, 0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 def test_a_fork_while_a_thread_reads(drawn):
@@ -928,15 +893,6 @@ def test_episodes_of_no_steps(tmp_path):
     assert episode["_len"] == 0
     assert episode["steps"]["action"].shape == (0, 3)
     assert episode["steps"]["language_instruction"] == []
-
-
-def test_compressed_files(own):
-    expected = RLDSDataset(own, window_size=2)[30]
-    for path in own.glob("*-of-00002"):
-        path.write_bytes(gzip.compress(path.read_bytes()))
-    found = RLDSDataset(own, window_size=2)[30]
-    assert torch.equal(found["observation"]["image"], expected["observation"]["image"])
-    assert torch.equal(found["action"], expected["action"])
 
 
 def test_records_in_another_form(own):

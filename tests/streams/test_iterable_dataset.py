@@ -96,15 +96,6 @@ def test_without_options_the_order_of_the_files(tmp_path):
     assert repr(ds) == f"TFRecordIterableDataset(4 files, '{tmp_path}/a.tfrecord', ...)"
 
 
-def test_two_iterations_at_once(tmp_path):
-    records = write_split(tmp_path, (3, 4))
-    ds = stream(tmp_path, shuffle_buffer_size=3)
-    alone = [list(ds) for _ in range(3)]  # epochs 0 to 2
-    ds.set_epoch(1)
-    assert list(zip(ds, ds, strict=True)) == list(zip(*alone[1:], strict=True))
-    assert [sorted(epoch) for epoch in alone] == [records] * 3
-
-
 @pytest.mark.filterwarnings("ignore:no file has a record")
 def test_only_empty_files(tmp_path):
     write_split(tmp_path, (0, 0, 0))
@@ -345,17 +336,6 @@ def test_every_record_once(tmp_path, world_size, num_workers, split):
             ds, batch_size=None, num_workers=num_workers, multiprocessing_context=context
         )
     assert sorted(seen) == sorted(records)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
-def test_batches_drop_nothing_unless_told(tmp_path, split):
-    records = write_split(tmp_path, split)
-    seen = []
-    for rank in range(2):
-        ds = stream(tmp_path, rank=rank, world_size=2, batch_size=2)
-        seen += DataLoader(ds, batch_size=None, num_workers=3, multiprocessing_context="fork")
-    assert sorted(record for batch in seen for record in batch) == sorted(records)
 
 
 def counts(folder, world_size, **options):

@@ -85,22 +85,6 @@ def test_interleave_as_tensorflow(cycle_length, block_length, order):
     )
 
 
-@pytest.mark.slow
-@given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 6))
-def test_everything_once_with_few_open(sizes, cycle_length):
-    files = Files(sizes)
-    items = [
-        (file, number) for _, file, _, number in stream(files, cycle_length=cycle_length).records()
-    ]
-    assert Counter(items) == Counter(
-        (file, number) for file, count in enumerate(sizes) for number in range(count)
-    )
-    for file in range(len(sizes)):
-        assert [number for other, number in items if other == file] == list(range(sizes[file]))
-    assert files.most <= cycle_length
-    assert not files.open_now
-
-
 def test_a_file_is_opened_no_earlier_than_needed():
     files = Files([3] * 10)
     records = stream(files, cycle_length=2).records()

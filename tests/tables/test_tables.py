@@ -720,13 +720,6 @@ def test_pyarrow(ds):
     assert pa.RecordBatchReader.from_stream(ds).read_all().equals(table)
 
 
-def test_parquet(ds, tmp_path):
-    pyarrow.parquet.write_table(pa.table(ds), tmp_path / "x.parquet")
-    assert pyarrow.parquet.read_table(tmp_path / "x.parquet")["label"].to_pylist() == [
-        n % 7 for n in range(NUM)
-    ]
-
-
 @pytest.mark.slow
 def test_polars(ds):
     polars = pytest.importorskip("polars")

@@ -137,22 +137,6 @@ def test_samples_and_batches_are_those_of_tfrecord(frozen, name):
     assert_same(*batches)
 
 
-@pytest.mark.parametrize(("split", "expected"), EXPECTED["counted"]["splits"].items())
-def test_split_strings(frozen, split, expected):
-    if isinstance(expected, str):
-        with pytest.raises(ValueError, match=r"split|slice|percent|shard"):
-            ours.load(frozen / "counted", split)
-    else:
-        assert ids(ours.load(frozen / "counted", split)) == expected
-
-
-def test_even_splits(frozen):
-    for case, expected in EXPECTED["counted"]["even"].items():
-        split, n, drop = case.split("|")
-        parts = ours.even_splits(split, int(n), drop_remainder=drop == "True")
-        assert [ids(ours.load(frozen / "counted", part)) for part in parts] == expected
-
-
 def test_info_says_the_format(frozen):
     info = ours.info(frozen / "drawings")
     assert info.file_format == "array_record"
@@ -232,24 +216,6 @@ def reads_in_child(ds):
         os._exit(1)
 
 
-def reads_in_grandchild(ds):
-    reads_in_child(ds)
-    child = multiprocessing.get_context("fork").Process(target=reads_in_child, args=(ds,))
-    child.start()
-    child.join(60)
-    if child.exitcode != 0:
-        os._exit(1)
-
-
-@pytest.mark.slow
-def test_children_of_children(frozen):
-    ds = ours.load(frozen / "counted", "train")
-    child = multiprocessing.get_context("fork").Process(target=reads_in_grandchild, args=(ds,))
-    child.start()
-    child.join(120)
-    assert child.exitcode == 0
-
-
 @pytest.mark.daily
 def test_children_forked_while_threads_read(frozen):
     ds = ours.load(frozen / "counted", "train")
@@ -313,15 +279,6 @@ def test_few_files_are_open_at_once(frozen, monkeypatch):
         for ds in datasets:
             assert int(ds[position * len(ds) // 11]["id"]) % 1000 == position * len(ds) // 11
             assert num_open(frozen) <= 4
-
-
-def test_a_relative_path_after_a_change_of_folder(frozen, monkeypatch):
-    monkeypatch.chdir(frozen)
-    ds = ours.load("counted", "train")
-    assert ids(ds) == [*range(130)]
-    descriptors._POOL.get().close_all()
-    monkeypatch.chdir("/")
-    assert ids(ds) == [*range(130)]
 
 
 def test_records_of_all_sizes_and_writers_options(tmp_path):

@@ -290,12 +290,6 @@ def test_batches():
     assert batch["u64s"].dtype == torch.uint64
 
 
-def test_plain_features_go_through_the_common_parser():
-    parser = TFDSParser(tfds.info(directory("drawings")).features, ["image", "label"])
-    assert set(parser.plain_features) == {"image", "label"}
-    assert TFDSParser(tfds.info(directory("drawings")).features, ["objects"]).plain_features is None
-
-
 def test_a_transform_sees_each_sample():
     ds = load("counted", "test", transform=one_int)
     assert list(ds) == list(range(1000, 1011))

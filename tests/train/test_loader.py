@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from helpers import run_program
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     CorruptRecordError,
@@ -208,23 +208,6 @@ def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [".gz", ".zlib"])
-def test_compressed_files_in_workers(tmp_path, kind, num_workers):
-    for first in (0, 10, 20):
-        write(tmp_path / f"part-{first}{kind}", [record(n) for n in range(first, first + 10)])
-    options = {
-        "num_workers": num_workers,
-        "multiprocessing_context": "fork" if num_workers else None,
-    }
-    ds = TFRecordDataset(tmp_path / "part-*", FEATURES)
-    check(DataLoader(ds, batch_size=7, collate_fn=collate, **options), order=list(range(COUNT)))
-    check(DataLoader(ds, batch_size=7, shuffle=True, collate_fn=collate, **options))
-    stream = TFRecordIterableDataset(tmp_path / "part-*", FEATURES, batch_size=7)
-    check(DataLoader(stream, batch_size=None, **options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_records_without_features(tmp_path, num_workers):
     payloads = [b"%d\0" % n for n in range(20)]
     path = write(tmp_path / "a", payloads)
@@ -266,23 +249,6 @@ def test_reading_in_workers_opens_nothing_here(tmp_path):
     assert open_files(tmp_path) == []
     assert int(ds[0]["n"]) == 0
     assert open_files(tmp_path) == [path]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_distributed_sampler(pattern, world_size):
-    ds = TFRecordDataset(pattern, FEATURES)
-    seen = []
-    for rank in range(world_size):
-        sampler = DistributedSampler(ds, world_size, rank, shuffle=True, seed=1)
-        sampler.set_epoch(1)
-        part = [
-            n
-            for batch in DataLoader(ds, 4, sampler=sampler, collate_fn=collate)
-            for n in batch["n"].tolist()
-        ]
-        assert len(part) == COUNT // world_size
-        seen += part
-    assert sorted(seen) == list(range(COUNT))
 
 
 # Many files, few descriptors

@@ -379,19 +379,6 @@ def test_no_pause_between_epochs(files, num_epochs):
     )  # 6 batches an epoch; with its last one the next is under way
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_threads_read_on_into_the_next_epoch(files, num_threads):
-    loader = make(files, 10, num_epochs=20, num_threads=num_threads)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    assert next(iterator) is not None
-    assert (
-        1 <= loader.batch_sampler.state_dict()["epoch"] <= 4
-    )  # up to 4 batches for each thread, and 4 more
-    assert loader.state_dict()["epoch"] == 0
-
-
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pinned_batches_count_as_received_when_they_are_handed_over(files, num_workers):
