@@ -4,10 +4,8 @@ torch's profiler shows.
 Covers phases, loading/read_ahead.
 """
 
-import copy
 import functools
 import io
-import pickle
 import time
 import wave
 
@@ -35,7 +33,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading import transport
 from torch_tfrecord.media import image
-from torch_tfrecord.phases import PHASES, Counters, Phase, count
+from torch_tfrecord.phases import PHASES, Phase, count
 
 NUMBERS = {"x": FixedLenFeature((), torch.float32)}
 KEYS = ("batches", "samples", "seconds", "wait", "queue", *PHASES, "bytes")
@@ -222,15 +220,6 @@ def test_what_is_read_beside_a_loader_does_not_count(numbers):
     assert loader.stats()["bytes"] * 5 == pytest.approx(40 * len(encode_example({"x": 0.0})))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked(numbers, method):
-    way = {"num_workers": 2, "multiprocessing_context": method}
-    stats = finish(make_dataloader(numbers, 8, NUMBERS, transform=sleep, **way))
-    assert stats["samples"] == 40
-    assert longest(stats) == "transform"
-
-
 def note_worker(seen, worker):
     seen[worker] = get_worker_info().id + 1
 
@@ -256,13 +245,6 @@ def test_your_own_functions_stay_if_no_worker_starts(numbers, monkeypatch):
     assert (loader.worker_init_fn, loader.collate_fn) == (None, collate)
 
 
-def test_copies_count_apart(numbers):
-    loader = make_dataloader(numbers, 8, NUMBERS, **WORKERS)
-    one, two = copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))
-    assert [finish(each)["samples"] for each in (one, two)] == [40, 40]
-    assert loader.stats()["samples"] == 0
-
-
 def test_after_an_error_in_a_batch(tmp_path):
     path = write(tmp_path, [{"x": b"{"}])
     loader = make_dataloader(path, 1, {"x": Json()})
@@ -272,26 +254,6 @@ def test_after_an_error_in_a_batch(tmp_path):
     with Phase("read"):  # this thread counts for no loader any more
         count("bytes", 5)
     assert loader.stats()["read"] < loader.stats()["wait"]
-
-
-def test_phases_inside_a_phase():
-    counters = Counters()
-
-    def batches():
-        with Phase("transform"):
-            time.sleep(SLEEP)
-            with Phase("parse"):
-                with Phase("decode"):
-                    time.sleep(3 * SLEEP)
-                time.sleep(2 * SLEEP)
-        count("made")
-        yield "batch"
-
-    assert counters.receive(batches()) == "batch"
-    stats = counters.stats()
-    for name, factor in {"transform": 1, "parse": 2, "decode": 3, "wait": 6}.items():
-        assert stats[name] >= factor * SLEEP
-    assert stats["transform"] + stats["parse"] + stats["decode"] <= stats["wait"]
 
 
 # The profiler.

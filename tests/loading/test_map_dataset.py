@@ -37,7 +37,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.files import descriptors
-from torch_tfrecord.records.index_paths import sidecar_path
 
 SUFFIX = ".index.safetensors"
 PAYLOADS = [b"%d:" % number + b"x" * (number % 5) for number in range(23)]
@@ -86,14 +85,6 @@ def test_reads_what_was_written_in_the_order_of_the_files(ds, folder):
     assert len(ds) == 23
     assert list(ds) == [ds[i] for i in range(23)] == PAYLOADS
     assert ds.files == [str(folder / f"part-{number}.tfrecord") for number in range(4)]
-
-
-@pytest.mark.parametrize(
-    "make", [int, np.int64, np.uint8, np.int32, torch.tensor], ids=lambda make: make.__name__
-)
-def test_every_kind_of_integer(ds, make):
-    for number in (0, 6, 7, 18, 19, 22):
-        assert ds[make(number)] == ds.raw(make(number)) == PAYLOADS[number]
 
 
 def test_negative_positions_and_bools_as_in_lists(ds):
@@ -165,22 +156,6 @@ def test_position_out_of_range_of_a_slice(ds):
         ds[9:3][0]
 
 
-def test_slices_share_index_and_handles(folder):
-    # Cheap: a slice of a slice of a data set takes a few bytes, and opens nothing again.
-    ds = TFRecordDataset(folder / "part-*")
-    part = ds[5:][::2]
-    assert open_files(folder) == []
-    list(ds)
-    # the file without records is never opened
-    opened = [f"part-{number}.tfrecord" for number in (0, 2, 3)]
-    assert open_files(folder) == opened
-    list(part)
-    assert open_files(folder) == opened
-    assert part.files == ds.files
-    del part, ds
-    assert open_files(folder) == []
-
-
 def test_raw_and_locate_of_a_slice_are_of_its_positions(ds):
     part = ds[20:2:-3]
     assert part.raw(1) == PAYLOADS[17]
@@ -214,18 +189,6 @@ def test_only_empty_files(tmp_path):
     ds = TFRecordDataset([write(tmp_path / "a", []), write(tmp_path / "b", [])])
     assert len(ds) == 0
     assert list(ds) == list(ds[:]) == ds.__getitems__([]) == []
-
-
-def test_repr_names_count_and_files(ds, folder):
-    assert repr(ds) == f"TFRecordDataset(23 records in 4 files, '{folder}/part-0.tfrecord', ...)"
-    assert (
-        repr(ds[2:4]) == f"TFRecordDataset(2 records in 4 files, '{folder}/part-0.tfrecord', ...)"
-    )
-
-
-@pytest.mark.parametrize("wrap", [str, Path, lambda path: [path], lambda path: (str(path),)])
-def test_paths_of_every_kind(folder, wrap):
-    assert list(TFRecordDataset(wrap(folder / "part-2.tfrecord"))) == PAYLOADS[7:19]
 
 
 # Features and transform
@@ -379,68 +342,11 @@ def test_options_are_keyword_only():
     assert [name for name in kinds if name not in options] == ["paths", "features"]
 
 
-def test_no_match(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing-\*"):
-        TFRecordDataset(tmp_path / "nothing-*")
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        TFRecordDataset(tmp_path / "nothing")
-
-
 # The index
 
 
 def sidecars(folder):
     return sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIX))
-
-
-def test_auto_builds_the_index_once_and_keeps_it(folder, monkeypatch):
-    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS
-    kept = [Path(sidecar_path(str(folder / f"part-{number}.tfrecord"))) for number in range(4)]
-    assert sidecars(folder) == sorted(kept)
-    times = [path.stat().st_mtime_ns for path in kept]
-    # the glob leaves the index files out
-    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS
-    assert list(TFRecordDataset(folder / "part-*", index="require")) == PAYLOADS
-    assert [path.stat().st_mtime_ns for path in kept] == times
-
-
-def test_auto_builds_a_stale_index_again(folder):
-    len(TFRecordDataset(folder / "part-*"))
-    write(folder / "part-1.tfrecord", [b"new", b"newer"])
-    assert list(TFRecordDataset(folder / "part-*")) == [
-        *PAYLOADS[:7],
-        b"new",
-        b"newer",
-        *PAYLOADS[7:],
-    ]
-
-
-def test_auto_does_not_believe_the_index_of_another_file(folder):
-    # Same size, same time, other records.
-    first, second = (
-        write(folder / "first", [b"aaaa", b"b"]),
-        write(folder / "second", [b"a", b"bbbb"]),
-    )
-    build_index(first).save(second + SUFFIX)
-    status = os.stat(first)
-    os.utime(second, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(IndexMismatchError):
-        TFRecordDataset(second, index="require")
-    assert list(TFRecordDataset(second)) == [b"a", b"bbbb"]
-
-
-def test_require_never_builds(folder):
-    with pytest.raises(IndexMismatchError) as caught:
-        TFRecordDataset(folder / "part-*", index="require")
-    path = str(folder / "part-0.tfrecord")
-    assert str(caught.value).startswith(f"{path}: expected an index at {sidecar_path(path)} or ")
-    assert "tfrecord index" in str(caught.value)
-    assert sidecars(folder) == []
-    len(TFRecordDataset(folder / "part-*"))
-    write(folder / "part-2.tfrecord", [b"new"])
-    build_index(folder / "part-0.tfrecord").save(folder / f"part-2.tfrecord{SUFFIX}")
-    with pytest.raises(IndexMismatchError, match=r"part-2.tfrecord: .*not of this file"):
-        TFRecordDataset(folder / "part-*", index="require")
 
 
 def test_memory_leaves_nothing_and_believes_nothing(folder):
@@ -458,11 +364,6 @@ def test_index_dir(folder, tmp_path_factory):
     assert list(TFRecordDataset(folder / "part-*", index_dir=place, index="require")) == PAYLOADS
     with pytest.raises(IndexMismatchError):
         TFRecordDataset(folder / "part-*", index="require")
-
-
-def test_an_index_from_the_writer_is_used(tmp_path):
-    path = write(tmp_path / "a", PAYLOADS, write_index=True)
-    assert list(TFRecordDataset(path, index="require")) == PAYLOADS
 
 
 # Compressed files
@@ -505,11 +406,6 @@ def test_plain_and_compressed_files_together(tmp_path, monkeypatch):
         assert list(ds) == PAYLOADS
 
 
-def test_declared_compression_that_is_not_there(folder):
-    with pytest.raises(TFRecordError, match=r"part-0\.tfrecord"):
-        TFRecordDataset(folder / "part-*", compression_type="GZIP")
-
-
 # Pickling, forks, threads
 
 
@@ -548,20 +444,6 @@ def test_pickled_size_is_16_bytes_a_record(tmp_path):
     size = len(pickle.dumps(ds))
     assert size < 16 * count + 2_000
     assert len(pickle.dumps(ds[::2][5:])) < size + 200
-
-
-def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)
-    for number in range(30):
-        write(tmp_path / f"part-{number:02d}", [b"%d" % number, b"+"])
-    ds = TFRecordDataset(tmp_path / "part-*")
-    order = list(range(60))
-    random.Random(1).shuffle(order)
-    for position in order:
-        assert ds[position] == (b"+" if position % 2 else b"%d" % (position // 2))
-        assert 0 < len(open_files(tmp_path)) <= 4
-    del ds  # which closes its files, not some garbage collection later
-    assert open_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -629,15 +511,6 @@ def test_random_split_subset_and_concat(ds, folder):
         7:19
     ] + PAYLOADS[:2]
     assert both[-1] == PAYLOADS[1]
-
-
-def test_reading_leaves_the_global_random_states_alone(folder):
-    def states():
-        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
-
-    before = states()
-    list(TFRecordDataset(folder / "part-*")[::-1])
-    assert states() == before
 
 
 # Files that change while the dataset is in use: an error or the old data

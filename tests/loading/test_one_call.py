@@ -96,18 +96,6 @@ def test_several_batches_are_one_call(path, calls):
         check(batch, numbers)
 
 
-@compiled
-def test_each_batch_has_one_block(path):
-    x = {"x": FEATURES["x"], "v": FEATURES["v"]}
-    first, second = [
-        batch for batch, _ in _load(TFRecordDataset(path, x), BATCHES[:2], collate, 1 << 20)[0]
-    ]
-    for batch in first, second:
-        assert batch["v"].data_ptr() == batch["x"].data_ptr() + batch["x"].nbytes
-    begin, end = first["x"].data_ptr(), first["v"].data_ptr() + first["v"].nbytes
-    assert not begin <= second["x"].data_ptr() < end
-
-
 def test_a_record_in_another_form_stops_the_call_once(tmp_path, calls):
     records = [encode_example(values(number)) for number in range(10)]
     records[9] = UNKNOWN + records[9]

@@ -40,7 +40,6 @@ from torch_tfrecord import (
     make_dataloader,
     parse_example,
     parse_single_example,
-    parse_single_sequence_example,
     tfds,
 )
 
@@ -167,18 +166,6 @@ def test_a_batch_shares_nothing_with_its_samples(path, way, looked):
     assert_same(COLLATES[way](samples), whole)
 
 
-@pytest.mark.parametrize("way", COLLATES)
-def test_samples_that_are_changed_in_place_leave_the_batch_alone(path, way):
-    ds = TFRecordDataset(path, {name: FEATURES[name] for name in names_for(way)})
-    whole = COLLATES[way](ds.__getitems__([5, 0, 3, 7]))
-    samples = ds.__getitems__([5, 0, 3, 7])
-    batch = COLLATES[way](samples)
-    for sample in samples:
-        for value in sample.values():
-            spoil(value)
-    assert_same(batch, whole)
-
-
 def both_in_a_collate_fn(samples):
     batch = collate(samples)
     spoil(batch)
@@ -197,24 +184,6 @@ def test_in_a_collate_fn(path, num_workers):
         assert_same([sample for batch in found for sample in batch], expected)
     found = [*make_dataloader(path, 4, features, shuffle=False, collate_fn=both_in_a_collate_fn)]
     assert_same([sample for batch in found for sample in batch], expected)
-
-
-def test_samples_that_are_tuples(path):
-    features = {"scalar": FEATURES["scalar"], "row": FEATURES["row"], "words": FEATURES["words"]}
-    (found,) = make_dataloader(
-        path, 12, features, label_key="scalar", shuffle=False, collate_fn=both_in_a_collate_fn_2
-    )
-    ds = TFRecordDataset(path, features)
-    for position, (rest, label) in enumerate(found):
-        sample = seen(ds[position])
-        assert_same(
-            (rest, label), ({"row": sample["row"], "words": sample["words"]}, sample["scalar"])
-        )
-
-
-def both_in_a_collate_fn_2(samples):
-    spoil(collate(samples))
-    return [(seen(rest), label.clone()) for rest, label in samples]
 
 
 def test_sequences(tmp_path):
@@ -317,16 +286,6 @@ def test_two_names_of_one_key_share_nothing_in_a_sample(path, name):
         expected = seen(sample)
         spoil(sample["a"])
         assert_same({key: sample[key] for key in "bc"}, {key: expected[key] for key in "bc"})
-
-
-def test_two_names_of_one_key_share_nothing_in_a_context():
-    data = encode_sequence_example({"x": [1, 2]}, {"s": [[1], [2]]})
-    step = FixedLenSequenceFeature((), I64, key="s")
-    context, sequences = parse_single_sequence_example(
-        data, dict.fromkeys("ab", FixedLenFeature((2,), I64, key="x")), dict.fromkeys("ab", step)
-    )[:2]
-    spoil([context["a"], sequences["a"]])
-    assert (context["b"].tolist(), sequences["b"].tolist()) == ([1, 2], [1, 2])
 
 
 # Lists.

@@ -228,14 +228,6 @@ def test_slow_batches_are_loaded_one_by_one(path, tasks, monkeypatch):
     assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 10]
 
 
-def test_only_a_few_at_once_where_no_thread_waits(path, tasks, monkeypatch):
-    clock, watch = itertools.count(), itertools.count()
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0.001 * next(clock))
-    monkeypatch.setattr(read_ahead, "perf_counter", lambda: 0.0011 * next(watch))
-    assert len(list(make_dataloader(path, 1, FEATURES, num_threads=1))) == NUM_RECORDS
-    assert tasks == [1, 1, 2, 2, *[4] * 8, 2]
-
-
 def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch):
     monkeypatch.setattr(read_ahead, "_TASK_BYTES", 4 << 20)
     large = write(tmp_path / "large", [bytes(400_000)] * 24)  # 4 MiB has 10
@@ -362,19 +354,6 @@ def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
         next(running)
     with pytest.raises(StopIteration):
         next(running)
-
-
-def test_errors_of_transforms_come_at_their_batch(path):
-    def refuse(sample):
-        if int(sample["n"]) == 3:
-            raise KeyError("three")
-        return sample
-
-    running = iter(make_dataloader(path, 2, FEATURES, shuffle=False, transform=refuse))
-    assert next(running)["n"].tolist() == [0, 1]
-    with pytest.raises(KeyError, match="three"):
-        next(running)
-    assert next(running)["n"].tolist() == [4, 5]
 
 
 @pytest.mark.parametrize("leave", [StopIteration, RuntimeError, KeyboardInterrupt])

@@ -93,9 +93,6 @@ def plain(samples):
     ]
 
 
-PLAIN = {"scalar": "x", "name": [b"a", b"b"]}
-
-
 def fresh(**columns):
     return ColumnBatch({"a": [1, 2], "b": ["x", "y"], **columns}, 2)[0]
 
@@ -345,11 +342,6 @@ def test_torchvisions_transforms():
 NAMES = list(columns_of([0, 1]))
 
 
-def collated(samples):
-    """The batch of the same samples as dicts that nobody knows."""
-    return collate(plain(samples))
-
-
 BOTH = {"collate": collate, "torch": default_collate}
 
 
@@ -539,16 +531,6 @@ def test_samples_inside_others():
     changed[0]["inner"]["deep"] = torch.tensor(1)
     assert collate(changed)["inner"]["deep"].tolist() == [1, 10]
     assert default_collate(changed)["inner"]["deep"].tolist() == [1, 10]
-
-
-def test_sorted_and_filtered_lists():
-    samples = samples_of([3, 1, 2, 9, 8])
-    kept = sorted(
-        (sample for sample in samples if sample["scalar"] != 9),
-        key=lambda sample: int(sample["scalar"]),
-    )
-    for way, collate_fn in BOTH.items():
-        assert_same(collate_fn(kept), joined(collate(plain(kept)), way))
 
 
 def test_the_first_sample_is_made_alone():

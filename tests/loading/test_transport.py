@@ -245,19 +245,6 @@ def test_what_is_sent_twice_is_two(memory):
     assert [int(tensor.sum()) for tensor in received] == [0, 100_000, 200_000, 300_000]
 
 
-@pytest.mark.slow
-@shares
-def test_a_kept_batch_while_a_thousand_pass(memory):
-    kept = memory.received(memory.sent({"x": memory.piece(torch.arange(20_000))}))["x"]
-    for number in range(1000):
-        passing = memory.received(memory.sent({"x": memory.piece(torch.full((20_000,), number))}))[
-            "x"
-        ]
-        passing += 1
-        assert int(passing[-1]) == number + 1
-    assert torch.equal(kept, torch.arange(20_000))
-
-
 @pytest.mark.parametrize(
     "batch",
     [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)],

@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import struct
-import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -193,11 +192,6 @@ def test_no_pattern_takes_it_for_data(data):
     shutil.copy(manifest_of(data), data / "x-manifest.safetensors")
     files = [f"{data}/x-{shard:05d}-of-00007" for shard in range(7)]
     assert find_files(f"{data}/*") == find_files(f"{data}/x*") == find_files(str(data)) == files
-
-
-def test_an_index_in_memory_leaves_it_alone(data):
-    manifest_of(data).write_bytes(b"damaged")
-    assert len(TFRecordDataset(str(data), index="memory")) == len(WANTED)
 
 
 def test_relative_paths(data, monkeypatch, no_builds):
@@ -561,15 +555,6 @@ def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text
         tracemalloc.stop()
 
 
-def test_long_names_are_read(tmp_path):
-    row = shard_row(index_of(np.array([1])))
-    for names in (["s3://bucket/" + "a" * 4000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
-        (tmp_path / "m.safetensors").write_bytes(pack_manifest(names, [row] * len(names)))
-        assert Manifest(str(tmp_path / "m.safetensors")).paths() == [
-            name if "://" in name else f"{tmp_path}/{name}" for name in names
-        ]
-
-
 def test_sizes_that_no_file_has_are_not_allocated(tmp_path):
     (tmp_path / "x").write_bytes(framed(b"a"))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
@@ -695,26 +680,6 @@ def test_it_pickles_small(data, monkeypatch):
     pickled = pickle.dumps(ds)
     assert not any(name.encode() in pickled for name in ds.files)
     assert len(pickled) < 3000
-
-
-@pytest.mark.slow
-def test_threads(data, lazily):
-    ds = TFRecordDataset(str(data))
-    wrong = []
-
-    def read(seed):
-        order = np.random.default_rng(seed).permutation(len(ds))[:2000].tolist()
-        for first in range(0, len(order), 20):
-            part = order[first : first + 20]
-            if list(ds.__getitems__(part)) != [WANTED[position] for position in part]:
-                wrong.append(part)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.daily

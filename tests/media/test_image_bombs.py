@@ -374,8 +374,3 @@ def test_images_of_sequences_have_max_pixels_at_most():
 def test_wrong_max_pixels(options, kind, text):
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
         Image(**options)
-
-
-def test_max_pixels_is_part_of_the_spec():
-    assert repr(Image(max_pixels=5)) == "Image(max_pixels=5)"
-    assert Image(max_pixels=5) != Image()

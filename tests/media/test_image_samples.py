@@ -9,7 +9,6 @@ import pickle
 import random
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +34,6 @@ from torch_tfrecord import (
     TFRecordWriter,
     decode_image,
     encode_example,
-    encode_image,
     encode_sequence_example,
     errors,
     make_dataloader,
@@ -382,29 +380,6 @@ def test_wrong_specs(options, kind, text):
     with pytest.raises(kind) as caught:
         Image(**options)
     assert str(caught.value) == text
-
-
-def test_batches_are_apart_and_old_ones_stay():
-    images, data = reader(crop=CROP), JPEG_KINDS["4:2:0"]
-    kept = [images.from_values([data], [()], [key]) for key in range(8)]
-    for key, batch in enumerate(kept):
-        assert torch.equal(batch[0], expected(data, CROP, key))
-
-
-def test_threads_get_the_same_pixels(regions_by):
-    images, values = reader(crop=CROP), list(EVERY_KIND.values())
-
-    def batch(first):
-        return images.from_values(values, [()] * len(values), range(first, first + len(values)))
-
-    wanted = [batch(first) for first in range(12)]
-    with ThreadPoolExecutor(4) as pool:
-        assert all(map(torch.equal, pool.map(batch, range(12)), wanted))
-
-
-def test_no_global_random_state(random_states_untouched):
-    record = encode_example({"a": encode_image(torch.zeros(3, 40, 50, dtype=torch.uint8))})
-    parse_single_example(record, {"a": Image(crop=RandomResizedCrop(8, horizontal_flip=0.5))})
 
 
 # Through the library

@@ -712,14 +712,6 @@ def test_some_positions(ds):
 SCORES = sum(n / 4 for n in range(NUM))
 
 
-def test_pyarrow(ds):
-    table = pa.table(ds)
-    assert table.num_rows == NUM
-    assert table.schema.names == [*FEATURES]
-    assert pa.compute.sum(table["score"]).as_py() == SCORES
-    assert pa.RecordBatchReader.from_stream(ds).read_all().equals(table)
-
-
 @pytest.mark.slow
 def test_polars(ds):
     polars = pytest.importorskip("polars")
@@ -739,13 +731,6 @@ def test_pandas(ds):
         assert frame["label"].dtype == np.int64
         assert frame["split"].value_counts().to_dict() == {"train": 100, "val": 100, "é": 100}
     assert ds.to_pandas([3])["tokens"].iloc[0].tolist() == [0, 1, 2]
-
-
-def test_streams_may_be_dropped(ds):
-    batches = ds.iter_arrow(10)
-    next(batches)
-    batches.close()
-    assert next(ds.iter_arrow(10)).num_rows == 10
 
 
 def test_a_table_of_what_features_infer(folder):
