@@ -138,25 +138,6 @@ def test_index_leaves_fresh_indexes_alone(folder, capsys):
     assert place.read_bytes() == b"my notes"
 
 
-def test_index_takes_what_the_shell_expands(folder, capsys):
-    write(folder / "a.tfrecord")
-    assert main(["index", "a.tfrecord"]) == 0
-    assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
-    write(folder / "labels-a.txt", b"cat\n")
-    assert (
-        main(
-            [
-                "index",
-                *sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")),
-            ]
-        )
-        == 0
-    )
-    assert capsys.readouterr().out.endswith(
-        "1 file: 0 indexed, 1 fresh, 0 failed; 3 records, 1051 bytes\n"
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
@@ -295,16 +276,6 @@ def test_progress_counts_every_byte_once(folder):
 
 
 # verify
-
-
-def test_verify_counts_what_is_sound(folder, capsys):
-    write(folder / "a.tfrecord")
-    write(folder / "b.tfrecord.gz", gzip.compress(DATA, mtime=0))
-    write(folder / "empty.tfrecord", b"")
-    size = (folder / "b.tfrecord.gz").stat().st_size
-    assert main(["verify", "."]) == 0
-    assert capsys.readouterr() == (f"3 files, 6 records, {1051 + size} bytes, 0 bad files\n", "")
-    assert len(os.listdir(folder)) == 3
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

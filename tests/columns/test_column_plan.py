@@ -6,7 +6,6 @@ Covers columns/message_columns.
 
 import io
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -419,38 +418,6 @@ def test_a_huge_shape_is_not_allocated():
     parser = ExampleParser({"a": FixedLenFeature((1 << 40,), I64)})
     with pytest.raises(ParseError, match=r"^record 0: .*got 1, expected 1099511627776"):
         parser.batch([encode_example({"a": 1})] * 3)
-
-
-@pytest.mark.slow
-def test_threads_may_share_a_parser():
-    rng = np.random.default_rng(0)
-    parser = ExampleParser({"i": FixedLenFeature((), I64), "v": VarLenFeature(I64), "t": Text()})
-    batches = [
-        packed(
-            [
-                encode_example({"i": k, "v": np.arange(k % 7), "t": f"{k}"})
-                for k in rng.integers(0, 1 << 30, 50).tolist()
-            ]
-        )
-        for _ in range(8)
-    ]
-    wanted = [bits(parser.batch(batch)) for batch in batches]
-    wrong = []
-
-    def work(batch, result):
-        for _ in range(30):
-            if bits(parser.batch(batch)) != result:
-                wrong.append(batch)
-
-    threads = [
-        threading.Thread(target=work, args=pair) for pair in zip(batches, wanted, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_parser_with_a_plan_pickles():

@@ -28,7 +28,6 @@ from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseErr
 from torch_tfrecord.media.codec import encode_image
 from torch_tfrecord.media.image import Image
 from torch_tfrecord.protobuf.example import decode_example, encode_example
-from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 
@@ -168,24 +167,6 @@ def test_a_default_may_be_what_no_list_holds():
     got = parse_example([b"", b""], spec)
     assert [item.item() for item in got["a"]] == [2**64 - 1] * 2
     assert got["b"].tolist() == [0.1, 0.1]
-
-
-def test_varying_lengths():
-    records = [
-        encode_example({"a": [1, 2]}),
-        b"",
-        encode_example({"a": [3]}),
-        encode_example({"a": np.zeros(0, int)}),
-    ]
-    spec = {"a": VarLenFeature(I64), "b": VarLenFeature(bytes)}
-    samples = [parse_single_example(record, spec)["a"] for record in records]
-    assert [item.tolist() for item in samples] == [[1, 2], [], [3], []]
-    assert all(map(is_ragged, samples))
-    assert not is_ragged(parse_single_example(records[2], {"a": FixedLenFeature(1, I64)})["a"])
-    batch = parse_example(records, spec)
-    assert batch["a"].layout is torch.jagged
-    assert [row.tolist() for row in batch["a"].unbind()] == [[1, 2], [], [3], []]
-    assert batch["b"] == [[], [], [], []]
 
 
 def test_an_empty_batch():

@@ -22,7 +22,6 @@ from torch_tfrecord import (
     RaggedTensor,
     RawTensor,
     SequenceFeatures,
-    SerializedTensor,
     SparseFeature,
     Text,
     TFRecordDataset,
@@ -34,7 +33,6 @@ from torch_tfrecord import (
     encode_sequence_example,
     parse_sequence_example,
     parse_single_sequence_example,
-    serialize_tensor,
 )
 from torch_tfrecord.columns.feature import Feature
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
@@ -181,27 +179,6 @@ def test_partitions_are_read_step_by_step():
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_the_context():
-    record = encode_sequence_example(
-        {"c": [1, 2], "v": [3, 4, 5], "n": [2, 1], "t": "é", "r": b"\x01\x02"}, {}
-    )
-    spec = {
-        "c": FixedLenFeature((2,), torch.int32),
-        "d": FixedLenFeature((), F32, 0.5),
-        "v": VarLenFeature(I64),
-        "g": RaggedFeature(I64, "v", [RaggedFeature.RowLengths("n")]),
-        "t": Text(),
-        "r": RawTensor((2,), torch.uint8),
-    }
-    context, sequences = parse_single_sequence_example(record, spec)
-    assert sequences == {}
-    assert (context["c"].tolist(), context["d"].tolist(), context["t"]) == ([1, 2], 0.5, "é")
-    assert [row.tolist() for row in context["g"].unbind()] == [[3, 4], [5]]
-    batch, _, lengths = parse_sequence_example([record, record], spec)
-    assert lengths == {}
-    assert batch["r"].tolist() == [[1, 2]] * 2
-
-
 UNSET = "0a070a050a01631200"
 EMPTY = "0a090a070a016312021a00"
 
@@ -277,18 +254,6 @@ def test_sizes_come_from_the_step_or_the_context():
         ParseError, match=r"^step 1: feature 'x' \(size, key 'w'\): key 'w' is required"
     ):
         steps(short, Image(shape=(4, "w", 3)))
-
-
-def test_arrays_and_text():
-    tensors = [
-        serialize_tensor(torch.tensor([1.5, 2.5])),
-        serialize_tensor(torch.tensor([3.5, 4.5])),
-    ]
-    record = sequence(x=tensors, t=["é", "b"], m=[tensors[0], serialize_tensor(torch.tensor(1))])
-    assert steps(record, SerializedTensor()).tolist() == [[1.5, 2.5], [3.5, 4.5]]
-    assert [item.shape for item in steps(record, SerializedTensor(), "m")] == [(2,), ()]
-    assert column([record, record], SerializedTensor()).shape == (2, 2, 2)
-    assert column([record, record], Text(), "t") == [["é", "b"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -167,20 +167,6 @@ def test_offsets_of_compressed_files_are_in_the_stream(core, tmp_path, pack):
     )
 
 
-def test_remote_files(tmp_path):
-    known = write(tmp_path)
-    remote = pytest.importorskip("fsspec").filesystem("memory")
-    folder = f"memory://{tmp_path.name}"
-    for name in "ab":
-        remote.pipe(f"/{tmp_path.name}/{name}", (tmp_path / name).read_bytes())
-    wanted = {
-        label: (path.replace(str(tmp_path), folder), *place)
-        for label, (path, *place) in known.items()
-    }
-    assert flat(make_dataloader(f"{folder}/*", 5, FEATURES, index="memory")) == wanted
-    assert flat(DataLoader(TFRecordIterableDataset(f"{folder}/*", FEATURES), 5)) == wanted
-
-
 def test_mixtures_name_each_datasets_files(tmp_path):
     known = write(tmp_path)
     parts = [TFRecordDataset(tmp_path / name, FEATURES, index="memory") for name in "ab"]

@@ -17,7 +17,6 @@ import struct
 import subprocess
 import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -666,18 +665,6 @@ def test_workers_read_it(method, written):
     options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": method}
     assert list(DataLoader(ds, sampler=order, **options)) == [records[number] for number in order]
     assert list(DataLoader(TFRecordIterableDataset(written / "lengths.gz"), **options)) == SAME
-
-
-@pytest.mark.slow
-def test_threads_read_it(written):
-    for name in ("small.gz", "lengths.gz", "flushed.gz", "small.zlib"):
-        ds, records = TFRecordDataset(written / name, index="memory"), WAYS[name][0]
-        order = random.Random(4).sample(range(len(records)), 500)
-        with ThreadPoolExecutor(4) as pool:
-            at_random = list(pool.map(ds.__getitem__, order))
-            in_order = list(pool.map(lambda _, at=written / name: list(read_records(at)), range(4)))
-        assert at_random == [records[number] for number in order]
-        assert in_order == [records] * 4
 
 
 LATE = """

@@ -208,13 +208,6 @@ def test_boundaries_of_many_lengths_are_those_of_fewer():
     assert waste(lengths, found) < 0.06 * sum(lengths)
 
 
-def test_few_lengths_have_a_bucket_each():
-    values, counts = np.array([0, 5, 70]), np.array([9, 1, 30])
-    assert best_boundaries(values, counts, 3) == [1, 6]
-    assert best_boundaries(values, counts, 1) == []
-    assert best_boundaries(values[:0], counts[:0], 3) == []
-
-
 def test_many_lengths_are_padded_below_five_percent():
     """Log-normal, mu 5 and sigma 1, cut at 4,096."""
     lengths = np.minimum(np.random.default_rng(0).lognormal(5, 1, 100_000), 4096).astype(int) + 1
@@ -223,12 +216,6 @@ def test_many_lengths_are_padded_below_five_percent():
     random = np.random.default_rng(1).permutation(lengths).reshape(-1, 32)
     assert lengths.sum() / padded > 0.95
     assert lengths.sum() / (32 * random.max(axis=1).sum()) < 0.4
-
-
-def test_a_batch_has_like_lengths_in_a_small_set_too():
-    lengths = np.arange(100)
-    batches = list(LengthBatchSampler(lengths, lengths=lengths, batch_size=8))
-    assert max(max(batch) - min(batch) for batch in batches) < 50
 
 
 def test_files_in_order():

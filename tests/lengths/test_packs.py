@@ -129,12 +129,3 @@ def test_what_is_too_long():
     order, (batches,) = batches_of(lengths, 32, 2, too_long="drop")
     assert sorted(p for batch in batches for p in batch) == [0, 2, 4]
     assert (order.num_dropped, order.padded_tokens(0, 1)) == (2, (40, 64))
-
-
-def test_a_real_distribution_is_above_98_percent():
-    """Log-normal, mu 5.5 and sigma 0.9, cut at 2,048: about as the texts of a crawl."""
-    lengths = np.minimum(np.random.default_rng(1).lognormal(5.5, 0.9, 20_000), 2048).astype(int)
-    order, _ = batches_of(lengths, 2048, 8)
-    tokens, size = order.padded_tokens(0, 1)
-    assert tokens == lengths.sum()
-    assert tokens / size > 0.98

@@ -16,9 +16,6 @@ from torchvision import tv_tensors
 from torch_tfrecord import (
     LimitExceededError,
     PaddedCollate,
-    VarLenFeature,
-    encode_example,
-    parse_single_example,
 )
 
 ROWS = [torch.tensor(row, dtype=torch.int64) for row in ([0], [0, 1, 2], [0, 1], [])]
@@ -375,16 +372,6 @@ def test_a_batch_of_pictures_is_a_plain_tensor(kind):
     assert batch.shape == (2, 3, 5, 4)
     assert batch[1, 0, :, 0].tolist() == [0] * 5
     assert batch[0, 0, 2:].unique().tolist() == [255]
-
-
-def test_var_len_features():
-    record = encode_example({"x": [1, 2], "tags": ["a"]})
-    other = encode_example({"x": np.array([], np.int64), "tags": ["b", "c"]})
-    features = {"x": VarLenFeature(torch.int64), "tags": VarLenFeature(bytes)}
-    samples = [parse_single_example(serialized, features) for serialized in (record, other)]
-    batch = PaddedCollate()(samples)
-    assert batch["x"].tolist() == [[1, 2], [0, 0]]
-    assert batch["tags"] == [[b"a", b""], [b"b", b"c"]]
 
 
 def test_jagged_and_sparse_are_type_errors():

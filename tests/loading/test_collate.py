@@ -198,17 +198,6 @@ def test_numbers_become_tensors():
     )
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.int64, torch.bool, torch.uint8, torch.bfloat16]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3)])
-def test_tensors_of_one_shape_are_stacked(shape, dtype):
-    samples = [torch.ones(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)]
-    batch = collate(samples)
-    assert (batch.dtype, batch.is_nested) == (dtype, False)
-    assert torch.equal(batch, torch.stack(samples))
-
-
 def test_vectors_of_unequal_length_become_jagged_also_without_a_feature():
     batch = collate([torch.tensor([1.0]), torch.zeros(0), torch.tensor([2.0, 3.0])])
     assert plain(batch) == ("jagged", torch.float32, [[1.0], [], [2.0, 3.0]])

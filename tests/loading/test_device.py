@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
-from rlds_episodes import write_episodes
 from streams import DoubleDevice
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import ConcatDataset, DataLoader
@@ -39,7 +38,6 @@ from torch_tfrecord import (
     collate,
     encode_image,
     make_dataloader,
-    tfds,
 )
 from torch_tfrecord.loading import device as device_module
 from torch_tfrecord.loading import pinned as pinned_module
@@ -203,16 +201,6 @@ def test_datasets_and_orders_of_any_kind(path):
         options = {"batch_size": None if "max_tokens" in options else 7, **options}
         expected = list(make_dataloader(dataset, **options))
         assert_all_same(train(make_dataloader(dataset, device="cuda", **options)), expected)
-
-
-@pytest.mark.slow
-def test_steps_of_episodes(tmp_path):
-    write_episodes(tmp_path)
-    ds = tfds.RLDSDataset(tmp_path, "train", window_size=2, action_horizon=3)
-    expected = list(make_dataloader(ds, 8))
-    loader = make_dataloader(ds, 8, device="cuda")
-    assert_all_same(train(loader), expected)
-    assert threading.get_ident() not in device_of(loader).pinned_by
 
 
 Pair = namedtuple("Pair", "left right")

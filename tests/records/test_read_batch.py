@@ -5,7 +5,6 @@ single read has one.
 import os
 import random
 
-import fsspec
 import numpy as np
 import pytest
 from helpers import compressed, framed, header, pure_python, random_payloads
@@ -93,13 +92,6 @@ def test_any_rows_in_any_order(files, seed, count):
     assert files.read(rows, verify_crc=False).tolist() == expected
 
 
-def test_whole_files_forward_and_back(files):
-    rows = [(file, record) for file in range(3) for record in range(len(files.indexes[file]))]
-    expected = [files.payloads[file][0][record] for file, record in rows]
-    assert files.read(rows).tolist() == expected
-    assert files.read(rows[::-1]).tolist() == expected[::-1]
-
-
 def test_few_calls_for_neighbours(tmp_path, monkeypatch):
     files = Files(tmp_path, [([b"x" * 100] * 50, "")])
     source = files(0)
@@ -185,17 +177,3 @@ def test_a_closed_descriptor_is_an_error_with_the_path(tmp_path):
     with pytest.raises(OSError, match="f0"):
         RecordReader().read(source, 0, 3)
     source._held.number = -1
-
-
-def test_remote_files(tmp_path):
-    payloads = random_payloads(30, 4)
-    with fsspec.open("memory://batch", "wb") as file:
-        file.write(framed(*payloads))
-    index = build_index("memory://batch")
-    numbers = np.random.default_rng(0).permutation(30)
-    source = open_file("memory://batch")
-    zeros = np.zeros(30, np.int64)
-    records = RecordReader().read_batch(
-        lambda _: source, zeros, index.offsets[numbers], index.lengths[numbers]
-    )
-    assert records.tolist() == [payloads[n] for n in numbers]

@@ -203,13 +203,3 @@ def test_in_memory_nothing_is_written(own, builds):
     assert sorted(own.iterdir()) == before
     assert len(builds) == 2
     assert not Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").exists()
-
-
-def test_index_dir(own, tmp_path, builds):
-    shutil.rmtree(own / ".torch_index")
-    folder = tmp_path / "indexes"
-    RLDSDataset(own, index_dir=folder)
-    assert len(list(folder.glob("*.safetensors"))) == 4
-    assert not list(own.rglob("*.safetensors"))
-    RLDSDataset(own, index_dir=folder)
-    assert len(builds) == 2

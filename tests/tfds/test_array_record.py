@@ -30,12 +30,10 @@ from torch_tfrecord import (
     CorruptRecordError,
     IndexMismatchError,
     LimitExceededError,
-    Mixture,
     ParseError,
     TFRecordDataset,
     TFRecordError,
     collate,
-    make_dataloader,
     per_process,
 )
 from torch_tfrecord.files import descriptors
@@ -178,31 +176,6 @@ def test_workers_after_this_process_has_read(frozen, context, collate_fn):
         ds, 16, num_workers=2, multiprocessing_context=context, collate_fn=collate_fn
     )
     assert [int(value) for batch in loader for value in batch["id"]] == [*range(130)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
-def test_make_dataloader(frozen, num_workers, shuffle):
-    ds = ours.load(frozen / "counted", "train+test")
-    loader = make_dataloader(
-        ds, batch_size=8, shuffle=shuffle, num_workers=num_workers, seed=3, drop_last=False
-    )
-    for _ in range(2):
-        found = [int(value) for batch in loader for value in batch["id"]]
-        assert sorted(found) == [*range(130), *range(1000, 1011)]
-        assert (found == sorted(found)) == (not shuffle)
-
-
-def test_a_mixture_with_tfrecord(frozen):
-    mixed = Mixture(
-        [
-            ours.load(frozen / "counted", "test"),
-            ours.load(directory("counted"), "test", index="memory"),
-        ]
-    )
-    found = [int(sample["id"]) for sample in mixed.__getitems__(range(len(mixed)))]
-    assert {*found} == {*range(1000, 1011)}
 
 
 def test_blocks_are_parts_of_files(frozen):

@@ -98,22 +98,6 @@ def test_even_splits_cover_all_in_order(shards, n):
 
 
 @pytest.mark.slow
-@given(lengths, st.floats(0, 100, allow_nan=False))
-def test_two_parts_by_percent_are_the_whole(shards, percent):
-    sizes = {"a": shards}
-    text = f"{percent:.4f}"
-    found = []
-    for split in (f"a[:{text}%]", f"a[{text}%:]"):
-        try:
-            found += resolve_split(split, sizes)
-        except ValueError:
-            continue
-    assert [index for part in found for index in range(part.start, part.stop)] == list(
-        range(sum(shards))
-    )
-
-
-@pytest.mark.slow
 @given(lengths, st.integers(-50, 50), st.integers(-50, 50))
 def test_slices_are_pythons_or_an_error(shards, start, stop):
     total = sum(shards)

@@ -173,18 +173,6 @@ def test_the_state_resumes(ds, name, way):
         assert ids(again) == found[place:]
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_ranks_share(ds, name):
-    dataset = DATASETS[name](ds)
-    whole = [number for batch in ids(make_dataloader(dataset, 1)) for number in batch]
-    parts = [
-        make_dataloader(dataset, 5, rank=rank, world_size=2, drop_last=False) for rank in (0, 1)
-    ]
-    assert len(parts[0]) == len(parts[1])
-    found = [[number for batch in ids(part) for number in batch] for part in parts]
-    assert [number for pair in zip(*found, strict=True) for number in pair][: len(whole)] == whole
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_are_used_where_all_is_ours(ds, way):
     for name, dataset in DATASETS.items():
@@ -306,15 +294,6 @@ def test_misspelt_keywords_before_anything_is_opened(tmp_path):
 
 
 # ReadAheadLoader.
-
-
-@pytest.mark.parametrize("name", [name for name in DATASETS if "plain" not in name])
-def test_read_ahead_loader(ds, name):
-    dataset = DATASETS[name](ds)
-    loader = ReadAheadLoader(dataset, num_threads=2, batch_size=4)
-    assert [number for batch in ids(loader) for number in batch] == [
-        int(dataset[i]["id"]) for i in range(len(dataset))
-    ]
 
 
 def test_read_ahead_loader_says_what_it_cannot_read(ds):

@@ -116,14 +116,6 @@ def test_a_pass_that_is_left_early_counts_once(files):
     assert ids(loader) == permutation(NUM_RECORDS, 0, 2) + permutation(NUM_RECORDS, 0, 3)
 
 
-def test_two_iterators_at_once(files):
-    loader = make_dataloader(files, 5, FEATURES)
-    first = iter(loader)
-    begin = next(first)["id"].tolist()
-    assert ids(loader) == permutation(NUM_RECORDS, 0, 1)
-    assert begin + ids(first) == permutation(NUM_RECORDS, 0, 0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("persistent_workers", [False, True])
