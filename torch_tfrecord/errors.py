@@ -40,6 +40,7 @@ __all__ = [
     "RemoteError",
     "TFRecordError",
     "locate_value",
+    "name_path",
     "needs_extra",
     "optional_import",
     "outer_level",
@@ -277,3 +278,15 @@ def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
 def locate_value(error: Exception, where: str) -> TypeError | ValueError:
     """An error of a value that also says where the value is."""
     return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
+
+
+@contextlib.contextmanager
+def name_path(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user
+    knows.
+    """
+    try:
+        yield
+    except OSError as error:
+        # A new error: once the second file name is set, the text shows it even if None.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

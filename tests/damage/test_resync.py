@@ -16,9 +16,10 @@ from torch_tfrecord.compression import inflated, rescue
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.damage import resync
 from torch_tfrecord.damage.resync import RecordSearch
-from torch_tfrecord.files.forward import PipeSource, SequentialSource
+from torch_tfrecord.files import SequentialSource
 from torch_tfrecord.files.storage import FileSource, LocalFile
 from torch_tfrecord.records import scan
+from torch_tfrecord.records.reader import _PipeSource
 
 
 class Memory(FileSource):
@@ -134,7 +135,7 @@ def check_searches(small, way, seed, count):
             source = Memory(data)
         else:
             source = (
-                PipeSource(Forward(data))
+                _PipeSource(Forward(data))
                 if way == "pipe"
                 else InflatedSource(Memory(compressed(data, way)), way)
             )

@@ -1,31 +1,19 @@
 from .access import DEFAULT_ACCESS, Access, user_cache
-from .atomic import (
-    AtomicFile,
-    claim_folder,
-    clear_dead,
-    hidden_name,
-    remove_folder,
-    sync_directory,
-    temporary_names,
-    write_atomically,
-)
-from .descriptors import Descriptor, name_path, open_path, reserve_descriptor
-from .forward import PipeSource, SequentialSource
-from .read import SourceOf, read_local_records, read_pieces
+from .atomic import AtomicFile, HiddenFolder, hidden_name, sync_directory, write_atomically
+from .descriptors import Descriptor, open_path, reserve_descriptor
+from .forward import SequentialSource
+from .read import read_local_records, read_pieces
 from .storage import (
     FileSource,
-    FileWindow,
     LocalFile,
     RangeReader,
     RemoteInfo,
     SourceRange,
-    fingerprint,
     is_remote,
     local_path,
     open_file,
     open_files,
     open_in_turn,
-    storages,
 )
 
 __all__ = [
@@ -34,32 +22,23 @@ __all__ = [
     "AtomicFile",
     "Descriptor",
     "FileSource",
-    "FileWindow",
+    "HiddenFolder",
     "LocalFile",
-    "PipeSource",
     "RangeReader",
     "RemoteInfo",
     "SequentialSource",
-    "SourceOf",
     "SourceRange",
-    "claim_folder",
-    "clear_dead",
-    "fingerprint",
     "hidden_name",
     "is_remote",
     "local_path",
-    "name_path",
     "open_file",
     "open_files",
     "open_in_turn",
     "open_path",
     "read_local_records",
     "read_pieces",
-    "remove_folder",
     "reserve_descriptor",
-    "storages",
     "sync_directory",
-    "temporary_names",
     "user_cache",
     "write_atomically",
 ]

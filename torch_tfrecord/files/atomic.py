@@ -18,14 +18,14 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files.descriptors import name_path, open_path
+from torch_tfrecord.errors import name_path
+from torch_tfrecord.files.descriptors import open_path
 
 __all__ = [
     "AtomicFile",
-    "claim_folder",
+    "HiddenFolder",
     "clear_dead",
     "hidden_name",
-    "remove_folder",
     "sync_directory",
     "temporary_names",
     "write_atomically",
@@ -276,21 +276,61 @@ def _claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, 
     raise AssertionError("names never end")
 
 
-def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
-    """Create a folder under the first free name; closing the descriptor unlocks it."""
-    return _claim(names, _make_folder)
-
-
 def _make_folder(path: Path) -> int:
     path.mkdir()
     try:
         return open_path(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except BaseException:
-        remove_folder(path)
+        _remove_folder(path)
         raise
 
 
-def remove_folder(path: Path) -> None:
+class HiddenFolder:
+    """A folder under a hidden name beside a final path, locked while it is in use: a process that
+    was killed leaves one behind, which the next one removes.
+
+    Args:
+        path: The final path.
+        name_of: The folder's name for each of the temporary ones of that path; None for these.
+    """
+
+    def __init__(self, path: Path, name_of: Callable[[Path], str] | None = None) -> None:
+        self._path, self._name_of = path, name_of
+        self._folder: Path | None = None
+        self._descriptor, self._pid = -1, os.getpid()
+
+    def _names(self) -> Iterator[Path]:
+        for path in temporary_names(self._path):
+            yield path if self._name_of is None else path.parent / self._name_of(path)
+
+    def clear(self) -> None:
+        """Remove what killed processes left."""
+        clear_dead(self._names())
+
+    def make(self) -> Path:
+        """The folder, which is made if it is not there yet."""
+        if self._folder is None:
+            self._folder, self._descriptor = _claim(self._names(), _make_folder)
+        return self._folder
+
+    def keep(self) -> None:
+        """Unlock it; what is in it stays."""
+        self._folder = None
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove it with its content, as far as possible, and unlock it; in a forked child it
+        stays.
+        """
+        folder, self._folder = self._folder, None
+        if folder is not None and self._pid == os.getpid():
+            _remove_folder(folder)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _remove_folder(path: Path) -> None:
     """Remove a folder and its content, as far as possible."""
     with contextlib.suppress(OSError):  # rmtree lets some errors through
         shutil.rmtree(path, ignore_errors=True)

@@ -7,7 +7,6 @@ while it reads. Its other state (offsets, a decompressor) is kept, as every read
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -15,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from torch_tfrecord.per_process import PerProcess
@@ -23,7 +22,6 @@ from torch_tfrecord.per_process import PerProcess
 __all__ = [
     "Descriptor",
     "Owner",
-    "name_path",
     "open_descriptor",
     "open_if_free",
     "open_path",
@@ -208,18 +206,6 @@ def open_path(
             f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
         )
         raise OSError(error.errno, f"{os.strerror(error.errno)} ({limit})", str(path)) from error
-
-
-@contextlib.contextmanager
-def name_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user
-    knows.
-    """
-    try:
-        yield
-    except OSError as error:
-        # A new error: once the second file name is set, the text shows it even if None.
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def _most_open() -> int:

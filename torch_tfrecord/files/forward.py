@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import BinaryIO
 
 from torch_tfrecord.files.storage import FileSource
 
-__all__ = ["PipeSource", "SequentialSource"]
+__all__ = ["SequentialSource"]
 
 # A record of a stream may be this long, as its length cannot be checked against the file's size.
 _MAX_RECORD_BYTES = 1 << 29
@@ -95,22 +92,3 @@ class SequentialSource(FileSource, ABC):
     @abstractmethod
     def _restart(self) -> None:
         """Go back to the beginning."""
-
-
-class PipeSource(SequentialSource):
-    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(str(getattr(file, "name", "<stream>")))
-        self._file = file
-
-    def _more(self) -> bytes:
-        data = self._file.read(self.chunk_bytes)
-        if data is None:  # the end of the file is b""
-            raise BlockingIOError(
-                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
-            )
-        return data
-
-    def _restart(self) -> None:
-        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
 
 __all__ = [
-    "SourceOf",
     "read_local_records",
     "read_pieces",
 ]

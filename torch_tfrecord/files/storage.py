@@ -16,28 +16,24 @@ from typing import NamedTuple, Protocol, cast
 
 from crc32c import crc32c
 
-from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.errors import CorruptRecordError, name_path
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.descriptors import Descriptor, name_path, open_descriptor, open_if_free
+from torch_tfrecord.files.descriptors import Descriptor, open_descriptor, open_if_free
 from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
 from torch_tfrecord.native import native_module
 
 __all__ = [
     "FileSource",
-    "FileWindow",
     "LocalFile",
     "RangeReader",
     "RemoteInfo",
     "SourceRange",
-    "Storages",
-    "fingerprint",
     "is_remote",
     "local_path",
     "open_file",
     "open_files",
     "open_in_turn",
-    "storages",
     "truncated",
 ]
 
@@ -138,8 +134,17 @@ class FileSource:
         return self
 
     def fingerprint(self) -> int:
-        """See the function `fingerprint`."""
-        return fingerprint(self.read, self.file_size)
+        """See `fingerprint_of`."""
+        return self.fingerprint_of(self.read, self.file_size)
+
+    @staticmethod
+    def fingerprint_of(read: Callable[[int, int], bytes], file_size: int) -> int:
+        """CRC-32C over the first and the last 4 KiB of a file, which differs between files of equal
+        size and time.
+        """
+        most = _FINGERPRINT_BYTES
+        first = crc32c(read(most, 0))
+        return int(crc32c(read(most, max(file_size - most, 0)), first))
 
 
 class SourceRange(NamedTuple):
@@ -161,42 +166,9 @@ class RangeReader(Protocol):
         """Read ranges to their places in a writable buffer of bytes."""
 
 
-class FileWindow(FileSource):
-    """A file up to a byte, as if it ended there.
-
-    Args:
-        file: The file.
-        end: Where it shall end.
-        chunk_bytes: Size of one read; None for the file's.
-    """
-
-    def __init__(self, file: FileSource, end: int, chunk_bytes: int | None = None) -> None:
-        self._file, self.size = file, end
-        self.path, self.chunk_bytes = file.path, chunk_bytes or file.chunk_bytes
-        self.max_gap_bytes, self.max_record_bytes = file.max_gap_bytes, file.max_record_bytes
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end."""
-        return self._file.read(max(min(num_bytes, (self.size or 0) - offset), 0), offset)
-
-    def forget(self, begin: int, end: int) -> bool:
-        """See `FileSource`."""
-        return self._file.forget(begin, end)
-
-
 def truncated(path: str, expected: int, got: int) -> CorruptRecordError:
     """The error of a file that ends too early."""
     return CorruptRecordError(f"truncated file: expected {expected} bytes, got {got}", path=path)
-
-
-def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
-    """CRC-32C over the first and the last 4 KiB of a file: tells files of equal size and time
-    apart.
-    """
-    first = read(_FINGERPRINT_BYTES, 0)
-    return int(
-        crc32c(read(_FINGERPRINT_BYTES, max(file_size - _FINGERPRINT_BYTES, 0)), crc32c(first))
-    )
 
 
 class LocalFile(FileSource):
@@ -333,7 +305,7 @@ class RemoteInfo(NamedTuple):
     is_folder: bool = False
 
 
-class Storages(Protocol):
+class _Storages(Protocol):
     """Files of storages; `remote` attaches it as ``STORAGES``."""
 
     def open(
@@ -353,25 +325,14 @@ class Storages(Protocol):
     ) -> Callable[[str], FileSource]:
         """See `files.open_in_turn`."""
 
-    def by_blocks(
-        self, extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
-    ) -> RangeReader:
-        """Reads whole blocks of files and keeps them for a while, as all of a block is read soon.
 
-        Args:
-            extent_of: Begin and end of the block around a byte of a file: called with the file's
-                number, the byte and `block_bytes`.
-            block_bytes: See `FileSource.together`.
-        """
-
-
-def storages() -> Storages:
+def _storages() -> _Storages:
     """The storages of the extension `remote`.
 
     Raises:
         ImportError: The extension is not installed.
     """
-    return cast("Storages", attached("remote", "STORAGES"))
+    return cast("_Storages", attached("remote", "STORAGES"))
 
 
 def open_file(
@@ -393,7 +354,7 @@ def open_file(
     if not is_remote(path):
         return LocalFile(path)
     known = {} if info is None else {path: info}
-    (file,) = storages().open([path], access, known, is_current=is_current)
+    (file,) = _storages().open([path], access, known, is_current=is_current)
     return file
 
 
@@ -404,7 +365,7 @@ def open_files(
 ) -> list[FileSource]:
     """Open several files; storages are asked at once for all of theirs that are not known."""
     remote = [*filter(is_remote, paths)]
-    found = iter(storages().open(remote, access, known or {}, is_current=True) if remote else ())
+    found = iter(_storages().open(remote, access, known or {}, is_current=True) if remote else ())
     return [next(found) if is_remote(path) else LocalFile(path) for path in paths]
 
 
@@ -426,7 +387,7 @@ def open_in_turn(
         if not is_remote(path):
             return LocalFile(path)
         if open_remote is None:
-            open_remote = storages().open_in_turn(filter(is_remote, paths), access, known or {})
+            open_remote = _storages().open_in_turn(filter(is_remote, paths), access, known or {})
         return open_remote(path)
 
     return open_next

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
@@ -21,7 +21,6 @@ from torch_tfrecord.files import (
     RemoteInfo,
     is_remote,
     open_file,
-    storages,
 )
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
@@ -54,6 +53,19 @@ class _InflatedFiles(Protocol):
         self, file: FileSource, compression_type: str, size: int, points: Sized | None, number: int
     ) -> FileSource:
         """The decompressed content of a file, of so many bytes, which can be entered at points."""
+
+
+class _Storages(Protocol):
+    def by_blocks(
+        self, extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
+    ) -> RangeReader:
+        """Reads whole blocks of files and keeps them for a while, as all of a block is read soon.
+
+        Args:
+            extent_of: Begin and end of the block around a byte of a file: called with the file's
+                number, the byte and `block_bytes`.
+            block_bytes: As of the order's blocks, so that no other block's bytes are fetched.
+        """
 
 
 class _Codecs(Protocol):
@@ -172,7 +184,9 @@ class RecordFiles:
         self._blocks = (
             None
             if block_bytes is None or not is_of_use
-            else storages().by_blocks(self.table.block_extent, block_bytes)
+            else cast("_Storages", attached("remote", "STORAGES")).by_blocks(
+                self.table.block_extent, block_bytes
+            )
         )
 
     def place(self, position: int) -> RecordPlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +25,8 @@ from torch_tfrecord.files import (
     Access,
     FileSource,
     LocalFile,
-    PipeSource,
     RangeReader,
-    SourceOf,
+    SequentialSource,
     local_path,
     open_file,
     read_local_records,
@@ -126,7 +126,7 @@ def read_blocks(
     """
     file: FileSource
     if not isinstance(path, (str, os.PathLike)):
-        file = PipeSource(path)
+        file = _PipeSource(path)
     else:
         name = local_path(path)
         file = open_file(name, access).ahead() if open_source is None else open_source(name)
@@ -150,6 +150,25 @@ def _report(path: str, skipped: SkippedBytes) -> None:
         f"the first: {skipped.first}",
         stacklevel=3,
     )
+
+
+class _PipeSource(SequentialSource):
+    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(str(getattr(file, "name", "<stream>")))
+        self._file = file
+
+    def _more(self) -> bytes:
+        data = self._file.read(self.chunk_bytes)
+        if data is None:  # the end of the file is b""
+            raise BlockingIOError(
+                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
+            )
+        return data
+
+    def _restart(self) -> None:
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
 
 
 class RecordReader:
@@ -214,7 +233,7 @@ class RecordReader:
 
     def read_batch(
         self,
-        source_of: SourceOf,
+        source_of: Callable[[int], FileSource],
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
@@ -249,7 +268,7 @@ class RecordReader:
 
     def _read_pieces(
         self,
-        source_of: SourceOf,
+        source_of: Callable[[int], FileSource],
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
@@ -265,7 +284,11 @@ class RecordReader:
         return self._read_singly(source_of, files, offsets, lengths)
 
     def _read_singly(
-        self, source_of: SourceOf, files: _Integers, offsets: _Integers, lengths: _Integers
+        self,
+        source_of: Callable[[int], FileSource],
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
     ) -> PackedRecords:
         """One record at a time, in file order, so that no stream goes back."""
         payloads = [b""] * len(files)

@@ -16,18 +16,15 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from torch_tfrecord.errors import name_path
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
     Access,
     AtomicFile,
+    FileSource,
+    HiddenFolder,
     RemoteInfo,
-    claim_folder,
-    clear_dead,
-    fingerprint,
-    name_path,
-    remove_folder,
     sync_directory,
-    temporary_names,
 )
 from torch_tfrecord.records.codecs import Packing, codecs
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
@@ -110,7 +107,7 @@ class RecordFile:
         lengths = np.array(self._lengths, dtype=np.int64)
         offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
         # From the file itself, which may be compressed, not from what was written.
-        found = fingerprint(self._file.read, size)
+        found = FileSource.fingerprint_of(self._file.read, size)
         points = None if self._packer is None else self._packer.points(size)
         facts = size, self._type, mtime_ns, found, etag
         return RecordIndex(offsets, lengths, *facts, points).to_bytes()
@@ -220,18 +217,14 @@ class FileSet:
 
     def __init__(self, base: str, suffix: str) -> None:
         self._path = Path(f"{base}-*{suffix}")
-        self._folder: Path | None = None
-        self._descriptor = -1
-        self._count = 0
-        self._pid = os.getpid()
-        clear_dead(temporary_names(self._path))
+        self._hidden, self._count = HiddenFolder(self._path), 0
+        self._hidden.clear()
 
     def add(self, file: AtomicFile) -> None:
         """Close and keep a prepared file for `publish`; the files are numbered from 0."""
-        if self._folder is None:
-            with name_path(self._path):
-                self._folder, self._descriptor = claim_folder(temporary_names(self._path))
-        file.put(self._folder / f"{self._count}.new")
+        with name_path(self._path):
+            folder = self._hidden.make()
+        file.put(folder / f"{self._count}.new")
         self._count += 1
 
     def publish(self, names: Sequence[str]) -> None:
@@ -244,9 +237,9 @@ class FileSet:
             OSError: A file could not get its name, which the error gives; the old files are back in
                 place.
         """
-        folder, parent = self._folder, self._path.parent
-        if folder is None:
+        if not self._count:
             raise ValueError("publish needs at least one file, got none")
+        folder, parent = self._hidden.make(), self._path.parent
         moves = [
             _Move(parent / name, folder / f"{number}.new", folder / f"{number}.old")
             for number, name in enumerate(names)
@@ -270,18 +263,13 @@ class FileSet:
                     for move in moves:
                         move.take_back()
                 except OSError:
-                    self._folder = None  # it holds old files, which stay there
+                    self._hidden.keep()  # it has old files, which stay there
                 raise
         self.discard()
 
     def discard(self) -> None:
         """Remove everything that was not published; does nothing in a forked child."""
-        folder, self._folder = self._folder, None
-        if folder is not None and self._pid == os.getpid():
-            remove_folder(folder)
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._hidden.discard()
 
 
 class _Move:

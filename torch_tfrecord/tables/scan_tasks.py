@@ -19,7 +19,7 @@ from torch_tfrecord.columns import RecordFeatures, SequenceFeatures, is_record_f
 from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import Access, FileSource, FileWindow
+from torch_tfrecord.files import Access, FileSource
 from torch_tfrecord.loading import (
     ColumnBatch,
     RecordFiles,
@@ -147,7 +147,7 @@ class ScanTask:
             path, num_rows = self.files[one.file], 0
             skipped = SkippedBytes() if errors.skips else None
             for block in RecordScanner(
-                FileWindow(opened[1], one.end, _CHUNK_BYTES),
+                _Window(opened[1], one.end, _CHUNK_BYTES),
                 verify_crc=verify_crc,
                 skipped=skipped,
                 begin=(one.begin, one.first),
@@ -301,3 +301,26 @@ def _check_names(features: Mapping[str, object], names: Sequence[str]) -> None:
             raise ValueError(f"expected one of the features {sorted(features)}, got {name!r}")
     if not names:
         raise ValueError("expected the name of at least one feature")
+
+
+class _Window(FileSource):
+    """A file up to a byte, as if it ended there.
+
+    Args:
+        file: The file.
+        end: Where it ends.
+        chunk_bytes: Size of one read; None for the file's.
+    """
+
+    def __init__(self, file: FileSource, end: int, chunk_bytes: int | None = None) -> None:
+        self._file, self.size = file, end
+        self.path, self.chunk_bytes = file.path, chunk_bytes or file.chunk_bytes
+        self.max_gap_bytes, self.max_record_bytes = file.max_gap_bytes, file.max_record_bytes
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end."""
+        return self._file.read(max(min(num_bytes, (self.size or 0) - offset), 0), offset)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        return self._file.forget(begin, end)

@@ -8,20 +8,18 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
 from torch_tfrecord.files import (
     Access,
-    claim_folder,
+    HiddenFolder,
     is_remote,
     local_path,
     open_path,
-    remove_folder,
     sync_directory,
-    temporary_names,
     write_atomically,
 )
 from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_records
@@ -166,18 +164,21 @@ def write(
 
 
 def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
-    # The lock shows other processes that this folder is not left over.
-    folder, lock = claim_folder(_unfinished_names(target))
+    # A name that every TFDS reader refuses; with 12 digits, as those of TFDS have 6. Its lock shows
+    # other processes that this folder is in use.
+    hidden = HiddenFolder(
+        target, lambda path: f"incomplete.{path.name[1:13].upper()}_{target.name}"
+    )
+    folder = hidden.make()
     try:
         fill(folder)
         # The names of the files, before the folder gets its own.
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
-        remove_folder(folder)
+        hidden.discard()
         raise
-    finally:
-        os.close(lock)
+    hidden.keep()
 
 
 def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
@@ -209,16 +210,6 @@ def _target(path: str) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
-
-
-def _unfinished_names(target: Path) -> Iterator[Path]:
-    """Names for an unfinished directory that every TFDS reader refuses; with 12 digits, as those of
-    TFDS have 6.
-
-    The next `write` to that directory removes what a killed one left.
-    """
-    for path in temporary_names(target):
-        yield target.parent / f"incomplete.{path.name[1:13].upper()}_{target.name}"
 
 
 def _rename(folder: Path, target: Path) -> None:
