@@ -41,8 +41,10 @@ __all__ = [
     "check_max_batch_bytes",
     "empty_bytes",
     "empty_tensor",
+    "pad_rows",
     "reserve",
     "scratch_bytes",
+    "splits_of",
 ]
 
 MAX_BATCH_BYTES = 4 << 30
@@ -206,3 +208,50 @@ def as_tensor(
     else:
         tensor = torch.from_numpy(array if shape is None else array.reshape(shape))
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def splits_of(lengths: npt.ArrayLike) -> Ints:
+    """The row splits of rows with these lengths: int64 [N + 1], from 0."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def pad_rows(values: Array, offsets: npt.NDArray[np.int64], longest: int, fill: Array) -> Array:
+    """Pad concatenated rows to a dense array [B, longest, *inner].
+
+    The caller must reserve the memory. Values are copied bit for bit.
+
+    Args:
+        values: [N, *inner], any dtype.
+        offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; ascending from 0 to
+            N.
+        longest: At least the length of the longest row.
+        fill: The padding value, one element of the same dtype.
+
+    Example:
+        >>> pad_rows(np.array([4, 5, 6]), np.array([0, 1, 3]), 2, np.array([-1])).tolist()
+        [[4, -1], [5, 6]]
+    """
+    shape = (len(offsets) - 1, longest, *values.shape[1:])
+    itemsize = math.prod(shape[2:]) * values.itemsize
+    out = empty_bytes(shape[0] * longest * itemsize)
+    # Rows of no bytes have no places that could be filled.
+    if len(out):
+        _fill(_as_bytes(values), offsets, itemsize, _as_bytes(fill), out.reshape(shape[0], -1))
+    return out.view(values.dtype).reshape(shape)
+
+
+def _as_bytes(array: Array) -> _Bytes:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _fill(
+    values: _Bytes, offsets: npt.NDArray[np.int64], itemsize: int, fill: _Bytes, out: _Bytes
+) -> None:
+    native = optional_module("memory")
+    if native is not None:
+        return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
+    # Which places of the padded rows hold values: one mask for all rows.
+    kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
+    out.reshape(-1, len(fill))[:] = fill
+    out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
+    return None

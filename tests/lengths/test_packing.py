@@ -21,8 +21,8 @@ from torch_tfrecord import (
     make_dataloader,
     serialize_tensor,
 )
+from torch_tfrecord.batch_memory import splits_of
 from torch_tfrecord.columns.containers import Nested
-from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.loading.column_batch import ColumnBatch
 
 NAMES = ["ids", "mask"]

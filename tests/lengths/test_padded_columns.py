@@ -28,9 +28,8 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.batch_memory import as_array
+from torch_tfrecord.batch_memory import as_array, splits_of
 from torch_tfrecord.columns.containers import Nested, SparseList
-from torch_tfrecord.columns.reading import splits_of
 from torch_tfrecord.lengths import padded_values
 from torch_tfrecord.loading.column_batch import ColumnBatch
 

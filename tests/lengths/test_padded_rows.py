@@ -9,9 +9,7 @@ from helpers import pure_python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.batch_memory import as_array, as_tensor
-from torch_tfrecord.columns.reading import splits_of
-from torch_tfrecord.columns.stacking import pad_rows
+from torch_tfrecord.batch_memory import as_array, as_tensor, pad_rows, splits_of
 from torch_tfrecord.native import optional_module
 
 DTYPES = [

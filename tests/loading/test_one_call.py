@@ -20,7 +20,7 @@ from torch_tfrecord import (
     encode_example,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.columns.reading import list_want
+from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.loading.read_ahead import _load
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.native import native_module
@@ -161,7 +161,7 @@ class Spans:
     """Reads where each value lies, by a job of its own that runs behind the parse."""
 
     def __init__(self, path):
-        self.wants = (list_want("name", "name", bytes, num_values=1, is_required=True),)
+        self.wants = (Want("name", "name", bytes, num_values=1, is_required=True),)
         self.path, self.begun = path, []
 
     def begin(self, columns, keys):
@@ -197,7 +197,7 @@ class Copied:
 def test_a_reader_s_own_work_runs_in_the_same_call(path, calls):
     records = [encode_example(values(number)) for number in range(4)]
     records[2] = UNKNOWN + records[2]
-    parser = ExampleParser.of_readers({"name": Spans(path.parent / "a-00000-of-00002")})
+    parser = ExampleParser({"name": Spans(path.parent / "a-00000-of-00002")})
     whole = (path.parent / "a-00000-of-00002").read_bytes()
     keys = np.arange(4, dtype=np.uint64)
     assert parser.batch(records[:2], keys[:2]) == {

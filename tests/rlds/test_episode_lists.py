@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 from torch_tfrecord.columns.reading import Want
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.protobuf.messages import Example
@@ -49,14 +49,14 @@ def indexed(path, payload):
     return EpisodeReader([path], [records], [index]).record(0, 0)
 
 
-def kind_of(values):
+def dtype_of(values):
     if isinstance(values, list):
-        return BYTES_LIST
-    return FLOAT_LIST if values.dtype == np.float32 else INT64_LIST
+        return bytes
+    return torch.float32 if values.dtype == np.float32 else torch.int64
 
 
 def assert_same(record, expected, keys=None):
-    lists = record.lists([Want(key, key, kind_of(expected[key]), "") for key in keys or expected])
+    lists = record.lists([Want(key, key, dtype_of(expected[key]), "") for key in keys or expected])
     assert set(lists) == set(keys or expected)
     for key, found in lists.items():
         if isinstance(expected[key], list):

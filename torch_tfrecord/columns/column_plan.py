@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from torch_tfrecord.columns.dtypes import BYTES_LIST, Value
+from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.plan_parts import Found, Memory, PartWork, PlanPart, Slot, ways
 from torch_tfrecord.columns.reading import (
+    Buffer,
     Column,
     Reader,
     Want,
@@ -30,7 +31,7 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.phases import spent
 from torch_tfrecord.records import PackedRecords
-from torch_tfrecord.samples import mark_ragged
+from torch_tfrecord.samples import Value, mark_ragged
 
 __all__ = ["ColumnPlan", "Pick", "RowPlan", "make_picks"]
 
@@ -83,6 +84,11 @@ class ColumnPlan:
         batches = self.begin(records, borders)
         self.run(records, batches)
         return [*map(self.columns, batches)]
+
+    def explain(self, record: Buffer) -> None:
+        """See `PlanPart.explain`."""
+        for part in self.parts:
+            part.explain(record)
 
     def begin(self, records: PackedRecords, borders: Sequence[int]) -> list[list[PartWork]]:
         """What is to be run for each batch."""

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import as_array, as_tensor
-from torch_tfrecord.columns.reading import splits_of
+from torch_tfrecord.batch_memory import as_array, as_tensor, splits_of
 from torch_tfrecord.torch_internals import (
     as_plain_tensors,
     jagged,

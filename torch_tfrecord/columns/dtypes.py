@@ -16,6 +16,7 @@ import torch
 from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "INT64_LIST",
     "DType",
     "ListKind",
-    "Value",
     "Values",
     "cast",
     "cast_array",
@@ -43,20 +43,17 @@ __all__ = [
 ]
 
 DType: TypeAlias = torch.dtype | type[bytes] | type[str]
-Value: TypeAlias = Any
-"""A value of a sample, or its column in a batch: the spec decides whether that is a tensor, str,
-bytes, list, dict or message, which types cannot say of a mapping of specs.
-"""
 Values: TypeAlias = dict[str, Value]
 """A sample or a batch: the name of each output and its value or column."""
 
 
 class ListKind(NamedTuple):
-    """One of the three lists of a Feature: its field name, its names in TensorFlow's errors, and what
-    reads it.
+    """One of the three lists of a Feature: its field name, the dtype of its values, its names in
+    TensorFlow's errors, and what reads it.
     """
 
     field: str
+    dtype: DType
     tf_name: str
     counted: str
     read_by: str
@@ -74,10 +71,15 @@ class ListKind(NamedTuple):
         )
 
 
-INT64_LIST = ListKind("int64_list", "int64", "int64", "int64: read torch.int64, then convert")
-FLOAT_LIST = ListKind("float_list", "float", "float", "float32: read torch.float32, then convert")
+INT64_LIST = ListKind(
+    "int64_list", torch.int64, "int64", "int64", "int64: read torch.int64, then convert"
+)
+FLOAT_LIST = ListKind(
+    "float_list", torch.float32, "float", "float", "float32: read torch.float32, then convert"
+)
 BYTES_LIST = ListKind(
     "bytes_list",
+    bytes,
     "string",
     "bytes",
     "bytes: Image() reads a picture, RawTensor(shape, dtype) an array, FixedLenFeature((), bytes) the bytes, Text() "

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Ints, Keys, reserve
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Ints, Keys, reserve, splits_of
 from torch_tfrecord.columns.containers import Nested, split_lists
-from torch_tfrecord.columns.dtypes import BYTES_LIST, Value, Values
+from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import ExampleParser, PartParser, packed
-from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locate_row, splits_of
+from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locate_row
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
@@ -35,6 +35,7 @@ from torch_tfrecord.protobuf import (
 )
 from torch_tfrecord.random_stream import shuffled
 from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import features_code
 from torch_tfrecord.torch_internals import as_kind_of
 
@@ -119,7 +120,7 @@ class _NestedReader:
 
     def __init__(self, name: str, spec: NestedExample, *, pads: bool) -> None:
         self._want = Want(
-            name, spec._key_of(name), BYTES_LIST, "NestedExample", num_values=1, is_required=True
+            name, spec._key_of(name), bytes, "NestedExample", num_values=1, is_required=True
         )
         self._parser, self._is_json = ExampleParser(spec.features, pads=pads), spec.format == "json"
         self.wants, self.keyed = (self._want,), self._parser.needs_keys

@@ -402,12 +402,12 @@ def copy_mappings(features: object, *names: str) -> None:
         object.__setattr__(features, name, dict(given or {}))
 
 
-def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
+def make_reader(name: str, spec: Feature | Reader, *, pads: bool = False) -> Reader:
     """Build the reader of one output of an Example.
 
     Args:
         name: Name of the output.
-        spec: What to read.
+        spec: What to read; a reader reads it already.
         pads: Whether the rows of a FixedLenSequenceFeature are padded in a batch; else they are
             jagged.
 
@@ -415,8 +415,9 @@ def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
         TypeError: The name is not a str, or the spec is not a known feature spec.
         ValueError: The spec cannot be read from an Example.
     """
-    _check("_reader", name, spec, "an Example")
-    return spec._reader(name, pads=pads)
+    if isinstance(spec, Feature) or not hasattr(spec, "wants"):
+        _check("_reader", name, spec, "an Example")
+    return spec._reader(name, pads=pads) if isinstance(spec, Feature) else spec
 
 
 def make_context_reader(name: str, spec: Feature) -> Reader:

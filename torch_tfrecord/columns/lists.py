@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import knows_keywords
-from torch_tfrecord.batch_memory import Array, Ints, as_array, as_tensor
+from torch_tfrecord.batch_memory import Array, Ints, as_array, as_tensor, pad_rows, splits_of
 from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
-    Value,
     cast_array,
     check_list_dtype,
     default_values,
@@ -36,13 +35,11 @@ from torch_tfrecord.columns.reading import (
     Want,
     check_steps,
     labelled,
-    list_want,
     read_list,
     reserve_for,
     reserve_for_values,
-    splits_of,
 )
-from torch_tfrecord.columns.stacking import pad_rows
+from torch_tfrecord.samples import Value
 
 __all__ = [
     "FixedLenFeature",
@@ -122,7 +119,7 @@ class _FixedLenReader:
         # an empty default counts as no default, as in TensorFlow
         self._default: Any = spec.default_value if self._count else None
         self._in_context = in_context
-        self._want = list_want(
+        self._want = Want(
             name,
             spec._key_of(name),
             spec.dtype,
@@ -247,7 +244,7 @@ class VarLenFeature(Feature):
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
-        return VarLenReader(list_want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenReader(Want(name, self._key_of(name), self.dtype), self.dtype)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
@@ -255,7 +252,7 @@ class VarLenFeature(Feature):
 
     def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
-        return VarLenSteps(list_want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenSteps(Want(name, self._key_of(name), self.dtype), self.dtype)
 
 
 class VarLenReader:
@@ -370,7 +367,7 @@ class _RowReader:
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         self._spec, self._pads = spec, pads
-        self._want = list_want(name, spec._key_of(name), spec.dtype)
+        self._want = Want(name, spec._key_of(name), spec.dtype)
         self.wants = (self._want,)
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested | list[Value]:
@@ -397,7 +394,7 @@ class _RowSteps(StepReader):
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         size = math.prod(spec.shape)
         super().__init__(
-            list_want(name, spec._key_of(name), spec.dtype, num_values=size, shape=spec.shape)
+            Want(name, spec._key_of(name), spec.dtype, num_values=size, shape=spec.shape)
         )
         self.is_required = not spec.allow_missing
         self._spec, self._pads = spec, pads

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import Array, Ints
-from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, Value
+from torch_tfrecord.batch_memory import Array, Ints, splits_of
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
     Column,
@@ -21,11 +21,11 @@ from torch_tfrecord.columns.reading import (
     StepReader,
     Want,
     read_columns,
-    splits_of,
 )
 from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import TFRecordError, raise_first
 from torch_tfrecord.protobuf import join_arrays
+from torch_tfrecord.samples import Value
 
 __all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
 

@@ -18,8 +18,7 @@ from google.protobuf.message import Message
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import Ints
-from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST, Value
+from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.lists import (
     FixedLenFeature,
@@ -37,13 +36,12 @@ from torch_tfrecord.columns.reading import (
     check_steps,
     labelled,
     read_record,
-    splits_of,
 )
 from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError, read_each
 from torch_tfrecord.protobuf import parse_json, parse_message
-from torch_tfrecord.samples import JsonList, JsonObject
+from torch_tfrecord.samples import JsonList, JsonObject, Value
 
 __all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]
 
@@ -127,7 +125,11 @@ class OneValueSpec:
             raise ValueError(
                 f"default_value of {name!r}: a step of a feature list always has its value"
             )
+        self._check_step(name)
         return _ValueSteps(self._reader(name), pads=pads)
+
+    def _check_step(self, name: str) -> None:
+        """Raise ValueError if a step of a feature list cannot have such a value."""
 
     def _check_no_draw(self, name: str) -> None:
         """Raise ValueError if something is drawn at random for each record."""
@@ -299,7 +301,7 @@ class OneValueReader:
         self._want = Want(
             name,
             spec._key_of(name),
-            BYTES_LIST,
+            bytes,
             kind,
             num_values=num_values,
             is_required=default is None,
@@ -307,7 +309,7 @@ class OneValueReader:
         self._is_whole = isinstance(shape, str)
         what, count = ("shape", None) if self._is_whole else ("size", 1)
         self.shape: list[Value] = [
-            Want(name, entry, INT64_LIST, what, num_values=count, is_required=True)
+            Want(name, entry, torch.int64, what, num_values=count, is_required=True)
             if isinstance(entry, str)
             else entry
             for entry in ([shape] if self._is_whole else shape)

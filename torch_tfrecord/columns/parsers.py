@@ -23,7 +23,7 @@ from torch_tfrecord.batch_memory import (
     reserve,
 )
 from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
-from torch_tfrecord.columns.dtypes import Value, Values
+from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import (
     Feature,
     SequenceFeatures,
@@ -47,6 +47,7 @@ from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.samples import Value
 
 __all__ = [
     "ExampleParser",
@@ -174,7 +175,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
     """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
-        features: Output name -> feature spec.
+        features: Output name -> feature spec, or a reader; such a parser does not pickle.
         pads: Whether rows of a FixedLenSequenceFeature are padded in a batch, as in TensorFlow;
             else they are jagged.
         max_batch_bytes: Memory limit for the values of a batch, or of a sample; see
@@ -194,7 +195,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
 
     def __init__(
         self,
-        features: Mapping[str, Feature] | None,
+        features: Mapping[str, Feature | Reader] | None,
         *,
         pads: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -216,18 +217,6 @@ class ExampleParser(Parser[Values, Values, _Columns]):
             self._readers = [
                 make_reader(name, spec, pads=True) for name, spec in self.features.items()
             ]
-
-    @classmethod
-    def of_readers(
-        cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES
-    ) -> ExampleParser:
-        """Build a parser from readers; such a parser cannot be pickled."""
-        # `__init__` takes specs, and makes readers of them.
-        parser = cls.__new__(cls)
-        Parser.__init__(parser, max_batch_bytes)
-        parser.features = dict(readers)
-        parser._use([*readers.values()])
-        return parser
 
     def _use(self, readers: list[Reader]) -> None:
         self._row_readers = self._readers = readers

@@ -105,9 +105,17 @@ class PlanPart:
             return
         for record in records:
             # One record at a time, so that no more than one message is in memory.
-            columns_of(self.wants, [parse_message(record).features.feature])
+            self.explain(record)
         for slot in self.slots:
             reserve_for(slot.want, slot.row_bytes * len(records))
+
+    def explain(self, record: Buffer) -> None:
+        """Read one record by its message, whose error says all that is wrong.
+
+        Raises:
+            ParseError: It does not fit.
+        """
+        columns_of(self.wants, [parse_message(record).features.feature])
 
     def row_column(self, found: Found, place: int, record: Buffer) -> Column:
         """One column of a single record, copied from the result of the core's `parse_one`: several

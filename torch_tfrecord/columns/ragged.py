@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import Array, Ints, reserve
+from torch_tfrecord.batch_memory import Array, Ints, reserve, splits_of
 from torch_tfrecord.columns.containers import Nested, join_nested, nest_rows, split_lists
 from torch_tfrecord.columns.dtypes import (
-    INT64_LIST,
     DType,
-    Value,
     cast_array,
     check_dimension,
     check_key,
@@ -36,14 +34,13 @@ from torch_tfrecord.columns.reading import (
     StepReader,
     Want,
     labelled,
-    list_want,
     read_record,
     read_records,
     reserve_for,
-    splits_of,
 )
 from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
 from torch_tfrecord.errors import LimitExceededError, ParseError, read_each
+from torch_tfrecord.samples import Value
 
 __all__ = ["RaggedFeature"]
 
@@ -218,7 +215,7 @@ class Partitions:
         # A uniform length has no key, but errors of its rows need a label.
         keys = [one.key if isinstance(one, _KeyPartition) else name for one in partitions]
         wants = [
-            Want(name, key, INT64_LIST, type(one).__name__)
+            Want(name, key, torch.int64, type(one).__name__)
             for key, one in zip(keys, partitions, strict=True)
         ]
         self._all = list(zip(partitions, wants, strict=True))
@@ -392,7 +389,7 @@ class RaggedFeature(Feature):
         """Build the reader for Examples."""
         if self.partitions:
             return _RaggedReader(name, self)
-        return VarLenReader(list_want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenReader(Want(name, self._key_of(name), self.dtype), self.dtype)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
@@ -402,7 +399,7 @@ class RaggedFeature(Feature):
         """Build the reader for feature lists, where each step has its own values and partitions."""
         if self.partitions:
             return _RaggedSteps(_RaggedReader(name, self), validate=self.validate)
-        return VarLenSteps(list_want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenSteps(Want(name, self._key_of(name), self.dtype), self.dtype)
 
 
 class _RaggedReader:
@@ -411,7 +408,7 @@ class _RaggedReader:
     """
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._want = list_want(name, spec._key_of(name), spec.dtype)
+        self._want = Want(name, spec._key_of(name), spec.dtype)
         self._partitions = Partitions(name, spec.partitions, validate=spec.validate)
         self.wants = (self._want, *self._partitions.wants)
         self._dtype, self._depth, self._inner = spec.dtype, spec._depth, spec._inner

@@ -15,17 +15,12 @@ import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import (
-    Value,
-    check_list_dtype,
-    from_bytes,
-    list_kind,
-    shape_with_names,
-)
+from torch_tfrecord.columns.dtypes import check_list_dtype, from_bytes, list_kind, shape_with_names
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column
 from torch_tfrecord.errors import ParseError, needs_extra
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
 __all__ = ["Compression", "RawTensor", "deflate", "inflate"]

@@ -19,9 +19,10 @@ import torch
 
 from torch_tfrecord.arguments import nearest
 from torch_tfrecord.batch_memory import Array, Ints, Keys, reserve
-from torch_tfrecord.columns.dtypes import DType, ListKind, Value, cast_array, decode_text, list_kind
+from torch_tfrecord.columns.dtypes import DType, ListKind, cast_array, decode_text, list_kind
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError, raise_first
 from torch_tfrecord.native import native_module
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name, shown_keys
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ __all__ = [
     "at_step",
     "check_steps",
     "labelled",
-    "list_want",
     "locate_row",
     "read_columns",
     "read_list",
@@ -48,7 +48,6 @@ __all__ = [
     "read_records",
     "reserve_for",
     "reserve_for_values",
-    "splits_of",
 ]
 
 _T = TypeVar("_T")
@@ -66,13 +65,14 @@ class Want:
     Args:
         name: Name of the output.
         key: Name in the record.
-        kind: Kind of list that should hold the values.
-        what: The dtype or spec, as shown in the label.
+        dtype: Of the values, which says the kind of list.
+        what: The dtype or spec, as shown in the label; None for the dtype.
         num_values: Number of values in each record; None for any number.
         is_required: Whether a record without the key is an error.
         shape: Shape of the values, as shown in errors.
 
     Attributes:
+        kind: Kind of list that should have the values.
         label: Prefix of error texts.
     """
 
@@ -80,15 +80,18 @@ class Want:
         self,
         name: str,
         key: str,
-        kind: ListKind,
-        what: str,
+        dtype: DType,
+        what: str | None = None,
         *,
         num_values: int | None = None,
         is_required: bool = False,
         shape: tuple[int, ...] = (),
     ) -> None:
-        self.key = key
-        self.kind, self.what = kind, what
+        kind = list_kind(dtype)
+        if kind is None:
+            raise TypeError(f"no list holds {dtype_name(dtype)}")
+        self.key, self.kind = key, kind
+        self.what = what = dtype_name(dtype) if what is None else what
         self.num_values, self.is_required, self.shape = num_values, is_required, shape
         self.label = (
             f"feature {name!r} ({what})"
@@ -154,30 +157,6 @@ class LackingError(ParseError):
     def __init__(self, want: Want) -> None:
         super().__init__(f"{want.label}: key {want.key!r} is required but could not be found")
         self.want = want
-
-
-def list_want(
-    name: str,
-    key: str,
-    dtype: DType,
-    *,
-    num_values: int | None = None,
-    is_required: bool = False,
-    shape: tuple[int, ...] = (),
-) -> Want:
-    """The `Want` of a list that holds a dtype; see `Want` for the options."""
-    kind = list_kind(dtype)
-    if kind is None:
-        raise TypeError(f"no list holds {dtype_name(dtype)}")
-    return Want(
-        name,
-        key,
-        kind,
-        dtype_name(dtype),
-        num_values=num_values,
-        is_required=is_required,
-        shape=shape,
-    )
 
 
 def at_step(error: TFRecordError, step: int) -> TFRecordError:
@@ -314,11 +293,6 @@ def read_list(want: Want, column: Column, dtype: DType) -> Array | list[Value]:
     if isinstance(dtype, torch.dtype):
         return labelled(want, cast_array, column.values, dtype)
     return labelled(want, column.strings, dtype)
-
-
-def splits_of(lengths: npt.ArrayLike) -> Ints:
-    """The row splits of rows with these lengths: int64 [N + 1], from 0."""
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _from_zero(offsets: Ints) -> Ints:

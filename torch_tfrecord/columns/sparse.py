@@ -11,19 +11,12 @@ import torch
 
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns.containers import SparseList, make_sparse
-from torch_tfrecord.columns.dtypes import (
-    INT64_LIST,
-    DType,
-    Value,
-    cast,
-    check_key,
-    check_list_dtype,
-    fixed_shape,
-)
+from torch_tfrecord.columns.dtypes import DType, cast, check_key, check_list_dtype, fixed_shape
 from torch_tfrecord.columns.feature import Feature, Layout
-from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, list_want
+from torch_tfrecord.columns.reading import Column, Reader, Want, labelled
 from torch_tfrecord.columns.stacking import is_ascending
 from torch_tfrecord.errors import LimitExceededError
+from torch_tfrecord.samples import Value
 
 __all__ = ["SparseFeature"]
 
@@ -101,8 +94,8 @@ class _SparseReader:
 
     def __init__(self, name: str, spec: SparseFeature) -> None:
         self._spec = spec
-        self._values = list_want(name, spec.value_key, spec.dtype)
-        self._indices = [Want(name, key, INT64_LIST, "index") for key in spec.index_key]
+        self._values = Want(name, spec.value_key, spec.dtype)
+        self._indices = [Want(name, key, torch.int64, "index") for key in spec.index_key]
         self.wants = (self._values, *self._indices)
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | SparseList:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import TypeAlias
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import Array, empty_bytes, reserve
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.columns.containers import (
     Nested,
     RaggedTensor,
@@ -21,15 +20,12 @@ from torch_tfrecord.columns.containers import (
     make_sparse,
     wrap_nested,
 )
-from torch_tfrecord.columns.dtypes import Value
-from torch_tfrecord.native import optional_module
-from torch_tfrecord.samples import mark_ragged
+from torch_tfrecord.samples import Value, mark_ragged
 from torch_tfrecord.torch_internals import as_kind_of, sparse_parts
 
 __all__ = [
     "as_plain",
     "is_ascending",
-    "pad_rows",
     "rows_of",
     "stack",
     "stack_samples",
@@ -181,45 +177,3 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     # The sample's number comes first, so what is sorted in each sample is sorted in the batch.
     is_coalesced = not is_list and all(sample.is_coalesced() for sample in samples)
     return make_sparse(indices, joined, (len(samples), *shapes.pop()), is_coalesced=is_coalesced)
-
-
-def pad_rows(values: Array, offsets: npt.NDArray[np.int64], longest: int, fill: Array) -> Array:
-    """Pad concatenated rows to a dense array [B, longest, *inner].
-
-    The caller must reserve the memory. Values are copied bit for bit.
-
-    Args:
-        values: [N, *inner], any dtype.
-        offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; ascending from 0 to
-            N.
-        longest: At least the length of the longest row.
-        fill: The padding value, one element of the same dtype.
-
-    Example:
-        >>> pad_rows(np.array([4, 5, 6]), np.array([0, 1, 3]), 2, np.array([-1])).tolist()
-        [[4, -1], [5, 6]]
-    """
-    shape = (len(offsets) - 1, longest, *values.shape[1:])
-    itemsize = math.prod(shape[2:]) * values.itemsize
-    out = empty_bytes(shape[0] * longest * itemsize)
-    # Rows of no bytes have no places that could be filled.
-    if len(out):
-        _fill(_bytes(values), offsets, itemsize, _bytes(fill), out.reshape(shape[0], -1))
-    return out.view(values.dtype).reshape(shape)
-
-
-def _bytes(array: Array) -> _Bits:
-    return array.reshape(-1).view(np.uint8)
-
-
-def _fill(
-    values: _Bits, offsets: npt.NDArray[np.int64], itemsize: int, fill: _Bits, out: _Bits
-) -> None:
-    native = optional_module("memory")
-    if native is not None:
-        return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
-    # Which places of the padded rows hold values: one mask for all rows.
-    kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
-    out.reshape(-1, len(fill))[:] = fill
-    out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
-    return None

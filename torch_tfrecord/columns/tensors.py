@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import Array, reserve
-from torch_tfrecord.columns.dtypes import DType, Value, decode_text, from_bytes, nest, torch_dtype
+from torch_tfrecord.columns.dtypes import DType, decode_text, from_bytes, nest, torch_dtype
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf import parse_message
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]

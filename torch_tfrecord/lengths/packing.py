@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of
-from torch_tfrecord.columns import Nested, as_plain, splits_of
+from torch_tfrecord.batch_memory import splits_of
+from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.lengths.buckets import LengthGroups, TooLong, check_too_long, checked_lengths
 from torch_tfrecord.lengths.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
 from torch_tfrecord.lengths.padding import split_argument

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, reserve
-from torch_tfrecord.columns import Nested, as_plain, pad_rows
+from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, pad_rows, reserve
+from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.loading import collate
 from torch_tfrecord.samples import Batch, Value, Values

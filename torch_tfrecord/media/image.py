@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ from torch_tfrecord.columns import (
     Layout,
     OneValueReader,
     OneValueSpec,
-    Shape,
-    Value,
     rows_of,
     shape_with_names,
     stack,
@@ -48,6 +46,7 @@ from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.media.regions import StoredImage, check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase, spent
+from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Image", "ImageReader"]
 
+_Shape: TypeAlias = tuple[Any, ...]
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
 
 
@@ -211,7 +211,7 @@ class Image(OneValueSpec, Feature):
     def _is_drawn(self) -> bool:
         return self.crop is not None and self.crop.is_random
 
-    def _value(self, stored: memoryview, shape: Shape, key: int) -> Value:
+    def _value(self, stored: memoryview, shape: _Shape, key: int) -> Value:
         """A whole image."""
         pixels = decode_image(
             stored,
@@ -298,7 +298,7 @@ class ImageReader(OneValueReader):
         )
 
     def _cropped(
-        self, work: CropWork, values: Sequence[Value], shapes: Sequence[Shape]
+        self, work: CropWork, values: Sequence[Value], shapes: Sequence[_Shape]
     ) -> torch.Tensor:
         with Phase("decode"):
             # Its constructor gives Python's lock away.
@@ -306,7 +306,7 @@ class ImageReader(OneValueReader):
             return image
 
     def from_values(
-        self, values: Sequence[Value], shapes: Sequence[Shape], keys: Sequence[int] | None = None
+        self, values: Sequence[Value], shapes: Sequence[_Shape], keys: Sequence[int] | None = None
     ) -> Value:
         """The column of several encoded images; arguments as in `OneValueReader`, and the records'
         keys.
@@ -320,7 +320,7 @@ class ImageReader(OneValueReader):
             run_job(work.job)
             return self._cropped(work, values, shapes)
 
-    def _stack(self, values: Sequence[Value], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
+    def _stack(self, values: Sequence[Value], shapes: Sequence[_Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be
         decoded.
         """
@@ -384,7 +384,7 @@ class _ImagesReader(ImageReader):
     def _images(
         self,
         views: Sequence[Value],
-        shapes: Sequence[Shape],
+        shapes: Sequence[_Shape],
         keys: Sequence[int],
         record: Sequence[int],
     ) -> Value:

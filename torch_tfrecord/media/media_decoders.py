@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Array, reserve
-from torch_tfrecord.columns import Value
 from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord.samples import Value
 
 __all__ = [
     "Frames",

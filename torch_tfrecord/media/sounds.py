@@ -11,12 +11,12 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.batch_memory import Array, empty_tensor
-from torch_tfrecord.columns import Feature, OneValueSpec, StepReader, Value, stack
+from torch_tfrecord.columns import Feature, OneValueSpec, stack
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.media.media_decoders import decode_frames, decode_sound, read_wav
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.random_stream import RandomStream
-from torch_tfrecord.samples import mark_listed
+from torch_tfrecord.samples import Value, mark_listed
 
 __all__ = ["Audio", "MediaSpec", "Video", "window_start"]
 
@@ -47,16 +47,11 @@ class MediaSpec(OneValueSpec):
         """Whether all samples have the same length."""
         raise NotImplementedError
 
-    def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """Build the reader for a feature list; a random start and several parts are not
-        supported.
-        """
-        reader = super()._step_reader(name, pads=pads)
+    def _check_step(self, name: str) -> None:
         if self._returns_parts:
             raise ValueError(
                 f"{name!r}: steps of a feature list hold no dicts; leave out return_rate or return_times"
             )
-        return reader
 
     def _value(self, stored: memoryview, shape: object, key: int) -> dict[str, torch.Tensor]:
         """The parts of one sample; the first is the one that counts."""

@@ -9,19 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import Ints
-from torch_tfrecord.columns import (
-    BYTES_LIST,
-    FLOAT_LIST,
-    INT64_LIST,
-    Column,
-    LackingError,
-    ListKind,
-    Want,
-    decode_text,
-    rows_of,
-    splits_of,
-)
+from torch_tfrecord.batch_memory import Ints, splits_of
+from torch_tfrecord.columns import Column, DType, LackingError, Want, decode_text, rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
 from torch_tfrecord.tfds import Leaf
@@ -351,15 +340,15 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
         keys = (key, f"{key}/shape", f"{key}/value")
         return {each: _shares(lists[each], total) for each in keys if each in lists}
 
-    def find(suffix: str, kind: ListKind, what: str) -> Any:
-        want = Want(key, f"{key}/{suffix}", kind, what)
+    def find(suffix: str, dtype: DType, what: str) -> Any:
+        want = Want(key, f"{key}/{suffix}", dtype, what)
         if want.key not in lists:
             raise want.missing(lists)
         return lists[want.key]
 
     parts: dict[str, _Part] = {}
     for level in range(len(leaf.lengths)):
-        lengths = find(f"ragged_row_lengths_{level}", INT64_LIST, "sizes")
+        lengths = find(f"ragged_row_lengths_{level}", torch.int64, "sizes")
         # Before anything is cut by them.
         if len(lengths) != total or (lengths < 0).any():
             least = f" with {lengths.min()}" if (lengths < 0).any() else ""
@@ -371,7 +360,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
         # A sum that overflows might look right.
         below = splits_of(np.minimum(lengths, _MOST_LENGTH))
         ends, total = below if ends is None else below[ends], int(below[-1])
-    flat = find("ragged_flat_values", leaf.element.kind, leaf.element.what)
+    flat = find("ragged_flat_values", leaf.element.stored, leaf.element.what)
     # A step of a sequence in a sequence of steps is a plain list.
     parts[f"{key}/ragged_flat_values" if parts else key] = _shares(flat, total, ends)
     return parts
@@ -389,8 +378,8 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
         # As a parser says it of a key that no record has.
         num_records = stop - first
         values = np.zeros(
-            (0, 2) if want.kind == BYTES_LIST else 0,
-            np.float32 if want.kind == FLOAT_LIST else np.int64,
+            (0, 2) if want.kind.dtype is bytes else 0,
+            np.float32 if want.kind.dtype is torch.float32 else np.int64,
         )
         return Column(
             values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b""
@@ -399,7 +388,7 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
     begin, end = offsets[[0, -1]].tolist()
     offsets = offsets - begin
     found: Any = part.values
-    if want.kind != BYTES_LIST:
+    if want.kind.dtype is not bytes:
         # A sample may change its tensors; the lists are cached.
         return Column(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]

@@ -24,16 +24,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from crc32c import crc32c
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.columns import (
-    BYTES_LIST,
-    FLOAT_LIST,
-    INT64_LIST,
     Column,
     ColumnPlan,
-    ListKind,
+    DType,
     Want,
 )
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
@@ -330,11 +328,11 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
 
 
 @functools.lru_cache(maxsize=256)  # the records of a dataset mostly have the same lists
-def _plan_of(lists: tuple[tuple[str, ListKind], ...]) -> ColumnPlan:
-    return ColumnPlan([[Want(key, key, kind, "") for key, kind in lists]])
+def _plan_of(lists: tuple[tuple[str, DType], ...]) -> ColumnPlan:
+    return ColumnPlan([[Want(key, key, dtype, "") for key, dtype in lists]])
 
 
-def parse_lists(payload: bytes, lists: Sequence[tuple[str, ListKind]]) -> Sequence[Column]:
+def parse_lists(payload: bytes, lists: Sequence[tuple[str, DType]]) -> Sequence[Column]:
     """The columns of these keys of one Example.
 
     Raises:
@@ -375,7 +373,12 @@ def frame_head(num_bytes: int) -> bytes:
     return head
 
 
-_KINDS = {0: None, 1: BYTES_LIST, 2: FLOAT_LIST, 3: INT64_LIST}  # by the field of the list
+_DTYPES: dict[int, DType | None] = {
+    0: None,
+    1: bytes,
+    2: torch.float32,
+    3: torch.int64,
+}  # by the field of the list
 
 
 def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -396,7 +399,7 @@ def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
     borders: dict[str, list[int]] = {}
     for key, (kind, start, first, end) in entries.items():
         borders[key] = [start, end]
-        if kind is BYTES_LIST and _is_large(end - first, counts[key]):
+        if kind is bytes and _is_large(end - first, counts[key]):
             spans = columns[key].values
             ends = [first, *spans.sum(1).tolist()]
             # A length in more bytes than it needs: a reader of frames expects no such.
@@ -417,14 +420,14 @@ def _count_values(payload: bytes) -> dict[str, int]:
     return counts
 
 
-def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, int]]:
-    """Key -> the kind of its list, the first byte of its entry, of its values, and the end.
+def _find_entries(payload: bytes) -> dict[str, tuple[DType | None, int, int, int]]:
+    """Key -> the dtype of its list, the first byte of its entry, of its values, and the end.
 
     Raises:
         IndexError, KeyError, ValueError: The features are not one message of entries, each of a key
             and then a list.
     """
-    found: dict[str, tuple[ListKind | None, int, int, int]] = {}
+    found: dict[str, tuple[DType | None, int, int, int]] = {}
     [(field, _, start, stop)] = find_fields(payload)
     if field != 1:
         raise ValueError
@@ -436,7 +439,7 @@ def _find_entries(payload: bytes) -> dict[str, tuple[ListKind | None, int, int, 
         # Whoever wrote anything else may read it in its own way: such records are read as a whole.
         if (field, first, second) != (1, 1, 2) or key in found or not is_usual:
             raise ValueError
-        found[key] = _KINDS[kind], start, values, end
+        found[key] = _DTYPES[kind], start, values, end
         start = end
     return found
 

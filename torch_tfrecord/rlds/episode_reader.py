@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.columns import BYTES_LIST, Want, columns_of
+from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
@@ -28,7 +28,7 @@ from torch_tfrecord.files import (
     read_pieces,
 )
 from torch_tfrecord.per_process import ProcessCache
-from torch_tfrecord.protobuf import parse_message, varint
+from torch_tfrecord.protobuf import varint
 from torch_tfrecord.records import (
     HEADER_BYTES,
     FileIndex,
@@ -162,7 +162,7 @@ class EpisodeRecord:
             for key, rows in places.items()
             if len(rows) > 1 and key in wanted
         }
-        if any(wanted[key].kind is not BYTES_LIST for key in frames):
+        if any(wanted[key].kind.dtype is not bytes for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
         # Of the lists that are not wanted only the keys are read.
         heads = [
@@ -228,16 +228,16 @@ class EpisodeRecord:
 def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
     """The lists of an Example that are wanted and there."""
     try:
-        columns = parse_lists(payload, [(want.key, want.kind) for want in wants])
+        columns = parse_lists(payload, [(want.key, want.kind.dtype) for want in wants])
     except ParseError:
         # The core says that something is wrong, protobuf what it is.
-        columns_of(wants, [parse_message(payload).features.feature])  # raises the exact error
+        ColumnPlan([wants]).explain(payload)
         raise
     lists: dict[str, Values] = {}
     for want, column in zip(wants, columns, strict=True):
         if column.missing is None:
             values: Any = column.values
-            if want.kind is BYTES_LIST:
+            if want.kind.dtype is bytes:
                 # An instruction that is repeated in every step becomes one object.
                 seen: dict[bytes, bytes] = {}
                 values = [seen.setdefault(each, each) for each in column.strings(bytes)]

@@ -30,11 +30,11 @@ from torch_tfrecord.columns import (
     RecordFeatures,
     SequenceFeatures,
     SparseList,
-    Value,
 )
 from torch_tfrecord.errors import needs_extra, outer_level
 from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
+from torch_tfrecord.samples import Value
 from torch_tfrecord.torch_internals import sparse_parts
 
 try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import check_compression_type
-from torch_tfrecord.columns import DType, ExampleParser, Nested, VarLenFeature
+from torch_tfrecord.columns import DType, Nested, VarLenFeature, make_parser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
 from torch_tfrecord.per_process import each_at_once
@@ -59,9 +59,9 @@ class ExampleColumns:
         self._missing: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in names}
         self._strings: dict[str, dict[bytes, int]] = {name: {} for name in names}
 
-    def _make_parser(self) -> ExampleParser:
+    def _make_parser(self) -> Any:
         # Records that lack a key fit any kind: without a value so far, one is as good as another.
-        return ExampleParser(
+        return make_parser(
             {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
         )
 
@@ -101,9 +101,8 @@ class ExampleColumns:
                 unknown.remove(key)
             if not unknown:
                 break
-        is_new = self._parser.features != (parser := self._make_parser()).features
-        self._parser = parser
-        return is_new
+        before, self._parser = self._parser, self._make_parser()
+        return bool(before.features != self._parser.features)
 
     def _add(self, name: str, key: str, column: Nested | list[list[bytes]]) -> None:
         if isinstance(column, Nested):

@@ -20,10 +20,7 @@ from torchvision import tv_tensors
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.columns import (
-    BYTES_LIST,
-    FLOAT_LIST,
-    INT64_LIST,
-    ListKind,
+    DType,
     cast,
     decode_text,
     from_bytes,
@@ -54,7 +51,7 @@ class Element:
     """How one value is decoded.
 
     Attributes:
-        kind: Kind of list that holds it.
+        stored: Dtype of the list that has it.
         count: List values per element; None if the shape has an unknown size, inferred from the
             list.
         what: Name of the kind of value, for errors.
@@ -67,7 +64,7 @@ class Element:
             that takes more, or the value is no image.
     """
 
-    kind: ListKind
+    stored: DType
     count: int | None
     what: str
     is_joint = True
@@ -126,7 +123,7 @@ class NumberElement(Element):
     def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
         self.dtype, self.shape = dtype, shape
         # Bools are stored as integers.
-        self.kind = FLOAT_LIST if dtype.is_floating_point else INT64_LIST
+        self.stored = torch.float32 if dtype.is_floating_point else torch.int64
         self.count = _num_values(shape)
         self.what = str(dtype).removeprefix("torch.")
 
@@ -147,7 +144,7 @@ class StringElement(Element):
         shape: Shape of one element; at most one None.
     """
 
-    kind = BYTES_LIST
+    stored = bytes
     what = "bytes"
 
     def __init__(self, shape: Shape) -> None:
@@ -170,7 +167,7 @@ class BytesElement(Element):
         what: Name of the kind of value, for errors.
     """
 
-    kind = BYTES_LIST
+    stored = bytes
     count = 1
     is_joint = False
     is_encoded = True

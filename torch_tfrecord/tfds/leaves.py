@@ -19,17 +19,8 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve
-from torch_tfrecord.columns import (
-    BYTES_LIST,
-    INT64_LIST,
-    Column,
-    Want,
-    nest_rows,
-    reserve_for_values,
-    rows_of,
-    splits_of,
-)
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve, splits_of
+from torch_tfrecord.columns import Column, Want, nest_rows, reserve_for_values, rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, read_each
 from torch_tfrecord.media import image_size
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
@@ -72,11 +63,11 @@ class Leaf:
         ragged = ["ragged_flat_values", *sizes] if sizes else []
         shaped = ["shape", "value"] if isinstance(element, EncodedTensor) else []
         self.wants = (
-            Want(key, key, element.kind, element.what),
+            Want(key, key, element.stored, element.what),
             *(
-                Want(key, f"{key}/{suffix}", INT64_LIST, "sizes")
+                Want(key, f"{key}/{suffix}", torch.int64, "sizes")
                 if suffix in ("shape", *sizes)
-                else Want(key, f"{key}/{suffix}", element.kind, element.what)
+                else Want(key, f"{key}/{suffix}", element.stored, element.what)
                 for suffix in (*ragged, *shaped)
             ),
         )
@@ -137,7 +128,7 @@ class Leaf:
         return [self._default] * (len(columns[0].offsets) - 1)
 
     def _values(self, column: Column) -> Any:
-        return column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
+        return column.strings(bytes) if self.element.stored is bytes else column.values
 
     def _plain(self, columns: Sequence[Column]) -> object:
         column, element = columns[0], self.element

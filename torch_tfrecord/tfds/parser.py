@@ -16,15 +16,11 @@ import torch
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import (
-    BYTES_LIST,
-    ExampleParser,
     Feature,
     FixedLenFeature,
-    Reader,
     Text,
     VarLenFeature,
     Want,
-    make_reader,
 )
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.loading import ColumnBatch
@@ -130,7 +126,7 @@ class LeafPlace:
                 # The same `Want` as the image's own reader, so that one pass over the records
                 # serves both.
                 num_values = 1 if key in plain else None
-                image = Want(self.path, key, BYTES_LIST, "Image", num_values=num_values)
+                image = Want(self.path, key, bytes, "Image", num_values=num_values)
             return BoxLeaf(self.path, element, self.lengths, feature.bbox_format, image)
         return Leaf(
             self.path,
@@ -299,11 +295,13 @@ class TFDSParser:
         specs = {key: spec for key, spec in found.items() if spec is not None}
         # Only if nothing else is read: see `plain_features`.
         self._specs = specs if len(specs) == len(self.leaves) else None
-        readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
+        readers: dict[str, Feature | Leaf] = {**specs}
         for leaf in full:
             if leaf.path not in specs:
                 readers[leaf.path] = leaf.reader(decoding, path, specs)
-        self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
+        if not readers:  # nothing is read, but a record is an Example anyway
+            readers[""] = VarLenFeature(bytes)
+        self._parser = make_parser(readers, max_batch_bytes=self.max_batch_bytes)
 
     def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
         """Pickle the arguments; unpickling builds the readers again."""
