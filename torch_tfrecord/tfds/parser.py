@@ -21,6 +21,7 @@ from torch_tfrecord.columns import (
     Text,
     VarLenFeature,
     Want,
+    make_parser,
 )
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.loading import ColumnBatch
