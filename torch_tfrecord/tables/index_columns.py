@@ -33,7 +33,6 @@ __all__ = ["ExampleColumns", "build_index"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 _LENGTH = re.compile(r"len\((.*)\)", re.DOTALL)
-_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
 class ExampleColumns:
@@ -55,9 +54,7 @@ class ExampleColumns:
             raise ValueError(f"columns must be different names, got {[*names]}")
         self._kinds: dict[str, DType] = {}  # of the keys that have had values so far
         self._parser = self._make_parser()
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-        self._missing: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in names}
-        self._strings: dict[str, dict[bytes, int]] = {name: {} for name in names}
+        self._parts: dict[str, list[KeptColumn]] = {name: [] for name in names}
 
     def _make_parser(self) -> Any:
         # Records that lack a key fit any kind: without a value so far, one is as good as another.
@@ -114,7 +111,7 @@ class ExampleColumns:
             counts = np.array([*map(len, column)], np.int64)
             values = np.empty(0, np.int64)
         if name != key:
-            self._parts[name].append(counts)
+            self._parts[name].append(KeptColumn(counts))
             return
         if (counts > 1).any():
             row = int((counts > 1).argmax())
@@ -123,14 +120,16 @@ class ExampleColumns:
                 f"'len({name})'",
                 position=row,
             )
+        strings = None
         if not isinstance(column, Nested):
-            numbers = self._strings[name]
-            strings = [row[0] for row in column if row]
-            values = np.array([numbers.setdefault(one, len(numbers)) for one in strings], np.int64)
-        full = np.zeros(len(counts), values.dtype)
-        full[counts == 1] = values
-        self._parts[name].append(full)
-        self._missing[name].append(counts == 0)
+            found = [row[0] for row in column if row]
+            # Sorted, so that the same records give the same index.
+            strings = tuple(sorted({*found}))
+            numbers = {string: number for number, string in enumerate(strings)}
+            values = np.array([numbers[one] for one in found], np.int64)
+        full, missing = np.zeros(len(counts), values.dtype), counts == 0
+        full[~missing] = values
+        self._parts[name].append(KeptColumn(full, missing if missing.any() else None, strings))
 
     def check(self, kept: Iterable[KeptColumns], records: Iterable[bytes]) -> None:
         """Check that some record has each of the columns, or for ``len(key)`` a value there.
@@ -158,26 +157,8 @@ class ExampleColumns:
 
     def columns(self) -> KeptColumns:
         """The columns of all blocks."""
-        return {name: self._column(name, key) for name, key in self._keys.items()}
-
-    def _column(self, name: str, key: str) -> KeptColumn:
-        parts = self._parts[name]
-        if name != key:
-            return KeptColumn(np.concatenate([np.empty(0, np.int64), *parts]))
-        kind = self._kinds.get(key, torch.int64)
-        mask = np.concatenate([np.empty(0, np.bool_), *self._missing[name]])
-        missing = mask if mask.any() else None
-        if not isinstance(kind, torch.dtype):
-            values = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
-            # Sorted, so that the same records give the same index.
-            strings = sorted(self._strings[name])
-            ranks = {string: rank for rank, string in enumerate(strings)}
-            order = np.array([ranks[string] for string in self._strings[name]], np.int64)
-            return KeptColumn(order[values] if len(order) else values, missing, tuple(strings))
-        # A block in which no record has a value was read as integers.
-        dtype = _NUMPY[kind]
-        own = [part.astype(dtype, copy=False) for part in parts]
-        return KeptColumn(np.concatenate([np.empty(0, dtype), *own]), missing)
+        none = KeptColumn(np.empty(0, np.int64))
+        return {name: KeptColumn.join(parts or [none]) for name, parts in self._parts.items()}
 
 
 def build_index(

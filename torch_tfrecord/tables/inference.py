@@ -53,7 +53,6 @@ from torch_tfrecord.shown import features_code, shown_keys
 from torch_tfrecord.tables.spread import SpreadRecord, all_records, spread_records
 
 __all__ = [
-    "Decoded",
     "InferredFeatures",
     "KeyCheck",
     "decode_record",
@@ -61,7 +60,6 @@ __all__ = [
     "infer_features",
     "infer_through",
     "looks_like",
-    "propose_features",
     "read_text",
 ]
 
@@ -156,7 +154,13 @@ def infer_through(
 def features_of(
     samples: Sequence[SpreadRecord], access: Access = DEFAULT_ACCESS
 ) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
-    """`infer_features` of records that were read; None if there are none."""
+    """The narrowest spec that reads all of some records, as `infer_features` proposes it; None if
+    there are none.
+
+    A RawTensor is one whose size matches the height, width and depth stored next to it. A key whose
+    kind is never set is left out. Of feature lists, a constant number of values in all steps gives
+    a FixedLenSequenceFeature.
+    """
     try:
         return _propose_any(samples)
     except ParseError as error:
@@ -192,37 +196,12 @@ def _propose_any(
             _propose_mapping([decode_example(each.context) for each in lists]),
             _propose_mapping([decode_example(one) for each in lists for one in each.examples]),
         )
-    return propose_features([decode_record(sample.payload) for sample in samples])
-
-
-def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
-    """Propose the narrowest feature spec that reads all of some records.
-
-    Args:
-        samples: The records; their bytes values are held in memory.
-
-    Returns:
-        Key -> spec, sorted by key. A constant number of values in all records gives a
-        FixedLenFeature of shape ``()`` or ``(n,)``, anything else a VarLenFeature. A single bytes
-        value in all records may be an Image (by its first bytes), a SerializedTensor, a RawTensor
-        (if its size matches the height, width and depth stored next to it) or printable Text. A key
-        whose kind is never set is left out. If a record has feature lists, a SequenceFeatures of
-        two such mappings: for the context, and for the feature lists, where a constant number of
-        values in all steps gives a FixedLenSequenceFeature.
-
-    Raises:
-        ParseError: A key has several kinds.
-
-    Example:
-        >>> from torch_tfrecord import encode_example
-        >>> propose_features([decode_record(encode_example({"label": 1, "name": "cat"}))])
-        {'label': FixedLenFeature((), torch.int64), 'name': Text()}
-    """
-    context = _propose_mapping([context for context, _ in samples])
-    keys = sorted(set[str]().union(*(lists for _, lists in samples)))
+    decoded = [decode_record(sample.payload) for sample in samples]
+    context = _propose_mapping([context for context, _ in decoded])
+    keys = sorted(set[str]().union(*(lists for _, lists in decoded)))
     if not keys:
         return context
-    steps = {key: _propose_steps(key, samples) for key in keys}
+    steps = {key: _propose_steps(key, decoded) for key in keys}
     sequences = {key: spec for key, spec in steps.items() if spec is not None}
     return SequenceFeatures(context, sequences) if sequences else context
 

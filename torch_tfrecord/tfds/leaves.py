@@ -59,20 +59,16 @@ class Leaf:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
 
-        sizes = [f"ragged_row_lengths_{level}" for level in range(len(lengths) - 1)]
-        ragged = ["ragged_flat_values", *sizes] if sizes else []
-        shaped = ["shape", "value"] if isinstance(element, EncodedTensor) else []
-        self.wants = (
-            Want(key, key, element.stored, element.what),
-            *(
-                Want(key, f"{key}/{suffix}", torch.int64, "sizes")
-                if suffix in ("shape", *sizes)
-                else Want(key, f"{key}/{suffix}", element.stored, element.what)
-                for suffix in (*ragged, *shaped)
-            ),
-        )
-        self._ragged_places = slice(1, 1 + len(ragged))
-        self._shape_place = 1 + len(ragged) if shaped else None
+        values, sizes = (element.stored, element.what), (torch.int64, "sizes")
+        lists = {"": values}
+        if len(lengths) > 1:
+            lists["/ragged_flat_values"] = values
+            lists |= {f"/ragged_row_lengths_{level}": sizes for level in range(len(lengths) - 1)}
+        self._ragged_places = slice(1, len(lists))
+        self._shape_place = len(lists) if isinstance(element, EncodedTensor) else None
+        if self._shape_place is not None:
+            lists |= {"/shape": sizes, "/value": values}
+        self.wants = tuple(Want(key, key + suffix, *of) for suffix, of in lists.items())
 
     def read(self, columns: Sequence[Column]) -> object:
         """Read the batch's column.
