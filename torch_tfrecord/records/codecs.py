@@ -154,6 +154,7 @@ def open_stream(
 
     Raises:
         CompressionError: The declared type does not match the first bytes.
+        ImportError: It is compressed, and the extension is not installed.
     """
     first_bytes = source.read(DETECTED_BYTES, 0)
     if not first_bytes:  # of any compression: TensorFlow reads no record from it, either
@@ -163,4 +164,10 @@ def open_stream(
             return ArrayRecordStream(source), "ARRAY_RECORD"
         if is_header(first_bytes[:HEADER_BYTES]):
             return source, ""
-    return codecs().open(source, first_bytes, compression_type, points_ratio, gaps)
+    try:
+        found = codecs()
+    except ImportError:  # then what is no record is damage, unless it looks like gzip or zlib
+        if compression_type not in ("auto", "") or first_bytes.startswith((b"\x1f\x8b", b"\x78")):
+            raise
+        return source, ""
+    return found.open(source, first_bytes, compression_type, points_ratio, gaps)

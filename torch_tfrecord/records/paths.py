@@ -149,16 +149,18 @@ def found_files(
         local_path(item)
         for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))
     ]
-    remote = cast("_Storages", attached("remote", "STORAGES")).names(access)
-    remote.ask(
-        item
-        for item in items
-        if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item)
-    )
+    local, remote = _Local(access), None
+    if any(map(is_remote, items)):
+        remote = cast("_Storages", attached("remote", "STORAGES")).names(access)
+        remote.ask(
+            item
+            for item in items
+            if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item)
+        )
     found = [
         file
         for item in items
-        for file in _expand(item, remote if is_remote(item) else _Local(access), check)
+        for file in _expand(item, remote if remote and is_remote(item) else local, check)
     ]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
@@ -175,7 +177,9 @@ def found_files(
             f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}"
         )
     # Letters of ASCII sort as their bytes do, and do not have to be made into them.
-    return sorted(found, key=None if all(map(str.isascii, found)) else os.fsencode), remote.infos
+    return sorted(
+        found, key=None if all(map(str.isascii, found)) else os.fsencode
+    ), remote.infos if remote else {}
 
 
 def _is_counted(path: str) -> bool:
