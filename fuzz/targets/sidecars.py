@@ -6,6 +6,7 @@ flipped bit or damaged bytes; others are what the library writes for tables that
 checksum right; kept columns too, which an index reads when they are asked for.
 """
 
+import contextlib
 import copy
 import glob
 import json
@@ -29,7 +30,7 @@ from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.rlds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
 from torch_tfrecord.rlds.episode_reader import EpisodeReader
-from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns, pack_columns
+from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns
 
 COMPILED = True
 _STEP = {
@@ -105,7 +106,7 @@ _TRUE_LISTS = _lists(_EPISODES)
 
 
 def seeds():
-    described, content = pack_columns(_COLUMNS)
+    described, content = StoredColumns.pack(_COLUMNS)
     columns = b"c" + described.encode() + b"\n" + content
     return [*(kind + content for kind, content in _TRUE.items()), columns]
 
@@ -138,7 +139,7 @@ def _lying_index(rng):
 
 def _lying_columns(rng):
     """Places of others, with checksums of what is there."""
-    described, content = pack_columns(_COLUMNS)
+    described, content = StoredColumns.pack(_COLUMNS)
     places = json.loads(described)
     content = damage(rng, content, 1) if rng.random() < 0.7 else content
     place = rng.choice(places)
@@ -155,11 +156,13 @@ def _lying_columns(rng):
 def _check_columns(data):
     """Any columns are read as some, of so many records, or refused; nothing else."""
     described, _, content = data.partition(b"\n")
+    text, num_bytes = described.decode("latin-1"), 0
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        num_bytes = sum(place[4] for place in json.loads(text))
     try:
-        stored = StoredColumns(
-            described.decode("latin-1"), _NUM, lambda at, size: content[at : at + size]
-        )
-    except (ValueError, TypeError):
+        read = lambda at, size: content[at : at + size]  # noqa: E731
+        stored = StoredColumns(text, _NUM, num_bytes, read)
+    except (ValueError, TypeError, IndexMismatchError):
         return
     for name in stored:
         column, _ = outcome(stored.__getitem__, name, errors=IndexMismatchError)

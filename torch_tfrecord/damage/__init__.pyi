@@ -1,8 +1,7 @@
-from .resync import DamageKind, RecordSearch
+from .resync import RecordSearch
 from .saved_records import SalvageReport, salvage, salvage_file
 
 __all__ = [
-    "DamageKind",
     "RecordSearch",
     "SalvageReport",
     "salvage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Literal, TypeAlias
+from functools import cache
 
 from crc32c import crc32c
 
@@ -16,15 +16,15 @@ from torch_tfrecord.records import (
     checksum_error,
     find_headers,
     is_header,
-    shift_crc,
 )
 
-__all__ = ["DamageKind", "RecordSearch"]
-
-DamageKind: TypeAlias = Literal["header CRC", "payload CRC", "cut", "trailing bytes"]
+__all__ = ["RecordSearch"]
 
 _PIECE_BYTES = 1 << 21  # searched for headers at a time, and summed at a time
 _STEP_BYTES = 1 << 12  # a checksum is kept for each so many
+
+
+_ONES = (1 << 32) - 1
 
 
 class RecordSearch:
@@ -47,7 +47,7 @@ class RecordSearch:
         self._claimed = 0  # where the last of the damaged records ends by its header
         source.kept_before = _STEP_BYTES
 
-    def find(self, begin: int) -> tuple[int, DamageKind]:
+    def find(self, begin: int) -> tuple[int, str]:
         """Offset of the next record behind a damaged one at `begin`, or the end of the stream if
         there is none; and what is wrong.
 
@@ -161,7 +161,7 @@ class RecordSearch:
         if not 0 <= begin - self._first < _STEP_BYTES * len(self._sums):
             self._first, self._sums = begin, array("I", [0])
         before, last = self._sum(begin), self._sum(begin + num_bytes)
-        return None if before is None or last is None else shift_crc(before, num_bytes) ^ last
+        return None if before is None or last is None else _shifted(before, num_bytes) ^ last
 
     def _sum(self, end: int) -> int | None:
         """The CRC-32C of all from `_first` on; None if the stream ends before."""
@@ -175,3 +175,31 @@ class RecordSearch:
                 self._sums.append(crc32c(piece[low : low + _STEP_BYTES], self._sums[-1]))
         part = self._read(rest, self._first + number * _STEP_BYTES)
         return crc32c(part, self._sums[number]) if len(part) == rest else None
+
+
+def _shifted(crc: int, num_bytes: int) -> int:
+    """What a CRC-32C adds to that of `num_bytes` more: ``crc(ab) == _shifted(crc(a), len(b)) ^
+    crc(b)``.
+
+    Source: `crc32_combine` of zlib.
+    """
+    for power in range(num_bytes.bit_length()):
+        if num_bytes >> power & 1:
+            crc = _times(_shifts(power), crc)
+    return crc
+
+
+@cache
+def _shifts(power: int) -> list[int]:
+    """What each bit of a CRC-32C is after 2^power zeros."""
+    if power:
+        return [_times(_shifts(power - 1), shifted) for shifted in _shifts(power - 1)]
+    # One zero byte: `crc32c` takes and gives the complement.
+    return [crc32c(b"\0", _ONES ^ 1 << bit) ^ _ONES for bit in range(32)]
+
+
+def _times(shifts: list[int], crc: int) -> int:
+    found = 0
+    for bit, shifted in enumerate(shifts):
+        found ^= shifted * (crc >> bit & 1)
+    return found

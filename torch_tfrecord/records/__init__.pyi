@@ -18,7 +18,6 @@ from .framing import (
     find_headers,
     is_header,
     payload_length,
-    shift_crc,
 )
 from .index import COMPRESSION_TYPES, RecordIndex, index_source, load_fresh
 from .index_keeper import IndexKeeper, Kept, SidecarKeeper
@@ -80,7 +79,6 @@ __all__ = [
     "read_source",
     "record_offset",
     "remove_sidecar",
-    "shift_crc",
     "sidecar_path",
     "stored_number",
     "write_sidecar",

@@ -21,7 +21,7 @@ first byte of a length field. Errors raised here have neither file nor offset; t
 from __future__ import annotations
 
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -47,7 +47,6 @@ __all__ = [
     "mask",
     "masked_crc32c",
     "payload_length",
-    "shift_crc",
 ]
 
 _Checksums: TypeAlias = "npt.NDArray[np.uint32]"
@@ -92,33 +91,6 @@ def crc_table() -> _Checksums:
     for _ in range(8):
         crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(0x82F63B78), crc >> 1).astype(np.uint32)
     return crc
-
-
-def shift_crc(crc: int, num_bytes: int) -> int:
-    """What a CRC-32C adds to that of `num_bytes` more: ``crc(ab) == shift_crc(crc(a), len(b)) ^
-    crc(b)``.
-
-    Source: `crc32_combine` of zlib.
-    """
-    for power in range(num_bytes.bit_length()):
-        if num_bytes >> power & 1:
-            crc = _times(_shifts(power), crc)
-    return crc
-
-
-@cache
-def _shifts(power: int) -> list[int]:
-    """What each bit of a CRC-32C is behind 2^power zeros."""
-    if power:
-        return [_times(_shifts(power - 1), shifted) for shifted in _shifts(power - 1)]
-    return [int(crc_table()[1 << bit & 0xFF]) ^ 1 << bit >> 8 for bit in range(32)]
-
-
-def _times(shifts: list[int], crc: int) -> int:
-    found = 0
-    for bit, shifted in enumerate(shifts):
-        found ^= shifted * (crc >> bit & 1)
-    return found
 
 
 def encode_header(length: int) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
@@ -42,7 +43,6 @@ from torch_tfrecord.records.sidecar import (
     stored_number,
 )
 from torch_tfrecord.samples import RecordPlace
-from torch_tfrecord.tables import KeptColumns, StoredColumns, pack_columns
 
 __all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex", "index_source", "load_fresh"]
 
@@ -110,7 +110,7 @@ class RecordIndex:
     # The index file that has them.
     _kept_at: str | _KeptExtra | None = field(default=None, repr=False)
     # The columns; those of an index file are read when they are asked for.
-    _kept: KeptColumns = field(default_factory=dict, repr=False)
+    _kept: Mapping[str, _Column] = field(default_factory=dict, repr=False)
     # Numbers of the entries that are no records, but what lies between two: see `index_source`.
     _damaged: tuple[int, ...] | None = field(default=None, repr=False)
 
@@ -170,7 +170,7 @@ class RecordIndex:
         """See the class."""
         return {name: column.array() for name, column in self._kept.items()}
 
-    def _find_kept(self, access: Access = DEFAULT_ACCESS) -> KeptColumns:
+    def _find_kept(self, access: Access = DEFAULT_ACCESS) -> Mapping[str, _Column]:
         """`_kept`, from the index file if it was not read."""
         if self._kept or not isinstance(self._kept_at, str):
             return self._kept
@@ -289,7 +289,7 @@ class RecordIndex:
         metadata["num_points"] = str(0 if self._points is None else len(self._points))
         metadata["points_bytes"] = str(len(points))
         metadata["points_checksum"] = f"{crc32c(points):08x}"
-        metadata["columns"], columns = pack_columns(self._kept)
+        metadata["columns"], columns = _stored().pack(self._kept) if self._kept else ("", b"")
         arrays = {"offsets": self.offsets, "lengths": self.lengths}
         return pack(
             _FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
@@ -368,6 +368,35 @@ class RecordIndex:
         write_atomically(local_path(path), "".join(lines).encode("ascii"))
 
 
+class _Column(Protocol):
+    """A column that an index keeps."""
+
+    def array(self) -> npt.NDArray[Any]:
+        """Its values; see `RecordIndex.columns`."""
+
+
+class _Stored(Protocol):
+    """What the extension `tables` attaches: columns in an index file."""
+
+    def __call__(
+        self,
+        described: str,
+        num_records: int,
+        num_bytes: int,
+        read: Callable[[int, int], bytes],
+        path: str,
+    ) -> Mapping[str, _Column]:
+        """The columns that `pack` describes, each read when it is asked for.
+
+        Raises:
+            ValueError, TypeError, KeyError: The description is none.
+            IndexMismatchError: They have another number of bytes in all.
+        """
+
+    def pack(self, columns: Mapping[str, Any]) -> tuple[str, bytes]:
+        """What describes columns, and their bytes."""
+
+
 class ColumnReader(Protocol):
     """Reads columns while an index is built."""
 
@@ -376,7 +405,7 @@ class ColumnReader(Protocol):
     ) -> None:
         """Read them of some records; `place` says of a row where it is."""
 
-    def columns(self) -> KeptColumns:
+    def columns(self) -> Mapping[str, _Column]:
         """The columns of all blocks."""
 
 
@@ -557,14 +586,20 @@ class _KeptExtra(NamedTuple):
         return source.read(num_bytes, self.place.begin + begin)
 
 
-def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> StoredColumns:
-    try:
-        columns = StoredColumns(described, num_records, extra.read_columns, extra.path)
-    except (ValueError, TypeError, KeyError) as error:
-        raise IndexMismatchError(f"expected columns, got {error}") from error
-    if extra.points_bytes + columns.num_bytes != extra.place.length:
+def _stored() -> _Stored:
+    return cast("_Stored", attached("tables", "StoredColumns"))
+
+
+def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> Mapping[str, _Column]:
+    num_bytes = extra.place.length - extra.points_bytes
+    if described and is_there("tables"):
+        try:
+            return _stored()(described, num_records, num_bytes, extra.read_columns, extra.path)
+        except (ValueError, TypeError, KeyError) as error:
+            raise IndexMismatchError(f"expected columns, got {error}") from error
+    if num_bytes and not described:
         raise IndexMismatchError("expected seek points and columns up to the end of the index")
-    return columns
+    return {}
 
 
 def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:

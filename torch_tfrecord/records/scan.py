@@ -4,16 +4,16 @@ verifying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.damage import DamageKind, RecordSearch
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
+from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.codecs import Gap
@@ -42,6 +42,22 @@ _QUICK_BYTES = 1 << 24
 _PEEK_BYTES = 1 << 12
 # After damage, this many bytes are walked first, then twice as many, as more damage may follow.
 _FIRST_STEP_BYTES = 1 << 9
+
+
+class _Search(Protocol):
+    """What the extension `damage` attaches: finds the next record after each damaged one of a
+    stream; searches must go forward.
+    """
+
+    def find(self, begin: int) -> tuple[int, str]:
+        """Offset of the next record after a damaged one at `begin`, or the end of the stream if
+        there is none; and what is wrong.
+        """
+
+    def error(self, place: int, length: int) -> CorruptRecordError | None:
+        """The error of a damaged record among bytes that damaged ones before it claim, too; None
+        for others.
+        """
 
 
 class Block(NamedTuple):
@@ -87,14 +103,14 @@ class SkippedBytes:
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     errors: list[TFRecordError] = field(default_factory=list)
-    kinds: list[DamageKind] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     num_records: int = 0  # a lower bound: the number of records after a damaged header is unknown
 
     def __bool__(self) -> bool:
         return bool(self.ranges or self.gaps)
 
-    def add(self, begin: int, end: int, error: TFRecordError, kind: DamageKind) -> None:
+    def add(self, begin: int, end: int, error: TFRecordError, kind: str) -> None:
         """Add a skipped range, merged with the last one if adjacent."""
         self.num_records += end > begin
         if self.ranges and self.ranges[-1][1] == begin:
@@ -161,7 +177,7 @@ class RecordScanner:
         self._buffer = bytearray()
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
-        self._search: RecordSearch | None = None  # for the next record after damage
+        self._search: _Search | None = None  # for the next record after damage
         self._offset, self._position = begin  # of the next record
         self._again = -1  # offset of what was last read a second time
 
@@ -387,7 +403,9 @@ class RecordScanner:
     def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
         """Continue after damage; False if nothing readable follows."""
         begin = self._offset
-        self._search = self._search or RecordSearch(self._source)
+        if self._search is None:
+            begin_search = attached("damage", "RecordSearch")
+            self._search = cast("Callable[[FileSource], _Search]", begin_search)(self._source)
         self._offset, kind = self._search.find(begin)
         self._position += 1
         skipped.add(begin, self._offset, error, kind)

@@ -8,7 +8,7 @@ from .inference import (
     infer_through,
     looks_like,
 )
-from .kept_columns import KeptColumns, StoredColumns, pack_columns
+from .kept_columns import StoredColumns
 from .record_dataset import TFRecordDataset, kept_column
 from .scan_tasks import ScanTask
 from .spread import spread_records
@@ -16,7 +16,6 @@ from .spread import spread_records
 __all__ = [
     "ArrowColumns",
     "ExampleColumns",
-    "KeptColumns",
     "KeyCheck",
     "ScanTask",
     "StoredColumns",
@@ -28,7 +27,6 @@ __all__ = [
     "infer_through",
     "kept_column",
     "looks_like",
-    "pack_columns",
     "spread_records",
     "write_arrow",
 ]

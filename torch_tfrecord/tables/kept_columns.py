@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 
-__all__ = ["KeptColumn", "KeptColumns", "StoredColumns", "pack_columns"]
+__all__ = ["KeptColumn", "KeptColumns", "StoredColumns"]
 
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Wanted: TypeAlias = "object | Iterable[object] | Callable[[npt.NDArray[Any]], _Mask]"
@@ -207,47 +207,26 @@ class _Place(NamedTuple):
     checksum: int
 
 
-def pack_columns(columns: KeptColumns) -> tuple[str, bytes]:
-    """What describes the columns, as JSON, and their bytes."""
-    places, parts = [], []
-    for name, column in columns.items():
-        values = column.values
-        dtype = "<f4"
-        if values.dtype != np.float32:
-            # The smallest that holds them: most columns are labels.
-            ends = [values.min(), values.max()] if len(values) else []
-            fits = (kind for kind in _INTEGERS if (np.array(ends).astype(kind) == ends).all())
-            dtype = next(fits)
-        content = values.astype(dtype).tobytes()
-        if column.missing is not None:
-            content += column.missing.tobytes()
-        if column.strings is not None:
-            content += np.array([*map(len, column.strings)], "<i8").tobytes()
-            content += b"".join(column.strings)
-        parts.append(content)
-        num_strings = -1 if column.strings is None else len(column.strings)
-        own = column.missing is not None, num_strings, len(content), crc32c(content)
-        places.append(_Place(name, dtype, *own))
-    return json.dumps(places) if places else "", b"".join(parts)
-
-
 class StoredColumns(Mapping[str, KeptColumn]):
     """The columns of an index file, each read when it is asked for; pickles.
 
     Args:
-        described: What `pack_columns` says.
+        described: What `pack` says.
         num_records: Of the index.
+        num_bytes: Of all columns.
         read: From a first byte and a number of bytes to those of the columns.
         path: Of the index file, for errors.
 
     Raises:
         ValueError: The description is none.
+        IndexMismatchError: The columns have another number of bytes.
     """
 
     def __init__(
         self,
         described: str,
         num_records: int,
+        num_bytes: int,
         read: Callable[[int, int], bytes],
         path: str | None = None,
     ) -> None:
@@ -266,7 +245,32 @@ class StoredColumns(Mapping[str, KeptColumn]):
         self._places = {
             place.name: (place, begin) for place, begin in zip(places, begins, strict=False)
         }
-        self.num_bytes = begins[-1]
+        if begins[-1] != num_bytes:
+            raise IndexMismatchError("expected seek points and columns up to the end of the index")
+
+    @staticmethod
+    def pack(columns: KeptColumns) -> tuple[str, bytes]:
+        """What describes the columns, as JSON, and their bytes."""
+        places, parts = [], []
+        for name, column in columns.items():
+            values = column.values
+            dtype = "<f4"
+            if values.dtype != np.float32:
+                # The smallest that holds them: most columns are labels.
+                ends = [values.min(), values.max()] if len(values) else []
+                fits = (kind for kind in _INTEGERS if (np.array(ends).astype(kind) == ends).all())
+                dtype = next(fits)
+            content = values.astype(dtype).tobytes()
+            if column.missing is not None:
+                content += column.missing.tobytes()
+            if column.strings is not None:
+                content += np.array([*map(len, column.strings)], "<i8").tobytes()
+                content += b"".join(column.strings)
+            parts.append(content)
+            num_strings = -1 if column.strings is None else len(column.strings)
+            own = column.missing is not None, num_strings, len(content), crc32c(content)
+            places.append(_Place(name, dtype, *own))
+        return json.dumps(places) if places else "", b"".join(parts)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -412,7 +412,7 @@ def kept_column(files: RecordFiles, name: str) -> KeptColumn:
                 "open the dataset again",
                 path=files.table.files[file],
             )
-        parts.append(kept[name])
+        parts.append(cast("KeptColumn", kept[name]))
     try:
         return KeptColumn.join(parts)
     except ValueError as error:
