@@ -1,5 +1,5 @@
 """How well a GPU is fed: rates of batches on the host, pinned and on the device; a ResNet-50, and a step of many small
-kernels, with one batch again and again and then fed by a loader; beside DALI and nvJPEG where they are installed.
+kernels, with one batch again and again and then fed by a loader.
 
     python benchmarks/gpu.py                          # some three minutes; draws its own JPEGs
     python benchmarks/gpu.py --photos ~/photos
@@ -31,7 +31,6 @@ from torch_tfrecord import (
     FixedLenFeature,
     Image,
     RandomResizedCrop,
-    TFRecordDataset,
     make_dataloader,
 )
 
@@ -178,61 +177,11 @@ def _resnet(bench: _Bench, device: torch.device) -> None:
             {name: column.to(device) for name, column in batch.items()} for batch in bench.images()
         ),
     }
-    if (batches := _dali(bench, device)) is not None:
-        sides["DALI, pictures decoded on the device"] = batches
     rates = bench.per_second(_ResNet(device), **sides)
     _table(f"ResNet-50, batch {bench.batch}", "images/s", "of the constant batch", "waits")
     for name, rate in zip(sides, rates, strict=True):
         share = rate / rates[0]
         _row(name, f"| {bench.batch * rate:,.0f}", f"| {share:.2f}", f"| {max(1 - share, 0):.0%}")
-
-
-def _dali(bench: _Bench, device: torch.device) -> Iterator[Any] | None:
-    try:
-        from nvidia.dali import fn, pipeline_def, types
-        from nvidia.dali import tfrecord as tfrec
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
-    except ImportError:
-        print("left out: DALI is not installed")
-        return None
-    path = bench.corpora.path("few-images")
-    decoder = "cpu" if device.type == "cpu" else "mixed"
-
-    @pipeline_def(
-        batch_size=bench.batch,
-        num_threads=max((os.cpu_count() or 1) - 1, 1),
-        device_id=None if device.type == "cpu" else device.index or 0,
-    )
-    def pipeline() -> Any:
-        values = fn.readers.tfrecord(
-            path=str(path),
-            index_path=str(path.with_suffix(".idx")),
-            random_shuffle=True,
-            features={
-                "image": tfrec.FixedLenFeature((), tfrec.string, ""),
-                "label": tfrec.FixedLenFeature((), tfrec.int64, -1),
-            },
-        )
-        image = fn.decoders.image_random_crop(
-            values["image"], device=decoder, output_type=types.RGB
-        )
-        image = fn.resize(image, resize_x=CROP, resize_y=CROP)
-        image = fn.crop_mirror_normalize(
-            image,
-            dtype=types.UINT8,
-            output_layout="CHW",
-            mean=[0.0],
-            std=[1.0],
-            mirror=fn.random.coin_flip(),
-        )
-        return image, values["label"]
-
-    batches = DALIGenericIterator(pipeline(), ["image", "label"], auto_reset=True)
-    return (
-        {"image": batch["image"], "label": batch["label"].flatten().to(device)}
-        for _ in itertools.count()
-        for (batch,) in batches
-    )
 
 
 def _kernels(bench: _Bench, device: torch.device) -> None:
@@ -246,28 +195,6 @@ def _kernels(bench: _Bench, device: torch.device) -> None:
     _table(f"a step of {_NUM_KERNELS:,} small kernels", "ms", "times the constant batch")
     for name, rate in zip(sides, rates, strict=True):
         _row(name, f"| {1000 / rate:.1f}", f"| {rates[0] / rate:.2f}")
-
-
-def _nvjpeg(bench: _Bench, device: torch.device) -> None:
-    if device.type != "cuda":
-        print("left out: nvJPEG needs cuda")
-        return
-    features = {"image": FixedLenFeature((), bytes)}
-    ds = TFRecordDataset(bench.corpora.path("few-images"), features)
-    encoded = [
-        torch.frombuffer(bytearray(ds[n]["image"]), dtype=torch.uint8)
-        for n in range(min(256, len(ds)))
-    ]
-    try:
-        (rate,) = bench.per_second(
-            lambda batch: torchvision.io.decode_jpeg(batch, device=device),
-            one=itertools.repeat(encoded),
-        )
-    except (RuntimeError, AttributeError) as error:
-        print(f"left out: nvJPEG by torchvision ({error})")
-        return
-    _table("whole pictures", "images a second")
-    _row("nvJPEG by torchvision, one thread", f"| {len(encoded) * rate:,.0f}")
 
 
 def main() -> None:
@@ -289,13 +216,10 @@ def main() -> None:
     _rates(bench)
     _threads(bench)
     if bench.device is None:
-        print(
-            "\nleft out without a GPU: pinned, on the device, ResNet-50, small kernels, DALI, nvJPEG"
-        )
+        print("\nleft out without a GPU: pinned, on the device, ResNet-50, small kernels")
         return
     _resnet(bench, bench.device)
     _kernels(bench, bench.device)
-    _nvjpeg(bench, bench.device)
 
 
 if __name__ == "__main__":

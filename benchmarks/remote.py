@@ -233,32 +233,6 @@ def in_mb(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
-def verdicts(sides: dict[str, Any]) -> list[str]:
-    """The bars of photos: absolute for open and batch; 400 MB/s or 0.9 of the best bare client,
-    whichever is lower.
-    """
-    ours = sides.get("torch_tfrecord", {})
-    lines = []
-    for task, most in (("open", 0.25), ("batch", 0.15)):
-        if task in ours:
-            seconds = ours[task]["seconds"]
-            lines.append(
-                f"{task}: {seconds:.3f} s, at most {most} s: {'ok' if seconds <= most else 'missed'}"
-            )
-    for task, like in (("epoch", "epoch"), ("stream", "stream"), ("blocks", "stream")):
-        bare = [
-            tasks[like]["mb_per_second"]
-            for name, tasks in sides.items()
-            if name.startswith("bare") and tasks
-        ]
-        if task in ours and bare:
-            least, speed = min(400, 0.9 * max(bare)), ours[task]["mb_per_second"]
-            lines.append(
-                f"{task}: {speed:.0f} MB/s, at least {least:.0f}: {'ok' if speed >= least else 'missed'}"
-            )
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -321,7 +295,6 @@ def report(results: dict[str, Any], arguments: argparse.Namespace) -> None:
         print(f"{data}\n\n{table(sides)}\n")
         if arguments.update_docs:
             replace_block(ROOT / "docs" / "remote.md", data, table(sides))
-    print("\n".join(verdicts(results.get("photos", {}))))
 
 
 if __name__ == "__main__":
