@@ -23,8 +23,8 @@ from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
 from torch_tfrecord.files import DEFAULT_ACCESS, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
     RecordScanner,
-    is_companion,
     open_stream,
+    without_companions,
 )
 from torch_tfrecord.remote import RemoteNames
 
@@ -131,8 +131,8 @@ class Output:
                 f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
             )
         replaced = f"-of-{self.num_shards or 0:05d}{self.suffix}" if self.force else None
-        for path in sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*")):
-            if not (is_companion(path) or (replaced and path.endswith(replaced))):
+        for path in without_companions(sorted(glob.glob(f"{glob.escape(prefix)}-*-of-*"))):
+            if not (replaced and path.endswith(replaced)):
                 raise ValueError(
                     f"a set of shards exists: {path}; remove it, or choose another OUTPUT_PREFIX (--force with "
                     "--num-shards writes over a set of as many shards)"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch_tfrecord import find_files
-from torch_tfrecord.records import is_companion, named_manifest
+from torch_tfrecord.records import without_companions
 
 __all__ = [
     "PATHS_HELP",
@@ -91,16 +91,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def data_paths(paths: Sequence[str]) -> list[str]:
-    """Leave out the indexes, manifests and labels that a glob expanded by the shell includes.
-
-    A manifest that is named alone means its files.
+    """`without_companions` of what the user names.
 
     Raises:
         ValueError: There is nothing else.
     """
-    wanted = [
-        path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]
-    ]
+    wanted = without_companions(paths)
     if paths and not wanted:
         raise ValueError(
             f"expected data files, got only index files or labels: {', '.join(paths[:3])}"

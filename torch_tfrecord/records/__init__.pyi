@@ -23,7 +23,7 @@ from .index import COMPRESSION_TYPES, RecordIndex, index_source, load_fresh
 from .index_keeper import IndexKeeper, Kept, SidecarKeeper
 from .index_paths import SIDECAR_FOLDER, remove_sidecar, sidecar_path, write_sidecar
 from .packed_records import PackedRecords
-from .paths import Paths, find_files, found_files, is_companion, named_manifest
+from .paths import Paths, find_files, found_files, without_companions
 from .reader import RecordReader, read_blocks, read_records
 from .record_table import RecordPlaces, RecordTable, Table, open_table
 from .scan import Block, RecordScanner, SkippedBytes
@@ -63,10 +63,8 @@ __all__ = [
     "found_files",
     "has_ranges",
     "index_source",
-    "is_companion",
     "is_header",
     "load_fresh",
-    "named_manifest",
     "open_records",
     "open_stream",
     "open_table",
@@ -81,5 +79,6 @@ __all__ = [
     "remove_sidecar",
     "sidecar_path",
     "stored_number",
+    "without_companions",
     "write_sidecar",
 ]

@@ -35,6 +35,7 @@ __all__ = [
     "is_companion",
     "named_manifest",
     "shard_name",
+    "without_companions",
 ]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -84,6 +85,13 @@ def is_companion(path: str) -> bool:
     if path.endswith(_INDEX_SUFFIXES):
         return True
     return path.endswith(".txt") and _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
+def without_companions(paths: Sequence[str]) -> list[str]:
+    """Leave out the indexes, manifests and labels that a glob expanded by a shell includes; but a
+    manifest that is named alone means its files.
+    """
+    return [path for path in paths if not is_companion(path) or [*paths] == [named_manifest(path)]]
 
 
 def named_manifest(paths: Paths) -> str | None:
