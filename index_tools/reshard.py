@@ -36,6 +36,7 @@ from index_tools._terminal import (
 from torch_tfrecord import (
     IndexMismatchError,
     RecordIndex,
+    TFRecordDataset,
     TFRecordError,
     build_manifest,
     read_records,
@@ -54,7 +55,7 @@ from torch_tfrecord.records import (
 )
 from torch_tfrecord.remote import first_bytes
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import ExampleColumns, kept_column
+from torch_tfrecord.tables import ExampleColumns
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
@@ -84,8 +85,8 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
 
 def _select(
     paths: Sequence[str], where: Sequence[str], column: str | None = None
-) -> tuple[RecordFiles, _Integers]:
-    """The files, with a column, and the positions of the wanted records."""
+) -> tuple[TFRecordDataset, _Integers]:
+    """The dataset of the files, with a column, and the positions of the wanted records."""
     conditions = [condition.partition("=")[::2] for condition in where]
     columns = {name for name in (*dict(conditions), column) if name}
     found = data_files(paths)
@@ -93,16 +94,15 @@ def _select(
     bar = ProgressBar(indexes, "finding records", total=len(found), unit="file", delay=1.0)
     files = RecordFiles(RecordTable(found, bar))
     files.has_warned = True  # neighbours are read together
+    table = TFRecordDataset._from_source(files)
     positions = np.arange(len(files.table))
     for name, values in conditions:
-        kept = kept_column(files, name)
-        ExampleColumns([name]).check([{name: kept}], map(files.read, range(len(files.table))))
-        kept = kept.take(positions)
+        kept = table._searched(name).take(positions)
         wanted = [kept.parse(text, name) for text in values.split(",")]
         positions = positions[kept.matches(wanted, name)]
     if where and not len(positions):
         raise ValueError(f"no record has {' and '.join(where)}")
-    return files, positions
+    return table, positions
 
 
 def _shuffle(positions: _Integers, seed: int) -> _Integers:
@@ -316,7 +316,8 @@ def _run_copy(
     **options: Any,
 ) -> int:
     """Write all, or, with `fraction`, some of the records."""
-    files, positions = _select(paths, where)
+    table, positions = _select(paths, where)
+    files = table._record_files
     order = _shuffle(positions, seed) if shuffle or fraction is not None else positions
     if fraction is not None:
         count = num_records or round(fraction * len(order))
@@ -364,10 +365,11 @@ def _run_split(
             "expected PATH... OUT_PREFIX NAME=FRACTION..., with fractions that sum to 1, and not both --by and "
             f"--stratify, got {' '.join(sets)}{hint}"
         )
-    files, positions = _select(paths, where, by or stratify)
+    table, positions = _select(paths, where, by or stratify)
+    files = table._record_files
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
     if name := by or stratify:
-        column = kept_column(files, name).take(positions)
+        column = table._kept(name).take(positions)
         classes = column.values
         if column.missing is not None and column.missing.any():
             raise ValueError(

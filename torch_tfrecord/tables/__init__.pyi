@@ -9,7 +9,7 @@ from .inference import (
     looks_like,
 )
 from .kept_columns import StoredColumns
-from .record_dataset import TFRecordDataset, kept_column
+from .record_dataset import TFRecordDataset
 from .scan_tasks import ScanTask
 from .spread import spread_records
 
@@ -25,7 +25,6 @@ __all__ = [
     "features_of",
     "infer_features",
     "infer_through",
-    "kept_column",
     "looks_like",
     "spread_records",
     "write_arrow",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch_tfrecord.tables.arrow import ArrowColumns
 
-__all__ = ["TFRecordDataset", "kept_column"]
+__all__ = ["TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -257,7 +257,7 @@ class TFRecordDataset(MapDataset):
         if isinstance(own, range):
             own = slice(own.start, None if own.stop < 0 else own.stop, own.step)
         if name not in self._kept_columns:
-            self._kept_columns[name] = kept_column(self._record_files, name)
+            self._kept_columns[name] = _kept_column(self._record_files, name)
         return self._kept_columns[name].take(own)
 
     def _record_lengths(self, name: str | None) -> npt.NDArray[Any]:
@@ -388,7 +388,7 @@ class NotKeptError(IndexMismatchError):
     """The index of a file does not keep a column."""
 
 
-def kept_column(files: RecordFiles, name: str) -> KeptColumn:
+def _kept_column(files: RecordFiles, name: str) -> KeptColumn:
     """A column that the indexes of all files keep.
 
     Raises:

@@ -7,7 +7,6 @@ each class of ``tensorflow_datasets.core.features``, 4.9.10.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -40,7 +39,7 @@ __all__ = [
     "PictureElement",
     "StringElement",
     "TextElement",
-    "sound_element",
+    "decoded_sound",
 ]
 
 _Numbers: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"
@@ -359,14 +358,8 @@ def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
     return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
 
 
-def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
-    """The element of an audio file: decoded to integers [T] or [T, channels], as stored, or of 16
-    bits.
-    """
-    return BytesElement(functools.partial(_decode_sound, shape=feature.shape, dtype=dtype), "Audio")
-
-
-def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+def decoded_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """An audio file's samples as integers [T] or [T, channels], as stored, or of 16 bits."""
     view = memoryview(data)
     # WAV is read without a decoder, as samples lie there as they are.
     numbers = (read_wav(view) or decode_sound(view)).integers()

@@ -37,7 +37,7 @@ from torch_tfrecord.tfds.elements import (
     PictureElement,
     StringElement,
     TextElement,
-    sound_element,
+    decoded_sound,
 )
 from torch_tfrecord.tfds.features import Shape
 from torch_tfrecord.tfds.leaves import BoxLeaf, Leaf
@@ -239,7 +239,7 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
     if dtype is None:
         raise error(f"torch has no dtype {feature.dtype!r}")
     if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return sound_element(feature, dtype)
+        return BytesElement(partial(decoded_sound, shape=feature.shape, dtype=dtype), "Audio")
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:
