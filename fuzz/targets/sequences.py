@@ -15,8 +15,8 @@ from torch_tfrecord import (
     VarLenFeature,
     encode_sequence_example,
 )
+from torch_tfrecord.columns.containers import as_plain
 from torch_tfrecord.columns.parsers import SequenceExampleParser
-from torch_tfrecord.columns.stacking import as_plain
 from torch_tfrecord.protobuf.messages import SequenceExample
 
 COMPILED = False

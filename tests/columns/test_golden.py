@@ -21,8 +21,8 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
+from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.columns.stacking import rows_of
 
 DTYPES = "any torch dtype is read, from the list that holds it"
 COUNTS = "values and indices that do not fit are the data's fault: ParseError, not TensorFlow's ValueError"

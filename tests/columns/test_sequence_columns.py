@@ -1,7 +1,7 @@
 """SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives
 the same values.
 
-Covers columns/sequence_plan.
+Covers columns/column_plan.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.columns import parsers, plan_parts, sequence_plan
+from torch_tfrecord.columns import column_plan, parsers, plan_parts
 from torch_tfrecord.columns.parsers import SequenceExampleParser
 from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.sample import take_apart
@@ -156,7 +156,7 @@ def test_plain_records_never_become_messages(monkeypatch):
     records = [record(number) for number in range(5)]
     parser = SequenceExampleParser(CONTEXT, STEPS)
     wanted = bits(parser.batch(records)), bits(parser.single(records[3]))
-    for module in (parsers, sequence_plan, plan_parts):
+    for module in (parsers, column_plan, plan_parts):
         monkeypatch.setattr(module, "parse_message", fail)
     assert (bits(parser.batch(records)), bits(parser.single(records[3]))) == wanted
     with pytest.raises(AssertionError):

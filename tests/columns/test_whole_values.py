@@ -1,6 +1,6 @@
 """Messages of the user's own classes, and JSON: in a bytes feature, and as whole records.
 
-Covers columns/one_value, columns/stacking, columns/record_parsers.
+Covers columns/one_value, columns/containers, columns/record_parsers.
 """
 
 import json

@@ -1,7 +1,7 @@
 """From samples to batches: every row of collate's description, alone and behind DataLoader's
 workers.
 
-Covers columns/stacking.
+Covers columns/containers.
 """
 
 import collections

@@ -177,7 +177,7 @@ LISTED = {
     "torch_tfrecord/protobuf/example.py": {
         "._encoder": ("ours", "a method of our specs has this name, too"),
     },
-    "torch_tfrecord/columns/stacking.py": {
+    "torch_tfrecord/samples.py": {
         "._torch_tfrecord_listed": ("ours", "a mark of ours on a tensor"),
         "._torch_tfrecord_ragged": ("ours", "a mark of ours on a tensor"),
     },

@@ -1,5 +1,14 @@
 from .column_plan import ColumnPlan
-from .containers import Nested, RaggedTensor, SparseList, nest_rows
+from .containers import (
+    Nested,
+    RaggedTensor,
+    SparseList,
+    as_plain,
+    nest_rows,
+    rows_of,
+    stack,
+    stack_samples,
+)
 from .dtypes import DType, cast, decode_text, from_bytes, nest, shape_with_names
 from .example_lists import ListFeatures, NestedExample
 from .feature import Feature, Layout, LeadingPart, SequenceFeatures
@@ -19,7 +28,6 @@ from .record_parsers import (
     parse_single_sequence_example,
 )
 from .sparse import SparseFeature
-from .stacking import as_plain, rows_of, stack, stack_samples
 from .tensors import parse_tensor, serialize_tensor
 
 __all__ = [

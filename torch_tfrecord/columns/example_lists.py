@@ -18,7 +18,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Ints, Keys, reserve, splits_of
-from torch_tfrecord.columns.containers import Nested, split_lists
+from torch_tfrecord.columns.containers import Nested, rows_of, split_lists, stack
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
@@ -26,7 +26,6 @@ from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import ExampleParser, PartParser, packed
 from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locate_row
 from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.protobuf import (
     encode_example,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import Array, Ints, splits_of
+from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
@@ -22,7 +23,6 @@ from torch_tfrecord.columns.reading import (
     Want,
     read_columns,
 )
-from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import TFRecordError, raise_first
 from torch_tfrecord.protobuf import join_arrays
 from torch_tfrecord.samples import Value

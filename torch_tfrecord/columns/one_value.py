@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Ints, splits_of
+from torch_tfrecord.columns.containers import stack
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.lists import (
     FixedLenFeature,
@@ -37,7 +38,6 @@ from torch_tfrecord.columns.reading import (
     labelled,
     read_record,
 )
-from torch_tfrecord.columns.stacking import stack
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError, read_each
 from torch_tfrecord.protobuf import parse_json, parse_message

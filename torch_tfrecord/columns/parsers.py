@@ -22,7 +22,8 @@ from torch_tfrecord.batch_memory import (
     check_max_batch_bytes,
     reserve,
 )
-from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan
+from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan, SequenceColumns, SequencePlan
+from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import (
     Feature,
@@ -42,8 +43,6 @@ from torch_tfrecord.columns.reading import (
     read_columns,
     reserve_for,
 )
-from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
-from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords

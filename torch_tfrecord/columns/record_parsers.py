@@ -15,6 +15,7 @@ import torch
 
 from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Keys
+from torch_tfrecord.columns.containers import as_plain, rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, Layout, SequenceFeatures, make_reader
@@ -25,7 +26,6 @@ from torch_tfrecord.columns.parsers import (
     SequenceExampleParser,
 )
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, read_columns
-from torch_tfrecord.columns.stacking import as_plain, rows_of
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import RecordPlace, Value
 

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import Ints
-from torch_tfrecord.columns.containers import SparseList, make_sparse
+from torch_tfrecord.columns.containers import SparseList, is_ascending, make_sparse
 from torch_tfrecord.columns.dtypes import DType, cast, check_key, check_list_dtype, fixed_shape
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.reading import Column, Reader, Want, labelled
-from torch_tfrecord.columns.stacking import is_ascending
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.samples import Value
 
