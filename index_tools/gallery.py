@@ -23,7 +23,7 @@ from index_tools._terminal import Verb, add_paths, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files import write_atomically
+from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.media import Parts
 from torch_tfrecord.shown import printable, shown_value
 from torch_tfrecord.tables import decode_record
@@ -230,7 +230,7 @@ def _run(
         )
         buffer = io.BytesIO()
         cells.figure(8).savefig(buffer)
-        write_atomically(png, buffer.getvalue())
+        AtomicFile.save(png, buffer.getvalue())
         return 0
     with needs_extra("the gallery", "tools", "flask"):
         from werkzeug.serving import make_server

@@ -32,7 +32,7 @@ from index_tools._terminal import (
 from index_tools._workers import open_executor, work
 from torch_tfrecord import Image, ParseError, Text, TFRecordDataset, TFRecordError, read_records
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files import write_atomically
+from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.tables import (
@@ -130,7 +130,7 @@ def _run(
     text = json.dumps(facts, default=partial(bytes.decode, errors="backslashreplace"))
     facts = json.loads(text, parse_constant=lambda _: None)
     if plot:
-        write_atomically(plot, _draw(found))
+        AtomicFile.save(plot, _draw(found))
     if as_json:
         print(json.dumps(facts))
     else:

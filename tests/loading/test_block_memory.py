@@ -13,7 +13,7 @@ from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.remote import transfers
-from torch_tfrecord.remote.block_memory import BlockMemory
+from torch_tfrecord.remote.remote_file import BlockMemory
 
 BLOCK = 1000
 LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]

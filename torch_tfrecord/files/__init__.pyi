@@ -1,5 +1,5 @@
 from .access import DEFAULT_ACCESS, Access, user_cache
-from .atomic import AtomicFile, HiddenFolder, hidden_name, sync_directory, write_atomically
+from .atomic import AtomicFile, HiddenFolder, hidden_name
 from .descriptors import Descriptor, open_path, reserve_descriptor
 from .forward import SequentialSource
 from .read import read_local_records, read_pieces
@@ -38,7 +38,5 @@ __all__ = [
     "read_local_records",
     "read_pieces",
     "reserve_descriptor",
-    "sync_directory",
     "user_cache",
-    "write_atomically",
 ]

@@ -26,9 +26,7 @@ __all__ = [
     "HiddenFolder",
     "clear_dead",
     "hidden_name",
-    "sync_directory",
     "temporary_names",
-    "write_atomically",
 ]
 
 _BUFFER_BYTES = 1 << 18
@@ -87,6 +85,22 @@ class AtomicFile:
             temporary_names(self._target), lambda path: open_path(os.open, path, flags, 0o666)
         )
         return fd
+
+    @classmethod
+    def save(cls, path: str, content: bytes) -> None:
+        """Write a whole file; it appears complete or not at all.
+
+        Raises:
+            OSError: See `publish`: the old or the new content is there, never a part of it.
+        """
+        file = cls(path)
+        try:
+            file.write(content)
+            file.prepare()
+            file.publish()
+        except BaseException:
+            file.discard()
+            raise
 
     @property
     def is_regular(self) -> bool:
@@ -150,7 +164,7 @@ class AtomicFile:
                 clear_dead(temporary_names(self._target))
                 is_new = self._link(self._target)
                 try:
-                    sync_directory(self._target.parent)
+                    _sync_directory(self._target.parent)
                 except OSError:
                     if is_new:  # restore the absence of the file
                         self._target.unlink()
@@ -213,22 +227,6 @@ def _target(path: str) -> Path:
 
 def _fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
-
-
-def write_atomically(path: str, content: bytes) -> None:
-    """Write a whole file; it appears complete or not at all.
-
-    Raises:
-        OSError: See `AtomicFile.publish`: the old or the new content is there, never a part of it.
-    """
-    file = AtomicFile(path)
-    try:
-        file.write(content)
-        file.prepare()
-        file.publish()
-    except BaseException:
-        file.discard()
-        raise
 
 
 # Temporary names: hidden, locked while in use, and removed by the next user after a kill. They are
@@ -313,6 +311,27 @@ class HiddenFolder:
             self._folder, self._descriptor = _claim(self._names(), _make_folder)
         return self._folder
 
+    def sync(self, *others: Path) -> None:
+        """Write the names in it, or in other folders, to the disk.
+
+        Raises:
+            OSError: The disk failed; names the folder.
+        """
+        for folder in others or (self.make(),):
+            _sync_directory(folder)
+
+    def publish(self) -> None:
+        """Give it its final name, and unlock it.
+
+        Raises:
+            OSError: It could not be; names the final path.
+        """
+        self.sync()  # the names of the files, before the folder gets its own
+        with name_path(self._path):
+            os.replace(self.make(), self._path)
+        self.sync(self._path.parent)
+        self.keep()
+
     def keep(self) -> None:
         """Unlock it; what is in it stays."""
         self._folder = None
@@ -382,7 +401,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def sync_directory(folder: Path) -> None:
+def _sync_directory(folder: Path) -> None:
     """Sync the names in a folder to disk, if possible: a folder that may not be listed cannot be
     opened.
 

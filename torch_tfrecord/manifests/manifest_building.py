@@ -11,11 +11,11 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
+    AtomicFile,
     RemoteInfo,
     is_remote,
     local_path,
     open_file,
-    write_atomically,
 )
 from torch_tfrecord.manifests.manifest import (
     INDEX_SUFFIX,
@@ -153,7 +153,7 @@ def write_manifest(
     elif out is None:
         write_sidecar(place, content)
     else:
-        write_atomically(place, content)
+        AtomicFile.save(place, content)
     num_records = sum(len(row.lengths) for row, _ in found)
     num_built = sum(is_new for _, is_new in found)
     return WrittenManifest(place, len(files), num_records, len(content), num_built)

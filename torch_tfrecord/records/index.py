@@ -26,11 +26,11 @@ from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import (
     DEFAULT_ACCESS,
     Access,
+    AtomicFile,
     FileSource,
     is_remote,
     local_path,
     open_file,
-    write_atomically,
 )
 from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, open_stream
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
@@ -274,7 +274,7 @@ class RecordIndex:
         Raises:
             OSError: nothing was changed under `path`.
         """
-        write_atomically(local_path(path), self.to_bytes())
+        AtomicFile.save(local_path(path), self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """What `save` writes."""
@@ -365,7 +365,7 @@ class RecordIndex:
             f"{offset} {size}\n"
             for offset, size in zip(self.offsets.tolist(), sizes.tolist(), strict=True)
         ]
-        write_atomically(local_path(path), "".join(lines).encode("ascii"))
+        AtomicFile.save(local_path(path), "".join(lines).encode("ascii"))
 
 
 class _Column(Protocol):

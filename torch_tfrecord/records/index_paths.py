@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files import is_remote, user_cache, write_atomically
+from torch_tfrecord.files import AtomicFile, is_remote, user_cache
 from torch_tfrecord.records.sidecar import is_marked
 from torch_tfrecord.shown import without_secrets, without_signature
 
@@ -88,7 +88,7 @@ def write_sidecar(place: str, content: bytes) -> None:
         OSError: Nothing was changed at `place`; also if a symbolic link is there, which is not
             followed, or a file that is no index.
     """
-    in_sidecar_folder(place, lambda: write_atomically(place, content))
+    in_sidecar_folder(place, lambda: AtomicFile.save(place, content))
 
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:

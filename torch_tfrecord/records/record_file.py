@@ -24,7 +24,6 @@ from torch_tfrecord.files import (
     FileSource,
     HiddenFolder,
     RemoteInfo,
-    sync_directory,
 )
 from torch_tfrecord.records.codecs import Packing, codecs
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
@@ -249,15 +248,14 @@ class FileSet:
                 if move.is_index:  # find obstacles before any file is renamed
                     folders.enter_context(sidecar_folder(str(move.path)))
             # The new files are on the disk under hidden names before anything visible changes.
-            sync_directory(folder)
+            self._hidden.sync()
             try:
                 # All old files have a second name before the first new one appears.
                 for step in (_Move.keep_old, _Move.publish_new):
                     for move in moves:
                         with name_path(move.path):
                             step(move)
-                for path in {move.final.parent for move in moves}:
-                    sync_directory(path)
+                self._hidden.sync(*{move.final.parent for move in moves})
             except BaseException:
                 try:
                     for move in moves:

@@ -1,5 +1,5 @@
-"""Files of storages: ranges of them, of many files at once, and what comes next, also of the next
-files, under way before it is needed.
+"""Files of storages: ranges of them, of many files at once; what comes next, also of the next files,
+under way before it is needed; and whole blocks in memory.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ import errno
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from crc32c import crc32c
 
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, RemoteInfo, SourceRange
+from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.requests import Transfer
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.remote.transfers import begin_range, fetch, forget, read_into, start_info
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["AheadFile", "FilesAhead", "PendingRange", "RemoteFile"]
+__all__ = ["AheadFile", "BlockMemory", "FilesAhead", "RemoteFile"]
 
 # Two ranges with at most so many bytes between them become one: a request takes as much processor
 # time as the bytes.
@@ -31,6 +32,8 @@ _FIRST_BYTES = 1 << 22
 _SMALL_PIECE, _LARGE_PIECE = 1 << 20, 1 << 22
 _PIECES = 32  # that the window has, where they are not smaller or larger than these
 _MOST_FILES = 64  # opened ahead: many small ones fit in the window
+# two windows of a block shuffle: in one are the records, the next is on its way
+_MOST_BLOCK_BYTES = 1 << 29
 
 
 class _Together:
@@ -132,7 +135,7 @@ class AheadFile(RemoteFile):
     def __init__(self, path: str, access: Access, info: RemoteInfo) -> None:
         super().__init__(path, access, info)
         self.files: FilesAhead | None = None
-        self._pieces: deque[PendingRange] = deque()  # in their order
+        self._pieces: deque[_PendingRange] = deque()  # in their order
         self._offset = 0  # of the last read
         self._end = 0  # of the pieces
         self.last = self.file_size  # up to which it is read
@@ -165,7 +168,7 @@ class AheadFile(RemoteFile):
         """
         end = min(self._offset + num_bytes, self.last)
         while self._end < end:
-            piece = PendingRange(self, self._end, min(self._end + piece_bytes, self.last))
+            piece = _PendingRange(self, self._end, min(self._end + piece_bytes, self.last))
             self._pieces.append(piece)
             self._end = piece.end
         return max(0, self._end - self._offset)
@@ -293,7 +296,7 @@ class FilesAhead:
         return found
 
 
-class PendingRange:
+class _PendingRange:
     """A range of a remote file that was asked for: under way, or here. Safe from threads.
 
     Attributes:
@@ -316,3 +319,66 @@ class PendingRange:
         if data is None:  # of threads that wait at once each gets them
             data = self._data = memoryview(self._started.answers()[0])
         return data
+
+
+class BlockMemory:
+    """Blocks of remote files in memory, for orders that read nearly in sequence: each block is
+    fetched once, as a whole.
+
+    Safe from threads, which wait for the same request where they want the same block. Empty after a
+    fork, and in a pickled copy.
+
+    Args:
+        extent_of: Begin and end of the block around a byte of a file: called with the number of the
+            file, the byte and `block_bytes`.
+        block_bytes: As of the order's blocks, so that no other block's bytes are fetched.
+        most_bytes: That are kept; those used last.
+    """
+
+    def __init__(
+        self,
+        extent_of: Callable[[int, int, int], tuple[int, int]],
+        block_bytes: int,
+        most_bytes: int = _MOST_BLOCK_BYTES,
+    ) -> None:
+        self._extent_of, self._block_bytes, self._most_bytes = extent_of, block_bytes, most_bytes
+        self._kept = PerProcess(_Blocks)
+
+    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
+        """Read ranges to their places in a buffer."""
+        wanted = []
+        for file, number, begin, end, start in ranges:
+            at = begin
+            while at < end and isinstance(file, RemoteFile):
+                block = self._block(file, number, at)
+                part_end = min(end, block.end)
+                wanted.append((block, at, part_end, start + at - begin))
+                at = part_end
+        for block, begin, end, start in wanted:  # all of them are under way
+            data = block.data()
+            buffer[start : start + end - begin] = data[begin - block.begin : end - block.begin]
+
+    def _block(self, file: RemoteFile, number: int, offset: int) -> _PendingRange:
+        """The block of a byte; asked for where it is not here."""
+        kept = self._kept.get()
+        key = number, offset // self._block_bytes, file.num_forgotten
+        with kept.lock:
+            block = kept.blocks.pop(key, None)
+            if block is None or block.has_failed or not block.begin <= offset < block.end:
+                kept.num_bytes -= 0 if block is None else block.end - block.begin
+                block = _PendingRange(file, *self._extent_of(number, offset, self._block_bytes))
+                kept.num_bytes += block.end - block.begin
+            kept.blocks[key] = block
+            while kept.num_bytes > self._most_bytes and len(kept.blocks) > 1:
+                _, dropped = kept.blocks.popitem(last=False)
+                kept.num_bytes -= dropped.end - dropped.begin
+            return block
+
+
+class _Blocks:
+    """Those of one process, the one used last behind the others."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.blocks: OrderedDict[tuple[int, int, int], _PendingRange] = OrderedDict()
+        self.num_bytes = 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch_tfrecord.files import Access, FileSource, RemoteInfo
-from torch_tfrecord.remote.block_memory import BlockMemory
 from torch_tfrecord.remote.disk_cache import DiskCache
-from torch_tfrecord.remote.remote_file import FilesAhead, RemoteFile
+from torch_tfrecord.remote.remote_file import BlockMemory, FilesAhead, RemoteFile
 from torch_tfrecord.remote.remote_paths import RemoteNames
 from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.remote.transfers import infos

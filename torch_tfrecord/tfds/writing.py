@@ -15,12 +15,11 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
 from torch_tfrecord.files import (
     Access,
+    AtomicFile,
     HiddenFolder,
     is_remote,
     local_path,
     open_path,
-    sync_directory,
-    write_atomically,
 )
 from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_records
 from torch_tfrecord.remote import RemoteNames, upload_folder
@@ -151,7 +150,7 @@ def write(
             ):
                 texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
         for file, text in texts.items():
-            write_atomically(str(folder / file), text.encode())
+            AtomicFile.save(str(folder / file), text.encode())
 
     path = local_path(directory)
     if is_remote(path):
@@ -169,16 +168,12 @@ def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
     hidden = HiddenFolder(
         target, lambda path: f"incomplete.{path.name[1:13].upper()}_{target.name}"
     )
-    folder = hidden.make()
     try:
-        fill(folder)
-        # The names of the files, before the folder gets its own.
-        sync_directory(folder)
-        _rename(folder, target)
+        fill(hidden.make())
+        hidden.publish()
     except BaseException:
         hidden.discard()
         raise
-    hidden.keep()
 
 
 def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
@@ -210,14 +205,6 @@ def _target(path: str) -> Path:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
-
-
-def _rename(folder: Path, target: Path) -> None:
-    try:
-        os.replace(folder, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
-    sync_directory(target.parent)
 
 
 def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
