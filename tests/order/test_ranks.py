@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -58,6 +59,15 @@ def test_what_is_given_comes_first_then_the_process_group_then_the_environment(
     process_group(2, 3)
     assert ranks.Rank.here(None, None) == (2, 3)
     assert ranks.Rank.here(3, 4) == (3, 4)
+
+
+def test_workers_have_numbers_of_their_own(monkeypatch):
+    found = set()
+    for worker in range(4):
+        info = SimpleNamespace(id=worker, num_workers=4)
+        monkeypatch.setattr(ranks, "get_worker_info", lambda info=info: info)
+        found |= {ranks.Rank(rank, 3).consumer() for rank in range(3)}
+    assert found == {(number, 12) for number in range(12)}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
