@@ -215,6 +215,34 @@ def test_a_tar_is_what_tarfile_and_webdataset_read():
     np.testing.assert_array_equal(sample["x.npy"], [0.5, 1.5])
 
 
+def test_a_tar_that_webdataset_wrote():
+    with webdataset.TarWriter("a.tar") as tar:
+        for number in range(3):
+            tar.write(
+                {
+                    "__key__": f"set/photo_{number}",
+                    "jpg": JPEG,
+                    "cls": number,
+                    "txt": "a cat",
+                    "json": {"width": number, "tags": ["x"]},
+                    "emb.npy": np.float32([number, 0.5]),
+                    "seg.png": b"\x89PNG",
+                }
+            )
+    run("a.tar", "b.tfrecord")
+    example = examples("b.tfrecord")[2]
+    assert {key: list(value) for key, value in example.items()} == {
+        "__key__": [b"set/photo_2"],
+        "cls": [2],
+        "emb": [2.0, 0.5],
+        "jpg": [JPEG],
+        "json.tags": [b"x"],
+        "json.width": [2],
+        "seg": [b"\x89PNG"],
+        "txt": [b"a cat"],
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

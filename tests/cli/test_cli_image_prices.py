@@ -269,6 +269,13 @@ class TestEncoding:
         assert np.abs(found - wanted).max() <= (90 if format == "jpeg" else 0)
         assert np.abs(found - wanted).mean() < (5 if format == "jpeg" else 1e-9)
 
+    def test_a_turned_jpeg_is_turned_with_its_pixels(self):
+        old = saved(drawing(), "jpeg", quality=95, exif=turned(6))
+        assert Encoding("jpeg").encode(old) == (old, "")
+        new, _ = Encoding("jpeg", 95, orientation="applied").encode(old)
+        assert opened(new).size == (40, 60)
+        assert not opened(new).getexif()
+
     def test_what_is_no_picture(self):
         with pytest.raises(ImageDecodeError):
             Encoding("png").encode(b"text")

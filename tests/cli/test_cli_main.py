@@ -191,6 +191,21 @@ def test_escape_can_tell_an_escape_from_a_backslash():
     assert _terminal.escape("\\n\n", escape_backslash=True) == "\\\\n\\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("1", 1),
+        ("512B", 512),
+        ("100MB", 10**8),
+        ("1.5 gb", 1_500_000_000),
+        ("64MiB", 1 << 26),
+        ("2tib", 2 << 40),
+    ],
+)
+def test_byte_size(text, num_bytes):
+    assert byte_size(text) == num_bytes
+
+
 @pytest.mark.parametrize("text", ["", "MB", "0", "0.2B", "-1", "1e9", "10 MBs", "1M", "1XB", "nan"])
 def test_byte_size_refuses(text):
     with pytest.raises(argparse.ArgumentTypeError, match="such as 1000000, 100MB or 64MiB"):

@@ -147,6 +147,16 @@ def test_compression_is_kept_or_changed(name, compression):
     assert Counter(as_digests(all_records("out/a-*"))) == Counter(one[:8] for one in digests(name))
 
 
+def test_merge_and_its_compression():
+    names = ["in/sharded-*", "in/gzip.tfrecord.gz", "in/empty.tfrecord"]
+    for out in ("a.tfrecord", "a.tfrecord.gz", "a.zlib"):
+        assert main(["merge", *names, out]) == 0
+        files = ["gzip.tfrecord.gz", *(f"sharded-0000{number}-of-00003" for number in range(3))]
+        assert as_digests(records(out)) == [one[:8] for name in files for one in digests(name)]
+    assert main(["merge", "in/empty.tfrecord", "in/empty_gzip.tfrecord.gz", "b.tfrecord"]) == 0
+    assert Path("b.tfrecord").read_bytes() == b""
+
+
 def test_head():
     expected = records("in/plain.tfrecord") + records(THOUSAND)
     for number in (1, 23, 24, 1023):

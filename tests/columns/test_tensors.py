@@ -179,6 +179,20 @@ def test_the_limit_is_the_callers():
     assert parse_tensor(held, max_bytes=0).numel() == 1000  # what the message holds has no limit
 
 
+def test_results_are_writable_and_own_their_memory():
+    for serialized in (
+        serialize_tensor(torch.arange(3)),
+        message(9, [3], (10, 2, b"\x00\x01\x02")),
+        message(9, [3]),
+    ):
+        source = bytearray(serialized)
+        first, second = parse_tensor(source), parse_tensor(source)
+        want = first.tolist()
+        first.fill_(7)
+        source[:] = bytes(len(source))
+        assert second.tolist() == want
+
+
 def test_what_can_be_written():
     assert serialize_tensor(torch.tensor([[1, 2], [3, 4]]).T) == serialize_tensor(
         torch.tensor([[1, 3], [2, 4]])

@@ -74,6 +74,20 @@ def test_counts_and_orders(sizes, weights, stop):
         ]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_pass_over_a_dataset_is_an_order_of_its_own(seed):
+    mixture = Mixture(numbers(50, 7), [1, 1], seed=seed, stop="all_exhausted")
+    samples = everything(mixture)
+    of_second = [sample for sample in samples if sample >= 1000]
+    passes = [of_second[begin : begin + 7] for begin in range(0, len(of_second) - 6, 7)]
+    assert len(passes) > 5
+    assert all(sorted(one) == list(range(1000, 1007)) for one in passes)
+    assert len(set(map(tuple, passes))) > len(passes) // 2
+    assert sorted(sample for sample in samples if sample < 1000) == list(range(50))
+    other = everything(Mixture(numbers(50, 7), [1, 1], seed=seed + 2, stop="all_exhausted"))
+    assert other != samples
+
+
 def test_later_epochs_go_on_in_the_longer_dataset():
     mixture = Mixture(numbers(100, 10), seed=1)
     seen = []

@@ -288,6 +288,11 @@ def test_part_of_a_set_by_a_pattern(pattern):
         find_files(pattern)
 
 
+def test_part_of_a_set_by_a_list():
+    names = shards("x", 10)
+    assert find_files([names[7], names[2]]) == [names[2], names[7]]
+
+
 @pytest.mark.parametrize(
     "pattern", ["sub/x-*", "s*/x-*", "**/x-*", "./sub/x-*", "sub/**/x-*", "sub/*"]
 )

@@ -197,6 +197,20 @@ def test_every_truncation_among_large_records(verify_crc, keep_payloads):
 # Truncation and flipped bits of a file of three records, front to back and by index.
 
 
+def test_iterating_again_goes_on(file):
+    payloads = random_payloads(200, 3)
+    source = MemorySource(framed(*payloads), chunk_bytes=256)
+    scanner = RecordScanner(source)
+    read = []
+    for _ in range(1000):
+        for block in scanner:
+            read += block.payloads
+            break
+        else:
+            break
+    assert read == payloads
+
+
 def test_every_truncation(file):  # robustness 6
     for cut in range(BORDERS[-1] + 1):
         check_every_truncation(file, cut)

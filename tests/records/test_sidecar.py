@@ -475,6 +475,15 @@ def test_a_folder_is_copied_with_its_indexes(data, tmp_path, builds, monkeypatch
     assert builds == [data]
 
 
+def test_the_folder_of_the_data_as_index_dir(data, builds, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(data))
+    for index_dir in (os.path.dirname(data), "."):
+        IndexKeeper(index_dir=index_dir).indexes([data])
+        assert sorted(os.listdir()) == [".torch_index", "x"]
+    IndexKeeper("require", index_dir=".").indexes(["x"])
+    assert builds == [data]
+
+
 def test_an_empty_folder_that_another_process_removes(data):
     place, calls = sidecar_path(data), []
 

@@ -139,6 +139,14 @@ PAYLOAD_TYPES = [
 ]
 
 
+def test_levels_make_a_difference(tmp_path):
+    for level in (None, -1, 0, 1, 9):
+        write(tmp_path / f"{level}.gz", [b"a" * 100_000] * 5, compression_level=level)
+    size = {path.name.removesuffix(".gz"): path.stat().st_size for path in tmp_path.iterdir()}
+    assert size["0"] > 500_000 > size["1"] > size["9"]
+    assert size["None"] == size["-1"]
+
+
 @pytest.mark.parametrize(("record", "payload"), PAYLOAD_TYPES, ids=range(len(PAYLOAD_TYPES)))
 @pytest.mark.parametrize("name", ["x", "x.gz"])
 def test_payload_types(record, payload, name, tmp_path):  # robustness 80
