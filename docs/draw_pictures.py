@@ -3,7 +3,7 @@
     python docs/draw_pictures.py
 
 The windows are those of samples of `tfds.RLDSDataset`, the region is one that `RandomResizedCrop` draws, and the
-terminal has what `tfrecord show` prints. `tests/docs/test_draw_pictures.py` draws them anew.
+terminal has what `tfrecord show` prints. `tests/docs/test_draw_pictures.py` draws them again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def draw_crop() -> str:
 
 
 def draw_show() -> str:
-    """What `tfrecord show` prints, in a terminal."""
+    """A terminal with the output of `tfrecord show`."""
     command = "tfrecord show boats.tfrecord -n 1"
     printed = io.StringIO()
     here = Path.cwd()

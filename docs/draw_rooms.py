@@ -76,7 +76,7 @@ def draw() -> str:
     }
     own = {name: text if len(text) < 90 else text.partition(":")[0] for name, text in own.items()}
     direct = imports([*names, TOOLS])
-    reached: dict[str, set[str]] = {}  # what each room of the core imports, through others, too
+    reached: dict[str, set[str]] = {}  # by each room of the core, also through others
     for name in core:
         reached[name] = {*direct[name]}.union(*(reached[other] for other in direct[name]))
     beside: dict[str, list[str]] = {name: [] for name in core}

@@ -3,7 +3,7 @@
     python docs/list_api.py
 
 The sections, and which methods a class shows, are those of docs/reference; the signatures and sentences are
-the code's. `tests/docs/test_docs_assistants.py` writes it anew, and compares.
+the code's. `tests/docs/test_docs_assistants.py` writes it again, and compares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH = 100
 
 
 def resolve(path: str) -> object:
-    """What a dotted name stands for."""
+    """The object that a dotted name means."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -87,7 +87,9 @@ def section(page: str) -> str:
         thing, members = resolve(path), re.search(r"members: \[([^]]*)\]", options)
         is_made_by_us = "merge_init_into_class: false" in options
         name = path.removeprefix("torch_tfrecord.")
-        if "loading." in name or "error_log." in name:  # what functions return, not imported
+        if (
+            "loading." in name or "error_log." in name
+        ):  # functions return these; they are not imported
             name = name.rpartition(".")[2]
         entries.append(entry(name, thing, is_made_by_us, ""))
         for member in members[1].split(", ") if members else ():

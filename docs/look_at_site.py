@@ -46,10 +46,10 @@ class Wide(NamedTuple):
 
     Attributes:
         page: The page's path in the site.
-        width: Of the window, in pixels.
+        width: That of the window, in pixels.
         kind: "page", "code" or "table".
         text: Its longest line, or its beginning.
-        characters: Of that line of code.
+        characters: Those of that line of code.
     """
 
     page: str

@@ -26,7 +26,7 @@ from torch_tfrecord import (
 
 NUM_TEST_DIGITS = 360
 
-# What to read from each record. TensorFlow's scripts use the same names in their records
+# The values to read from each record. TensorFlow's scripts use the same names in their records
 # ("image/encoded").
 FEATURES = {
     "image": Image("L", key="image/encoded"),

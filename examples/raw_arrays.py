@@ -4,7 +4,7 @@ other features.
     python examples/raw_arrays.py
 
 Many older TensorFlow tutorials store arrays like this: `image_raw` is `array.tobytes()`, and three
-int64 features give its shape. Nothing else in the record tells the shape, so the spec names those
+int64 features give its shape. Nothing else in the record says the shape, so the spec names those
 features.
 """
 
@@ -21,7 +21,7 @@ DEPTH = 3
 LARGEST = (4, 5)
 
 FEATURES = {
-    # An entry of the shape is a number, or the name of the feature in the same record that holds
+    # An entry of the shape is a number, or the name of the feature in the same record that has
     # the number.
     "image": RawTensor(("height", "width", "depth"), torch.uint8, key="image_raw"),
     "heat": RawTensor(("height", "width"), torch.float32, key="heat_raw"),

@@ -28,7 +28,7 @@ from torch_tfrecord import (
     infer_features,
 )
 
-# What a classifier needs. Features that you do not name are not parsed and cost nothing.
+# Only what a classifier needs. Features that you do not name are not parsed and cost nothing.
 CLASSIFIER_FEATURES = {
     "image": Image(key="image/encoded"),  # any format; gray and CMYK images become RGB, too
     "label": FixedLenFeature((), torch.int64, key="image/class/label"),

@@ -2,7 +2,7 @@
 
     python examples/text_lengths.py
 
-This starts torchrun with two processes. Each batch holds texts of about the same length, at most
+This starts torchrun with two processes. Each batch has texts of about the same length, at most
 1,024 tokens with padding; all ranks have the same number of steps, and in each step batches of the
 same bucket of lengths, so that none waits for a longer one. They stop in the middle of an epoch. A
 second torchrun, with three processes, resumes, leaves out a span of steps, as you would do where
