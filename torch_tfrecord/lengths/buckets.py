@@ -26,7 +26,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Lengths: TypeAlias = "npt.NDArray[np.int32]"
 
 TooLong: TypeAlias = Literal["error", "alone", "drop"]
-"""What to do about a record that is longer than a batch may be."""
+"""How to treat a record that is longer than a batch may be."""
 
 _MOST_BUCKETS = 64
 _MOST_CANDIDATES = 512  # boundaries that are tried
@@ -207,7 +207,7 @@ class Buckets(LengthGroups):
         }
 
     def identity(self) -> dict[str, Any]:
-        """What decides the order, as JSON values."""
+        """All that decides the order, as JSON values."""
         return self._identity
 
     def in_order(self) -> Buckets:

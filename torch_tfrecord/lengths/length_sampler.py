@@ -20,13 +20,13 @@ class LengthBatchSampler(RecordBatchSampler):
     The records are put into buckets by length; a batch has records of one bucket, and in each step
     the batches of all ranks are of the same bucket, so that no rank waits for another's longer
     batch. All ranks have the same number of batches. Which records share a batch, and the order of
-    the batches, is drawn anew over the whole epoch for each (seed, epoch). No record is read.
+    the batches, is drawn over the whole epoch for each (seed, epoch). No record is read.
 
     An epoch has each record once, on one rank. Where the last step of a bucket is not full it is
     shared evenly over the ranks; a bucket with fewer records than ranks repeats some.
 
     It resumes, and chooses epochs, as `RecordSampler` does, also with another world size: then the
-    rest of the epoch's records are shared anew. ``make_dataloader(dataset, batch_sampler=...)``
+    rest of the epoch's records is shared out again. ``make_dataloader(dataset, batch_sampler=...)``
     makes a loader of these batches that counts what you received, and goes on from epoch to epoch.
 
     Args:

@@ -36,7 +36,7 @@ class PackedCollate(ColumnCollate):
     Each sample is a document: a mapping in which the packed features (token ids, labels, a mask)
     have one length, which may be 0. Packed are the features that the dataset itself reads with a
     variable length, such as `VarLenFeature`; once a transform or your own code has had the samples,
-    their tensors do not tell whether a length varies, and `features` must name what to pack. All
+    their tensors do not say whether a length varies, and `features` must name what to pack. All
     others are batched by `collate`, one value for each document.
 
     With ``layout="flat"``, as FlashAttention's varlen functions and ``torch.nested`` want it, the
@@ -220,7 +220,7 @@ def pack_lengths(
         size: Tokens of a row.
 
     Returns:
-        How many rows, and what each holds: pairs of the number of a length and how many of it.
+        How many rows, and what is in each: pairs of the number of a length and how many of it.
 
     Example:
         >>> pack_lengths([6, 4, 1], [2, 3, 1], 10)
@@ -259,7 +259,7 @@ class PackOrder(RecordOrder):
     """Steps of packs: each row of a batch has records that fill `max_length` tokens together.
 
     What lengths a row has is the same in each epoch; which records of these lengths, and the order
-    of the rows, is drawn anew. A row counts as one place of the order: ranks, states and `drop_last`
+    of the rows, is drawn each time. A row counts as one place of the order: ranks, states and `drop_last`
     are those of any records.
 
     Args:

@@ -1,4 +1,4 @@
-"""Pad one column of a batch: a tensor that holds all its rows, or a list of values."""
+"""Pad one column of a batch: a tensor of all its rows, or a list of values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Nest: TypeAlias = Any
 
 
 class Wish(NamedTuple):
-    """What is asked of one feature, or of a nest of them: the arguments of `PaddedCollate` for it,
+    """The wishes for one feature, or of a nest of them: the arguments of `PaddedCollate` for it,
     and its name in errors, such as ``['x'][0]``.
     """
 

@@ -54,7 +54,7 @@ def collate(samples: Samples) -> Batch:
     - Jagged, ragged and sparse samples are joined into one, with the sample's number as first
       dimension.
     - In mappings, tuples and lists, each part becomes a batch. None, protobuf messages and JSON
-      become lists; numbers a tensor, or a list if no dtype holds each as it is.
+      become lists; numbers a tensor, or a list if no dtype has each as it is.
 
     Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on
     as they are, and samples that you have not touched are joined from their columns. You may change
@@ -106,7 +106,7 @@ class ColumnCollate:
 
 def take_columns(samples: Samples) -> Columns | None:
     """The samples' columns, for this batch only; None if the samples may differ from them."""
-    # A list that a sampler or a user made has no such method, but may hold our samples.
+    # A list that a sampler or a user made has no such method, but may have our samples in it.
     take = getattr(samples, "take_columns", None)
     columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
@@ -160,7 +160,7 @@ def _collate(values: Values, name: str) -> Batch:
 
 
 def numbers(values: Values, *, collate_fn_map: object = None) -> Batch:
-    """One tensor of Python's numbers, if it holds each as it is; else the values, since JSON may be
+    """One tensor of Python's numbers, if it has each as it is; else the values, since JSON may be
     any mixture.
     """
     kinds = {*map(type, values)}
@@ -169,7 +169,7 @@ def numbers(values: Values, *, collate_fn_map: object = None) -> Batch:
     ):
         return values
     has_floats = any(issubclass(kind, float) for kind in kinds)
-    try:  # torch looks at the first alone, and would make float32 of floats behind an int
+    try:  # torch looks at the first alone, and would make float32 of floats after an int
         batch = default_collate([*map(float, values)] if has_floats else values)
     except (OverflowError, RuntimeError, ValueError):  # by the version of torch
         return values
@@ -332,7 +332,7 @@ def join_samples(samples: Samples) -> Columns | None:
     A feature that was accessed is the list of the samples' values, since those may have been
     changed in place.
     """
-    # A subclass or a plain dict may hold anything.
+    # A subclass or a plain dict may have anything in it.
     if set(map(type, samples)) != {Sample}:
         return None
     blocks = [*map(_BLOCK, samples)]

@@ -1,4 +1,4 @@
-"""A batch held as columns that is also a sequence of samples, and the parser that makes it from
+"""A batch of columns that is also a sequence of samples, and the parser that makes it from
 records.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class ColumnBatch(MutableSequence[Value]):
-    """What `TFRecordDataset.__getitems__` returns: the samples at several positions, held as
+    """The result of `TFRecordDataset.__getitems__`: the samples at several positions, as
     columns.
 
     `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a
@@ -264,7 +264,7 @@ def _make_list(values: Samples, *, collate_fn_map: object = None) -> Values:
 
 
 def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
-    """What ``default_collate`` makes of samples: the batch of `collate`.
+    """``default_collate`` of samples: the batch of `collate`.
 
     If a sample was changed, torch gets plain dicts instead and collates them itself.
     """
@@ -309,9 +309,9 @@ class BatchParser:
         register_samples()
 
     def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
-        """One sample; `where` tells the place of its record."""
+        """One sample; `where` gives the place of its record."""
         sample = self._no_values if self._parser is None else self._parser.single(record, key)
-        # The usual case: nothing is told of the record's place.
+        # The usual case: nothing asks for the record's place.
         if not self._sources:
             return sample
         place = where()

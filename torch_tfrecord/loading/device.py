@@ -120,7 +120,7 @@ class Streams:
 
 
 accelerator_of: Callable[[torch.device], Accelerator] = Streams
-"""What copies to a device."""
+"""Makes what copies to a device."""
 
 
 # Ahead of the training.
@@ -138,8 +138,8 @@ class DevicePrefetcher(Iterable[Batch]):
     sparse ones, and objects with a method ``to`` move; bytes, str and numbers stay. A loader of ours
     makes its batches in pinned memory; those of others are copied there by a thread.
 
-    Everything else is the loader's: ``len``, ``set_epoch``, ``state_dict``, ... Of a loader from
-    `make_dataloader` the state counts the batches that you have received. (``make_dataloader(...,
+    Everything else is the loader's: ``len``, ``set_epoch``, ``state_dict``, ... The state of a loader from
+    `make_dataloader` counts the batches that you have received. (``make_dataloader(...,
     device=device)`` is the same in one object.)
 
     Args:

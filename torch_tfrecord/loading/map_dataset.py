@@ -229,7 +229,7 @@ class MapDataset(StagedDataset):
         first of them only where all have more bytes than is usual.
 
         Raises:
-            TFRecordError: Of some record; `_load_samples` of each batch finds out which.
+            TFRecordError: Some record fails; `_load_samples` of each batch finds out which.
         """
         # Not joined as arrays: NumPy would let the GIL go.
         several = len(batches) > 1

@@ -131,7 +131,7 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
 
     @property
     def _error_logs(self) -> list[ErrorLog]:
-        """What notes the records that are left out."""
+        """The logs of records that are left out."""
         return [self._errors]
 
     @property
@@ -141,7 +141,7 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
 
     def _salted(self, positions: Sequence[int]) -> Sequence[int]:
         """The positions of a batch with what decides its random draws."""
-        return Leaves(self).salted(positions)
+        return Leaves(self).salted(positions) if self._needs_salt else positions
 
     @property
     def _draws_at_random(self) -> bool:
@@ -204,7 +204,7 @@ def check_left(samples: Samples, dataset: object) -> Samples:
 
 
 class _Loaded(NamedTuple):
-    """What the innermost datasets returned for a batch, before their transforms; a sequence in name
+    """The samples of the innermost datasets for a batch, before their transforms; a sequence in name
     only.
     """
 
@@ -213,7 +213,7 @@ class _Loaded(NamedTuple):
 
 
 class NestedDataset(StagedDataset):
-    """Read a dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, nested) through the
+    """Read a dataset of datasets (`Subset`, `ConcatDataset`, `Mixture`, nested) through the
     innermost ones.
 
     Each of those is asked once for its part of a batch, together with the batch's epoch, which
@@ -245,7 +245,7 @@ class NestedDataset(StagedDataset):
 
     @property
     def _error_logs(self) -> list[ErrorLog]:
-        """What notes the records that are left out, of each innermost dataset."""
+        """The logs of each innermost dataset."""
         return [log for leaf in Leaves(self.dataset) for log in getattr(leaf, "_error_logs", ())]
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
@@ -329,7 +329,7 @@ def usual_num_threads(dataset: object = None) -> int:
     """
     files = Leaves(dataset).stores
     share = max(num_processors() // Rank.num_on_host(), 1)
-    if not has_native():  # the fallbacks hold the GIL
+    if not has_native():  # the fallbacks keep the GIL
         return 1
     if any(store.is_remote for store in files):
         return max(share, _REMOTE_THREADS)

@@ -229,7 +229,7 @@ class Pins:
         return self._allocate(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
 
     def make(self, function: Callable[[], list[Batch]], num_batches: int) -> Cut:
-        """What a function makes, large columns of it at once in pinned memory.
+        """The batches that a function makes, with large columns at once in pinned memory.
 
         Args:
             function: Makes at most `num_batches` batches.

@@ -59,7 +59,7 @@ _Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
 
 
 class _Loaded(NamedTuple):
-    """Of a task the first batches, their number, and how many the next task shall have."""
+    """The first batches of a task, their number, and how many the next task should have."""
 
     outcomes: list[_Outcome]
     num_batches: int

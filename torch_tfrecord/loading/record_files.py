@@ -119,7 +119,7 @@ class RecordFiles:
 
     @staticmethod
     def of(table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS) -> RecordFiles:
-        """What reads the files of a table, by the kind of its first one."""
+        """The reader of the files of a table, by the kind of its first one."""
         is_array = bool(table.files) and isinstance(table.facts(0), ArrayRecordIndex)
         return ArrayRecordFiles(table) if is_array else RecordFiles(table, verify_crc, access)
 
@@ -195,7 +195,7 @@ class RecordFiles:
         return RecordPlace(self.table.files[file], offset, number)
 
     def facts(self, file: int) -> RecordIndex:
-        """What a file is compared with when it is opened: its index, without the records."""
+        """The facts that a file is compared with when it is opened: its index, without the records."""
         return cast("RecordIndex", self.table.facts(file))
 
     def _source(self, file: int) -> FileSource:

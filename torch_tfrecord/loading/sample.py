@@ -194,7 +194,7 @@ class SampleBlock:
         again: Parses the columns once more, into new memory; if it is known, a batch may `take` the
             columns.
         lock: Held during the first access to a sample or column.
-        template: The columns' names, with what stands for a value that was not accessed.
+        template: The columns' names, with a mark for a value that was not accessed.
     """
 
     __slots__ = (
@@ -232,7 +232,7 @@ class SampleBlock:
     def read(self, first: int) -> Columns:
         """The columns, to copy rows from the first of these on."""
         with self.lock:
-            # Rows behind those that were taken are nobody else's.
+            # Rows after those that were taken are nobody else's.
             is_here = self._columns is not None and first >= self._num_taken
             return self._columns if is_here else self.columns
 
@@ -249,7 +249,7 @@ class SampleBlock:
                 found = {name: _cut(column, begin, end) for name, column in found.items()}
                 if any(column is None for column in found.values()):
                     return None
-            # Rows are taken in ascending order, so that one number tells which ones.
+            # Rows are taken in ascending order, so that one number says which ones.
             self._num_taken = end
             if end == self.num_rows:
                 self._columns = None

@@ -62,14 +62,14 @@ _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 class SampleParser(Protocol):
-    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer."""
+    """Parses the records of a dataset: `BatchParser`, or a parser of a higher layer."""
 
     needs_keys: bool
     max_batch_bytes: int
 
     @property
     def features(self) -> object:
-        """What it reads, for `repr`."""
+        """The features that it reads, for `repr`."""
 
     def single(self, record: bytes, key: int, where: Callable[[], RecordPlace], /) -> Value:
         """One sample."""
@@ -184,7 +184,7 @@ class SampleMaker:
 
     @property
     def features(self) -> Any:
-        """What the parser reads; None for the records' bytes."""
+        """The features that the parser reads; None for the records' bytes."""
         return None if self.parser is None else self.parser.features
 
     def sample(
@@ -194,7 +194,7 @@ class SampleMaker:
         where: Callable[[], RecordPlace],
         errors: ErrorLog = RAISES,
     ) -> Value:
-        """The sample of one record; `where` tells its place."""
+        """The sample of one record; `where` gives its place."""
         transform = self.transform
         if transform is None:
             return self.parse(record, key, where)
@@ -219,7 +219,7 @@ class SampleMaker:
         for an image that the transform crops first.
 
         Raises:
-            TFRecordError: Of some record, which it names by its row or not at all; `load_singly`
+            TFRecordError: Some record fails, which it names by its row or not at all; `load_singly`
                 finds out.
         """
         if self.has_user_transform:

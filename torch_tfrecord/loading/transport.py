@@ -65,7 +65,7 @@ def for_transport(batch: Batch) -> Batch:
 
 
 def register_in_worker() -> None:
-    """In a worker, tell multiprocessing how to send batches, samples and their tensors; elsewhere
+    """In a worker, teach multiprocessing to send batches, samples and their tensors; elsewhere
     do nothing.
 
     Other pickling, and copying, see plain objects.
@@ -223,7 +223,7 @@ class Packer:
         if found is None:
             return None
         start, offset = found
-        # Columns of a batch often lie in one piece.
+        # Columns of a batch are often in one piece.
         number = self._starts.get(start)
         if number is None:
             number = self._starts[start] = len(self._memories)
@@ -276,7 +276,7 @@ def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
 
 
 def build(tensors: list[torch.Tensor], node: Node) -> Batch:
-    """What a node was made from, with these tensors."""
+    """The value that a node was made from, with these tensors."""
     make, *parts = node
     if make is None:
         return tensors[parts[0]]

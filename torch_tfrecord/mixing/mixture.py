@@ -153,7 +153,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
 
         Running workers of a DataLoader keep their copy of the mixture, and samplers the length that
         it had: call this between iterations, without ``persistent_workers``, and make samplers
-        anew if the length has changed.
+        again if the length has changed.
 
         Args:
             weights: As for the constructor, by number or by name; `balance_weights` counts here,
@@ -192,7 +192,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
         self._planned = [*self._planned, epochs]
 
     def _at(self, epoch: int) -> _Epochs:
-        # what was planned last holds for all epochs after its first
+        # what was planned last is for all epochs after its first
         return next((e for e in reversed(self._planned) if e.first <= epoch), self._planned[0])
 
     def __len__(self) -> int:
@@ -236,11 +236,11 @@ class Mixture(HintsOfDataset, Dataset[Any]):
         return None if self.shares is None else arguments
 
     def _weight_changes(self) -> list[list[Any]]:
-        """What `set_weights` changed, as JSON values: [epoch, position, whole weights] in order."""
+        """The changes by `set_weights`, as JSON values: [epoch, position, whole weights] in order."""
         return deepcopy(self._changes)
 
     def _set_weight_changes(self, changes: list[list[Any]]) -> None:
-        """Change the weights of the constructor as told, and no others; ValueError, and nothing is
+        """Change the weights of the constructor by these, and no others; ValueError, and nothing is
         changed, if that does not fit.
         """
         if changes == self._changes:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW_BLOCKS", "Epochs", "OrderOptions", "StateForm"]
 
-WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
+WINDOW_BLOCKS = 64  # 256 MiB, which fit into the page cache until the window is read
 
 _MOST_INFLATED_WINDOW = 1 << 26  # decompressed bytes that are mixed
 _MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
@@ -110,7 +110,7 @@ class Epochs:
         return Epochs(range(self.num_records), shuffle=False, seed=self._seed)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the order, as JSON values."""
+        """All that decides the order, as JSON values."""
         return self._identity
 
     def _make_identity(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Blocks(NamedTuple):
         return order if self.by_file is None else Renumbered(order, self.by_file)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the order, besides the seed and the number of records."""
+        """All that decides the order, besides the seed and the number of records."""
         found = {"blocks": StateForm.digest(self.starts), "window_blocks": self.window_blocks}
         return found | ({} if self.by_file is None else {"by_file": StateForm.digest(self.by_file)})
 
@@ -185,7 +185,7 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
 
 
 class StateForm:
-    """What a state has: JSON values by name, from which a run resumes.
+    """The form of a state: JSON values by name, from which a run resumes.
 
     Args:
         identity: What decides the order; it must be the same where the state is loaded.

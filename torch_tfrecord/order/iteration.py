@@ -1,4 +1,4 @@
-"""What all samplers do: iteration by iteration from a place, for trainers of all kinds, with a state."""
+"""The base of all samplers: iteration by iteration from a place, for trainers of all kinds, with a state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Unit_co = TypeVar("_Unit_co", bound="int | PositionBatch", covariant=True)
 
 
 class EpochSampler(Generic[_Unit_co]):
-    """What both samplers do: they yield units, positions or batches of these, iteration by
+    """The base of both samplers: they yield units, positions or batches of these, iteration by
     iteration, and resume from a place.
 
     Args:
@@ -42,7 +42,7 @@ class EpochSampler(Generic[_Unit_co]):
     # What the next iteration begins with once one has begun: the epochs after it, or the same.
     _continues: ClassVar[bool]
     _unit: ClassVar[Literal["samples", "batches"]]
-    # The numbers of a `Place` that a state holds, and its lists.
+    # The numbers of a `Place` in a state, and its lists.
     _numbers: ClassVar[tuple[str, ...]]
     _lists: ClassVar[tuple[str, ...]] = ()
 
@@ -212,7 +212,7 @@ class EpochSampler(Generic[_Unit_co]):
         return Plan(place, self._order, rank, of_all_ranks=True)
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[_Unit_co]:
-        """What an epoch of an iteration yields."""
+        """The units of an epoch of an iteration."""
         raise NotImplementedError
 
 

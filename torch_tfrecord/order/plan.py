@@ -114,7 +114,7 @@ class StepOrder(Protocol):
         """ValueError if a place of a state cannot be one of this order."""
 
     def identity(self) -> dict[str, Any]:
-        """What decides the order, as JSON values."""
+        """All that decides the order, as JSON values."""
 
 
 def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:

@@ -113,7 +113,7 @@ _UNKNOWN = -1
 class DrawEpoch:
     """The epoch that a dataset's `set_epoch` chooses.
 
-    It is in shared memory, so that persistent workers, which hold a copy of the dataset, see the
+    It is in shared memory, so that persistent workers, which have a copy of the dataset, see the
     choice.
 
     Args:
@@ -146,7 +146,7 @@ class DrawEpoch:
 
         Args:
             positions: The batch, which must be `salted`.
-            records: int64 [N]: what the keys stand for, such as numbers of records.
+            records: int64 [N]: what the keys are of, such as numbers of records.
             seeds: What else decides the draws of an epoch.
         """
         salt, epoch = getattr(positions, "salt", None), epoch_of(positions)

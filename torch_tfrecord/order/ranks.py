@@ -78,7 +78,7 @@ class Rank(NamedTuple):
 
     @classmethod
     def to_send(cls, rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
-        """What to give instead of `rank` and `world_size` in a spawned worker, which is not in the
+        """The arguments to give instead of `rank` and `world_size` in a spawned worker, which is not in the
         process group and could not find out its rank.
         """
         return cls.here(rank, world_size) if in_process_group() else (rank, world_size)

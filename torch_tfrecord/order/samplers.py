@@ -157,7 +157,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
 
     The state is like `RecordSampler`'s, and you can load it with another world size, batch size and
     worker count: the epoch, how many places of its order all ranks have taken, and the first epoch
-    of the iteration. Since workers prefetch, tell `state_dict` how many batches you received, or
+    of the iteration. Since workers prefetch, pass `state_dict` how many batches you received, or
     use `make_dataloader`, whose loader counts them.
 
     Args:

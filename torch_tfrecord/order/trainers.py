@@ -1,4 +1,4 @@
-"""What trainers do to our loaders: Accelerate splits the batches of those that it prepared over its
+"""Trainers and our loaders: Accelerate splits the batches of those that it prepared over its
 processes, so we must not; Lightning makes batch samplers again, and may forget a state.
 """
 
@@ -28,7 +28,7 @@ _SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
 
 
 class Prepared(NamedTuple):
-    """What a loader made by ``accelerator.prepare`` does with its batches.
+    """How a loader made by ``accelerator.prepare`` treats its batches.
 
     Attributes:
         num_processes: Processes over which it splits them.
@@ -106,7 +106,7 @@ def other_epoch(loaded: int, epoch: int) -> ValueError:
 
 
 def check_num_received(prepared: Prepared | None, num_received: int | None, what: str) -> None:
-    """ValueError if the number yielded does not tell the number received."""
+    """ValueError if the number yielded does not say how many were received."""
     # Accelerate itself may ask without a number: StatefulDataLoader keeps a state with each batch.
     if prepared is not None and num_received is None and prepared_loader() is None:
         raise ValueError(

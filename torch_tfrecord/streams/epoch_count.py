@@ -27,7 +27,7 @@ _MOST_OWNERS, _MOST_RUNS, _MOST_EPOCHS = 256, 32, 4
 class EpochCount:
     """The epochs of a stream's iterations: 0, 1, 2, ..., or counted on from the epoch you chose.
 
-    A DataLoader copies its dataset into each worker, and does not tell the copies that they begin
+    A DataLoader copies its dataset into each worker, and does not let the copies know that they begin
     the same iteration. They must agree on its epoch, since files are split over workers in the
     epoch's order. So the first worker of an iteration takes the next epoch, and the others find it
     in an unnamed file, which forked and spawned workers share. Workers recognise each other by the
@@ -112,7 +112,7 @@ class EpochCount:
 
     @contextmanager
     def _own(self) -> Iterator[dict[str, Any]]:
-        """What this process shares with its workers, or they with it; only one at a time reads and
+        """All that this process shares with its workers, or they with it; only one at a time reads and
         changes it.
         """
         fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system releases it if a process dies
@@ -167,7 +167,7 @@ def _join(runs: dict[str, Any]) -> str:
     """
     worker: Any = get_worker_info()
     seed = f"{worker.seed - worker.id} "
-    # Two runs may have the same seed (torch.manual_seed); then the workers' numbers tell them
+    # Two runs may have the same seed (torch.manual_seed); then the workers' numbers keep them
     # apart. Those alone are not enough: another thread may start processes in between.
     own = f"{seed}{_process_number() - worker.id}"
     run = own if own in runs else next((key for key in reversed(runs) if key.startswith(seed)), own)

@@ -342,7 +342,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         size = self._batch_size
         yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
         self._errors.tell()
-        # Workers begin anew in each epoch, and would repeat it.
+        # Workers begin again in each epoch, and would repeat it.
         if not epoch and len(self._empty) == len(self.files):
             warn_of_no_records(self.files)
 

@@ -248,7 +248,7 @@ class RecordStream:
         while buffer:
             chosen = below(len(buffer))
             self._num_draws += 1
-            # The last one takes its place: removing from the middle would move all behind it.
+            # The last one takes its place: removing from the middle would move all after it.
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 

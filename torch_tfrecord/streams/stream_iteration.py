@@ -34,10 +34,10 @@ State: TypeAlias = Mapping[str, Any]
 
 
 class _Source(Protocol):
-    """What is iterated over."""
+    """The stream that is iterated over."""
 
     def _identity(self) -> State:
-        """What decides the order."""
+        """All that decides the order."""
 
     def _pieces(self, epoch: int) -> list[Piece]:
         """Everything to read, in the order of an epoch."""
@@ -69,7 +69,7 @@ class StreamIteration(Iterator[Batch]):
         self._epochs: EpochCount | None = None
         self._has_begun = False
         self._begin(epoch, None)
-        self.last: LastIteration | None = None  # told when this iterator is dropped
+        self.last: LastIteration | None = None  # gets the state when this iterator is dropped
 
     def count_by(self, epochs: EpochCount, has_begun: bool) -> None:
         """Count this iteration when it begins, unless it has begun already."""
@@ -137,7 +137,7 @@ class StreamIteration(Iterator[Batch]):
             self._stream.go_to(own)
             self._goes_on = True
             return
-        # With others, all that is left is dealt out anew, equally on each.
+        # With others, all that is left is dealt out again, equally on each.
         left: list[Piece] = []
         for state in states.all(self._consumer, self._num_consumers):
             other = StreamIteration(
@@ -276,7 +276,7 @@ class StreamStates:
     """The states of some or all consumers (workers times ranks) of one epoch of a stream.
 
     Args:
-        holder: One state, several, or nested dicts and lists that hold them.
+        holder: One state, several, or nested dicts and lists of them.
         identity: What decides the stream's order.
 
     Raises:
@@ -288,7 +288,7 @@ class StreamStates:
         self._states: dict[int, State] = {}
         for state in find_states(holder):
             limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
-            # what the lists hold is checked where the pieces are known
+            # what is in the lists is checked where the pieces are known
             StateForm(identity, limits, _LISTS).check(state)
             self._add(state)
         if not self._states:

@@ -129,7 +129,7 @@ def make_dataloader(
             dataset.
         label_key: Name of the label feature: samples are then (features, label), and the features
             lack the label.
-        transform: Called with each sample, a dict that still holds the label, before batching;
+        transform: Called with each sample, a dict that still has the label, before batching;
             after the dataset's own transform.
         shuffle: True for a new random order each epoch; "blocks" for one that reads nearly in
             sequence (see `RecordSampler`); False to read the sorted files one after another. For
@@ -158,7 +158,7 @@ def make_dataloader(
             processor that this process may use, divided by the ranks on this machine (torchrun's
             LOCAL_WORLD_SIZE, or those of the process group, unless the launcher has bound each rank
             to processors of its own); one for small samples that are mostly bytes and str, which
-            hold the GIL; at least 8 for remote files. Compressed files use one.
+            keep the GIL; at least 8 for remote files. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is
             initialised, else from torchrun's environment variables, else 0 of 1.
         device: Where batches go, such as "cuda": they are made in pinned memory, copied there in

@@ -293,7 +293,7 @@ class _ReceivedBatches(Iterator[Batch]):
                 log.tell()
             raise
         except (ConnectionError, EOFError) as error:
-            # torch tells a killed worker only by a closed connection.
+            # torch shows a killed worker only by a closed connection.
             lost = _find_ended_workers(workers_of(self._iterator))
             if not lost:
                 raise
@@ -334,11 +334,11 @@ def _find_ended_workers(workers: Samples) -> list[str]:
 
 Description: TypeAlias = Mapping[str, Any]
 
-_MOST_PATHS = 1000  # of a list; a glob stands for any number
+_MOST_PATHS = 1000  # of a list; a glob may match any number
 
 
 def describe(dataset: object) -> Description | None:
-    """What `open_described` needs; None if a dataset cannot be told in a few JSON values.
+    """The argument of `open_described`; None if a dataset cannot be described in a few JSON values.
 
     That is a `TFRecordDataset` of paths, a slice of one, or a `Mixture` of these by weights.
     """
