@@ -9,7 +9,7 @@ from .example import (
     join_arrays,
 )
 from .json_text import example_of_json, parse_json
-from .messages import find_fields, guess_message, is_bare, parse_message, varint
+from .messages import find_fields, parse_message, varint
 
 __all__ = [
     "ListValues",
@@ -21,8 +21,6 @@ __all__ = [
     "encode_sequence_example",
     "example_of_json",
     "find_fields",
-    "guess_message",
-    "is_bare",
     "join_arrays",
     "parse_json",
     "parse_message",

@@ -33,7 +33,7 @@ from torch_tfrecord.columns import (
     Text,
     VarLenFeature,
     decode_text,
-    parse_tensor,
+    make_parser,
 )
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
@@ -43,13 +43,12 @@ from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
     decode_example,
     decode_sequence_example,
-    guess_message,
-    is_bare,
     parse_json,
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords, Paths, found_files
 from torch_tfrecord.shown import features_code, shown_keys
+from torch_tfrecord.tables.guesses import guess_message, is_bare
 from torch_tfrecord.tables.spread import SpreadRecord, all_records, spread_records
 
 __all__ = [
@@ -386,7 +385,7 @@ def _propose_bytes(
     # First what a header tells: bytes without one could be an array or a text by chance.
     if _all_read(image_size, values):
         return Image()
-    if _all_read(parse_tensor, values):
+    if _all_read(make_parser(SerializedTensor()).single, values):
         return SerializedTensor()
     raw = _propose_raw(key, values, samples)
     if raw is not None:

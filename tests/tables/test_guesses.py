@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
-from torch_tfrecord.protobuf.messages import guess_message, is_bare
+from torch_tfrecord.tables.guesses import guess_message, is_bare
 
 
 def field(number: int, content: bytes) -> bytes:
