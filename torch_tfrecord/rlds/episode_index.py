@@ -55,8 +55,8 @@ from torch_tfrecord.records import (
 
 __all__ = [
     "EpisodeIndex",
-    "EpisodeIndexKeeper",
     "build_episode_index",
+    "episode_indexes",
     "frame_head",
     "key_field",
     "parse_lists",
@@ -271,57 +271,51 @@ def build_episode_index(
     )
 
 
-class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
-    """Loads, builds and stores episode indexes.
-
-    Args:
-        policy: See `SidecarKeeper`.
-        index_dir: See `SidecarKeeper`.
-        access: How to reach remote files.
-    """
-
+class _Keeper(SidecarKeeper[EpisodeIndex]):
     _reloads = True
 
-    def __init__(
-        self,
-        policy: IndexPolicy = "auto",
-        *,
-        index_dir: str | os.PathLike[str] | None = None,
-        access: Access = DEFAULT_ACCESS,
-    ) -> None:
-        self._access = access
-        super().__init__(
-            policy, index_dir, "episode index", "open the dataset once with index='auto'"
-        )
 
-    def indexes(
-        self, files: Sequence[str], records: Sequence[FileIndex], step_lists: Mapping[str, int]
-    ) -> list[EpisodeIndex]:
-        """The episode index of each file; shows a progress bar if building takes more than a
-        second.
+def episode_indexes(
+    files: Sequence[str],
+    records: Sequence[FileIndex],
+    step_lists: Mapping[str, int],
+    policy: IndexPolicy,
+    index_dir: str | os.PathLike[str] | None,
+    access: Access,
+) -> list[EpisodeIndex]:
+    """The episode index of each file, loaded, or built and kept; shows a progress bar if building
+    takes more than a second.
 
-        Raises:
-            IndexMismatchError: A file has no fresh index, with the policy "require".
-            TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
-        """
-        pairs = zip(files, records, strict=True)
-        progress = ProgressBar(pairs, "indexing episodes", len(files), unit="file", delay=1.0)
-        found = [self._index(path, record_index, step_lists) for path, record_index in progress]
-        self.warn_of_displaced()
-        return found
+    Args:
+        files: The data files.
+        records: The record index of each.
+        step_lists: See `build_episode_index`.
+        policy, index_dir: See `SidecarKeeper`.
+        access: How to reach remote files.
 
-    def _index(self, path: str, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
-        return self.find(
+    Raises:
+        IndexMismatchError: A file has no fresh index, with the policy "require".
+        TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
+    """
+    advice = "open the dataset once with index='auto'"
+    keeper = _Keeper(policy, index_dir, "episode index", advice)
+
+    def index_of(path: str, own: FileIndex) -> EpisodeIndex:
+        return keeper.find(
             Kept(
                 path,
                 path + _NAME,
-                lambda found: EpisodeIndex.load(found, records, step_lists, self._access),
-                lambda: build_episode_index(
-                    open_records(path, records, self._access), records, step_lists
-                ),
-                lambda index: index.to_bytes(records),
+                lambda found: EpisodeIndex.load(found, own, step_lists, access),
+                lambda: build_episode_index(open_records(path, own, access), own, step_lists),
+                lambda index: index.to_bytes(own),
             )
         )
+
+    pairs = zip(files, records, strict=True)
+    progress = ProgressBar(pairs, "indexing episodes", len(files), unit="file", delay=1.0)
+    found = [index_of(*pair) for pair in progress]
+    keeper.warn_of_displaced()
+    return found
 
 
 # The lists of a record.

@@ -29,7 +29,7 @@ from torch_tfrecord.rlds.episode_columns import (
     Pictures,
     each_leaf,
 )
-from torch_tfrecord.rlds.episode_index import EpisodeIndexKeeper
+from torch_tfrecord.rlds.episode_index import episode_indexes
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
@@ -110,8 +110,7 @@ class EpisodeStore:
             for leaf in leaves_of(self.info.features)
             if _is_step(leaf) and not leaf.is_empty
         }
-        keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
-        episodes = keeper.indexes(files.files, files.indexes, counted)
+        episodes = episode_indexes(files.files, files.indexes, counted, index, index_dir, access)
         self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
         self._files = files
         self._positions = files.positions
