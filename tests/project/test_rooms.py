@@ -26,3 +26,11 @@ def test_the_table_has_every_room(drawing):
     folders = {path.parent.name for path in (ROOT / "torch_tfrecord").glob("*/*.py")}
     told = {*drawing.rooms(), "native"}
     assert told == {*folders, "torch_tfrecord", "index_tools"}
+
+
+def test_each_room_has_a_page_of_at_most_40_lines(drawing):
+    for name in drawing.rooms().keys() - {"torch_tfrecord"}:
+        folder = ROOT if name == "index_tools" else ROOT / "torch_tfrecord"
+        lines = (folder / name / "README.md").read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith(f"# {name}")
+        assert len(lines) <= 40
