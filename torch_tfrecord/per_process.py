@@ -40,8 +40,8 @@ _Result = TypeVar("_Result")
 
 
 class PerProcess(Generic[_State]):
-    """What belongs to one process: made when it is first needed, and anew after a fork and in a
-    pickled copy. Safe from threads, which all get the same.
+    """State of one process: made when it is first needed, and again after a fork and in a pickled
+    copy. Safe from threads, which all get the same.
 
     A fork copies locks that another thread may hold, and connections without their threads.
 
@@ -106,7 +106,7 @@ def in_threads(task: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
 def each_at_once(
     function: Callable[[_Item], _Result], items: Iterable[_Item], most: int = 32
 ) -> Iterator[_Result]:
-    """What the function gives for each item, in their order; up to `most` of them are under way.
+    """The results of a function for each item, in their order; up to `most` of them are under way.
 
     An error is raised in its turn. Where it is not gone through to its end, what has not begun does
     not begin, and nobody waits for the rest, as a pool's threads would be waited for at the end of
@@ -205,7 +205,7 @@ class _Kept(Generic[_Value]):
 
 
 class _Loaded:
-    """What a process has loaded."""
+    """The module that a process has loaded."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -216,19 +216,19 @@ _loaded: dict[str, PerProcess[_Loaded]] = {}  # by name
 
 
 def module_of_process(name: str, first: Callable[[], Any], in_fork: Callable[[], Any]) -> Any:
-    """What this process uses of a compiled module; loaded once, unless that raises.
+    """This process's copy of a compiled module; loaded once, unless that raises.
 
     Args:
         name: Name of the module.
         first: Loads it where no other process can have used it.
-        in_fork: Loads it, or what stands in for it, in a child that was forked from a process that
+        in_fork: Loads it, or what takes its place, in a child that was forked from a process that
             may have used it.
     """
     processes = _loaded.setdefault(name, PerProcess(_Loaded, keeps_parents=True))
     loaded = processes.get()
     with loaded.lock:
         if not loaded.modules:
-            # Whoever was forked from a process that has it imported cannot know whether it was used
+            # A child of a process that has it imported cannot know whether it was used
             # there.
             was_forked = multiprocessing.parent_process() is not None and name in sys.modules
             loaded.modules.append(in_fork() if was_forked or processes.was_forked else first())

@@ -1,4 +1,4 @@
-"""What the core asks of compressed files: see `records.Codecs`."""
+"""The codecs that the core asks: see `Codecs` in `records`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def detect_compression(first_bytes: bytes) -> str:
     """
     if is_header(first_bytes[:HEADER_BYTES]):
         return ""
-    # Of a file cut within the magic bytes, too, so that the error names its compression.
+    # Also a file cut within the magic bytes, so that the error names its compression.
     if first_bytes[:3] == GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
         return "GZIP"
     is_zlib = is_zlib_header(first_bytes) or first_bytes == b"\x78"

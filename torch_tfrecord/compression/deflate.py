@@ -1,4 +1,4 @@
-"""What the parts of deflate streams (RFC 1951) have in common."""
+"""Facts of deflate streams (RFC 1951)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fastest() -> ModuleType:
 
 
 # Empty blocks that end before each bit of a byte: of fixed codes, 10 bits each; where the bit is odd
-# behind one with codes of its own (byte 0 and the end have codes of one bit), 97 bits.
+# after one with codes of its own (byte 0 and the end have codes of one bit), 97 bits.
 _LEADS = (
     b"\0",
     b"\x04\xe0\x81\x08\0\0\0\0 \xecO}\x01",
@@ -51,7 +51,7 @@ _LEADS = (
 
 
 def lead_in(data: bytes | memoryview, shift: int) -> bytes:
-    """The data from bit `shift` (0 to 7) of its first byte on, behind empty blocks that end there:
+    """The data from bit `shift` (0 to 7) of its first byte on, after empty blocks that end there:
     blocks that are stored begin at whole bytes, so that nothing can be shifted.
     """
     if not shift or not data:

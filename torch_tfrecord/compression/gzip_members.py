@@ -1,7 +1,7 @@
 """Members of gzip files (RFC 1952) whose headers say how long they are: they are decompressed at
 once, by threads, and a reader can go from one to the next without decompressing any.
 
-The sizes stand in the header's extra field: bgzip's (BC), pgzip's (IG) and ours (TR), which also
+The sizes are in the header's extra field: bgzip's (BC), pgzip's (IG) and ours (TR), which also
 has a checksum, and the lengths of the records.
 """
 
@@ -36,7 +36,7 @@ _MOST_AHEAD = 16
 
 
 class _Sizes(NamedTuple):
-    """What a member's header says.
+    """Facts in a member's header.
 
     Attributes:
         num_bytes: Bytes of the member.
@@ -48,7 +48,7 @@ class _Sizes(NamedTuple):
 
 
 def _read_sizes(source: FileSource, begin: int) -> _Sizes | None:
-    """What the header of the member at a byte says; None where it says no size."""
+    """The facts in the header of the member at a byte; None where it has no size."""
     head = source.read(_PEEK_BYTES, begin)
     if (
         len(head) < _HEAD_BYTES
@@ -78,7 +78,7 @@ def _packed(num_bytes: int, lengths: bytes) -> bytes:
 
 
 def _unpacked(field: bytes) -> _Sizes | None:
-    """What `_packed` has behind its length; None where it is damaged."""
+    """The facts in a field that `_packed` made, without its length; None where it is damaged."""
     num_bytes, lengths = int.from_bytes(field[4:8], "little"), field[8:]
     if int.from_bytes(field[:4], "little") != crc32c(field[4:]):
         return None
@@ -118,7 +118,7 @@ def member_lengths(source: FileSource, size: int) -> list[tuple[int, npt.NDArray
         at += sizes.num_bytes
         num_bytes = int(sizes.lengths.sum()) + _OVERHEAD_BYTES * len(sizes.lengths)
         is_possible = num_bytes <= MOST_EXPANSION * sizes.num_bytes
-        # A member ends with the bytes that it holds, modulo 2^32.
+        # A member ends with the number of its bytes, modulo 2^32.
         end = (num_bytes & 0xFFFFFFFF).to_bytes(4, "little")
         if not is_possible or source.read(4, at - 4) != end:
             return None
@@ -135,7 +135,7 @@ class MemberPacker:
         says_size: See below.
 
     Attributes:
-        says_size: Whether the header shall say its size; it need not where a file has no other.
+        says_size: Whether the header says its size; it need not where a file has no other.
         lengths: Of its records, to which the writer appends.
     """
 
@@ -172,7 +172,7 @@ class MemberPacker:
         return GZIP_MAGIC + bytes((len(extra) and _EXTRA, 0, 0, 0, 0, 0, 3)) + extra + content
 
     def _extra(self, num_bytes: int) -> bytes:
-        """The extra field of a member of so many bytes behind its header, with its length."""
+        """The extra field of a member of so many bytes after its header, with its length."""
         lengths = np.array(self.lengths, np.int64)
         planes = b""
         if not lengths.size or lengths.max() < 1 << 32:
@@ -196,7 +196,7 @@ class MembersAhead:
         self._next: PerProcess[deque[tuple[int, int, Future[bytes | None]]]] = PerProcess(deque)
 
     def take(self, begin: int) -> tuple[bytes, int] | None:
-        """What the member at a byte holds, and where the next one begins; None where its header
+        """The content of the member at a byte, and where the next one begins; None where its header
         does not say how long it is, or it is large or damaged.
         """
         members = self._next.get()
@@ -220,9 +220,9 @@ class MembersAhead:
 
 
 def _inflate(member: bytes) -> bytes | None:
-    """What a whole member holds; None where it is none, is followed by more, or holds too much."""
+    """The content of a whole member; None where it is none, is followed by more, or has too much."""
     engine, size = fastest(), int.from_bytes(member[-4:], "little")
-    # Not in one step, which does not tell where the member ends: its size may be a lie.
+    # Not in one step, which does not say where the member ends: its size may be wrong.
     inflater = engine.decompressobj(31)
     try:
         content: bytes = inflater.decompress(member, min(size, _MOST_BYTES) + 1)

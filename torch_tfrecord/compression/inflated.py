@@ -48,7 +48,7 @@ def is_zlib_header(first_bytes: bytes) -> bool:
 
 
 class _Inflater(Protocol):
-    """What zlib, isal and our core call a decompression object."""
+    """A decompression object of zlib, isal or our core."""
 
     @property
     def eof(self) -> bool: ...
@@ -88,7 +88,7 @@ class InflatedSource(SequentialSource):
         compression_type: "GZIP" or "ZLIB".
         start: Where it begins; None for the file's first byte.
         finder: Is shown the places where decompression may begin.
-        gaps: Takes the damage, which the stream goes past; what comes behind it may have wrong
+        gaps: Takes the damage, which the stream goes past; what comes after it may have wrong
             bytes. Without it damage ends the stream.
 
     Attributes:
@@ -112,7 +112,7 @@ class InflatedSource(SequentialSource):
         self._source, self._type, self.finder = source, compression_type, finder
         self._gaps = gaps
         self.end = 1 << 62
-        # What isal cannot read is read again by zlib, which says what is wrong.
+        # A member that isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None
         of_blocks = finder and optional_module("inflate")
         self._engine = (of_blocks or fastest()) if can_read_again else zlib
@@ -140,7 +140,7 @@ class InflatedSource(SequentialSource):
         self._inflater = self._new_inflater(self._engine) if point.is_block else None
 
     def _new_inflater(self, engine: ModuleType) -> _Inflater:
-        """What decompresses the member, or the rest of it."""
+        """A decompressor of the member, or of the rest of it."""
         window = {"zdict": self._member.window} if self._member.window else {}
         bits = -15 if self._member.is_block else WINDOW_BITS[self._type]
         found: _Inflater = engine.decompressobj(bits, **window)
@@ -179,7 +179,7 @@ class InflatedSource(SequentialSource):
         return b""
 
     def _whole_member(self) -> bytes:
-        """What the next members hold, decompressed ahead; nothing where that cannot be."""
+        """The content of the next members, decompressed ahead; nothing where that cannot be."""
         content = b""
         while self._members is not None and not content:
             begin = self._consumed - len(self._input)
@@ -291,7 +291,7 @@ class InflatedSource(SequentialSource):
             self._gaps.append(Gap(min(at, end), end, kind, error))
 
     def _pass(self, at: int) -> int:
-        """Go on behind damage; the byte where."""
+        """Go on after damage; the byte where."""
         if not self._to_drop:
             self._original = self._member
         elif self.finder is not None:  # nothing new came from what was to be read again

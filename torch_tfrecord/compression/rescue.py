@@ -1,4 +1,4 @@
-"""Where to go on behind damage: the next place of a compressed file that decompresses."""
+"""Where to go on after damage: the next place of a compressed file that decompresses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torch_tfrecord.files import FileSource
 __all__ = ["find_start"]
 
 _PIECE_BYTES = 1 << 16  # searched at a time
-_TRIAL_BYTES = 1 << 16  # behind a place, and from it, that must decompress
+_TRIAL_BYTES = 1 << 16  # after a place, and from it, that must decompress
 _HEADER_TRIAL, _SHORT_TRIAL = 1 << 8, 1 << 9
 _NO_WINDOW = bytes(WINDOW_BYTES)  # in place of one that is not known
 
 # Shares of 128 that codes of 0 to 7 bits have of all: those of a code that is complete add up to it.
 _SHARES = np.array([0, 64, 32, 16, 8, 4, 2, 1])
-# Of a block with codes of its own: 17 bits and 19 lengths, in the midst of a byte.
+# The head of a block with codes of its own: 17 bits and 19 lengths, from within a byte on.
 _HEADER_BYTES = 11
 
 
@@ -69,7 +69,7 @@ def _headers(data: bytes, compression_type: str) -> list[int]:
 
 def block_bits(data: bytes | memoryview, num_bytes: int) -> list[int]:
     """Bits at which a block may begin, ascending: one with codes of its own in the first
-    `num_bytes`, or any behind one there that is stored. Few other places look so.
+    `num_bytes`, or any after one there that is stored. Few other places look so.
     """
     num_bytes = min(num_bytes, len(data) - _HEADER_BYTES)
     if num_bytes <= 0:

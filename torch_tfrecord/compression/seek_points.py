@@ -113,7 +113,7 @@ class SeekPoints:
 
     @classmethod
     def from_bytes(cls, data: bytes, num_points: int, file_size: int) -> SeekPoints:
-        """What `to_bytes` made.
+        """The points of bytes that `to_bytes` made.
 
         Raises:
             IndexMismatchError: It cannot be.
@@ -126,7 +126,7 @@ class SeekPoints:
 
 
 BEGINNING = SeekPoints(np.zeros((1, 4), np.int64), b"", 1)
-"""Of a file of which none are known."""
+"""The seek points of a file of which none are known."""
 
 
 class PointFinder:
@@ -181,7 +181,7 @@ class PointFinder:
             self._add(8 * begin, offset, is_block, b"")
 
     def add_start(self, point: SeekPoint) -> None:
-        """A place behind damage, which cannot be reached from before it."""
+        """A place after damage, which cannot be reached from before it."""
         while self._rows and self._rows[-1][1] >= point.offset:
             self._rows.pop()
         if point.bit < 8 * self._file_size:
@@ -206,7 +206,7 @@ class PointFinder:
 
 
 def _needed_window(window: bytes, following: bytes) -> bytes | None:
-    """What the blocks behind a place need of the bytes before it.
+    """The bytes before a place that the blocks after it need.
 
     Args:
         window: Those bytes, at most 32 KiB.
@@ -217,7 +217,7 @@ def _needed_window(window: bytes, following: bytes) -> bytes | None:
         they are too few to say.
     """
     # Decompressed with the low bytes of the positions in place of the window, then with the high
-    # ones, each byte of the output tells the position that it comes from.
+    # ones, each byte of the output says the position that it comes from.
     positions = np.arange(len(window))
     used = np.zeros(1 << 16, np.uint8)
     found = np.uint16(0)

@@ -1,4 +1,5 @@
-"""Files of Snappy blocks, as TensorFlow writes them: their decompressed stream, and how to tell them.
+"""Files of Snappy blocks, as TensorFlow writes them: their decompressed stream, and how to recognise
+them.
 
 Four bytes of length, big-endian, then a block in Snappy's raw format: what the writer had
 collected, 256 KiB or less, or one long payload. This is not Snappy's framing format, which begins
@@ -52,7 +53,7 @@ def _read_block(
         limit: The most that the block may hold when decompressed.
 
     Returns:
-        What it holds, and the offset of the next block; nothing at the end of the file.
+        Its content, and the offset of the next block; nothing at the end of the file.
 
     Raises:
         CompressionError: The block is truncated or damaged, or claims more than its bytes can hold.
@@ -91,7 +92,7 @@ def _decompress(block: bytes, limit: int) -> bytes:
 
 
 def first_uncompressed(prefix: bytes, wanted: int) -> bytes:
-    """What the first block of a stream begins with; empty where its first bytes are no block.
+    """The first bytes in the first block of a stream; empty where its first bytes are no block.
 
     Args:
         prefix: The first bytes of the file.

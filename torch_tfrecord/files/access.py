@@ -22,7 +22,7 @@ def user_cache() -> str:
     return os.path.join(base, "torch_tfrecord")
 
 
-_SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
+_SHORTEST_SECRET = 4  # letters: shorter texts are in any text
 
 
 class RangeCache(Protocol):
@@ -36,10 +36,10 @@ class _Caches(Protocol):
 
 
 class Access:
-    """The user's options of a storage, and of the cache on the disk; holds no client, so that it
+    """The user's options of a storage, and of the cache on the disk; it has no client, so that it
     may be pickled.
 
-    Two of equal content are equal, and have the same hash. No value of an option stands in a `repr`
+    Two of equal content are equal, and have the same hash. No value of an option is in a `repr`
     or an error.
 
     Args:
@@ -99,7 +99,7 @@ class Access:
         """
         if self.cache_dir is None or not paths:
             return self
-        # What the first and the last in order have in common, all between them have.
+        # All files between the first and the last in order have in common what these two have.
         begin = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071 - up to a slash of it
         group = f"{self.endpoint} {begin.rpartition('/')[0]}"
         return self._with_cache(self._cache(self.cache_dir, group))
@@ -147,7 +147,7 @@ class Access:
 
 
 def _endpoint(options: Mapping[str, Any]) -> str:
-    """Addresses and accounts that tell storages apart whose paths are the same."""
+    """Addresses and accounts of storages, which may have the same paths."""
     inner = options.get("client_kwargs")
     for_clients = inner if isinstance(inner, Mapping) else {}
     found = [
@@ -159,7 +159,7 @@ def _endpoint(options: Mapping[str, Any]) -> str:
 
 
 def _copy_options(value: Any) -> Any:
-    """Dicts and lists anew, which their owner may change; all else as it is."""
+    """Copies of dicts and lists, which their owner may change; all else as it is."""
     if isinstance(value, Mapping):
         return {name: _copy_options(item) for name, item in value.items()}
     return [*map(_copy_options, value)] if isinstance(value, list) else value

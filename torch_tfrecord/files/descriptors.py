@@ -1,7 +1,7 @@
 """A pool of few open files for any number of sources and threads: closed when others need one, and
 reopened.
 
-A limit of 32 open files must be enough for thousands of shards, so a reader holds a descriptor only
+A limit of 32 open files must be enough for thousands of shards, so a reader keeps a descriptor only
 while it reads. Its other state (offsets, a decompressor) is kept, as every read names its offset.
 """
 
@@ -45,12 +45,12 @@ class Owner(Protocol):
 
 
 class Descriptor:
-    """An open file, closed with its last reference: a reader holds one until the read has ended.
+    """An open file, closed with its last reference: a reader keeps one until the read has ended.
 
     Attributes:
         number: The file descriptor.
         is_used: Whether it was read from since the pool last checked.
-        holds: What keeps a file open in place of the number: see `reserve_descriptor`.
+        holds: Keeps a file open in place of the number: see `reserve_descriptor`.
     """
 
     __slots__ = ("__weakref__", "_pool", "holds", "is_used", "number")

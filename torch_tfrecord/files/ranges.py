@@ -49,7 +49,7 @@ class ReadPlan(NamedTuple):
         return int(self.sizes.sum())
 
     def ranges(self) -> list[tuple[int, int, int, int]]:
-        """Of each range: number of the file, first byte, end, and start in the buffer."""
+        """Number of the file, first byte, end, and start in the buffer, of each range."""
         columns = (self.files, self.begins, self.begins + self.sizes, self.starts)
         return [*zip(*(column.tolist() for column in columns), strict=True)]
 

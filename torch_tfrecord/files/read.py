@@ -153,7 +153,7 @@ def _local_job(
     lengths: _Integers,
     verify_crc: bool = False,
 ) -> Job | None:
-    """What reads ranges of local files by the compiled core, without the GIL, and checks records in
+    """The job that reads ranges of local files by the compiled core, without the GIL, and checks records in
     them; of more files than may be held open at once, those of the last, and the others are read.
 
     Args:

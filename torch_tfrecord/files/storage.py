@@ -122,7 +122,7 @@ class FileSource:
         """Raise if a stream is truncated or damaged; a file simply ends."""
 
     def forget(self, begin: int, end: int) -> bool:
-        """Drop what a cache holds of a range whose bytes are wrong; whether it held any: then read
+        """Drop what a cache has of a range whose bytes are wrong; whether it had any: then read
         it again.
         """
         return False
@@ -210,10 +210,10 @@ class LocalFile(FileSource):
         return held
 
     def hold_if_free(self) -> Descriptor | None:
-        """As `hold`, for whoever holds some already; None where too many are open."""
+        """As `hold`, for callers that hold some already; None where too many are open."""
         held = self._held
         if held is None:
-            # Never waits: whoever holds one and waits for another may wait for itself.
+            # Never waits: a caller that holds one and waits for another may wait for itself.
             held = open_if_free(self._place, self)
             if held is None:
                 return None
@@ -222,10 +222,10 @@ class LocalFile(FileSource):
         return held
 
     def _same(self, held: Descriptor) -> Descriptor:
-        """What was opened again, if it is the file of before."""
+        """The file that was opened again, if it is that of before."""
         status = os.fstat(held.number)
         is_same = (status.st_dev, status.st_ino) == self._identity
-        # Some network file systems number a file anew each time.
+        # Some network file systems give a file another number each time.
         if not is_same and (status.st_size, status.st_mtime_ns) != (self.file_size, self.mtime_ns):
             raise CorruptRecordError(
                 "expected the file that was opened, got another one in its place", path=self.path
@@ -372,7 +372,7 @@ def open_files(
 def open_in_turn(
     paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo] | None = None
 ) -> Callable[[str], FileSource]:
-    """What opens the files of a stream, each to be read from front to back; remote ones are read
+    """A function that opens the files of a stream, each to be read from front to back; remote ones are read
     ahead, as far as the next files.
 
     Args:

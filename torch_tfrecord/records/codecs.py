@@ -54,7 +54,7 @@ class Gap(Protocol):
 
     @property
     def error(self) -> CompressionError:
-        """What was wrong."""
+        """The error that it is without `gaps`."""
 
 
 class Packing(NamedTuple):
@@ -81,7 +81,7 @@ class Packer(Protocol):
         """The bytes to write for framed records, in any parts, of these payload lengths."""
 
     def flush(self, *, is_end: bool) -> bytes:
-        """What there is of the stream, or the end of it."""
+        """The bytes that were kept back so far, or all with the end of the stream."""
 
     def points(self, file_size: int) -> SeekPoints | None:
         """Where the file, of so many bytes, can be entered; None where it is empty."""
@@ -107,7 +107,7 @@ class Codecs(Protocol):
         """The seek points that a stream has found on the way."""
 
     def points_from(self, data: bytes, num_points: int, file_size: int) -> SeekPoints:
-        """What `SeekPoints.to_bytes` made.
+        """The points of bytes that `SeekPoints.to_bytes` made.
 
         Raises:
             IndexMismatchError: It cannot be.
@@ -121,7 +121,7 @@ class Codecs(Protocol):
         """
 
     def packer(self, packing: Packing) -> Packer:
-        """What compresses a file."""
+        """A compressor for one file."""
 
 
 def codecs() -> Codecs:

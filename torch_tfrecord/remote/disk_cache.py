@@ -4,7 +4,7 @@ Each remote file is kept in sectors, a file for each, with a checksum at its end
 share a folder::
 
     torch_tfrecord.cache             the cap, the bytes in use, what was read; it is locked to write
-    <data set>/<file>/<version>/<n>  sector n; the names are hashes, so that the disk tells no secret
+    <data set>/<file>/<version>/<n>  sector n; the names are hashes, so that no secret is on the disk
 
 A full cache keeps what it has: each epoch reads all data once, so what came in would push out what
 is needed just as soon. Old versions of a file make room, and data sets that nobody has read for ten
@@ -67,7 +67,7 @@ Finish: TypeAlias = "Callable[[Sequence[_Bytes]], list[_Bytes]]"
 
 @dataclass
 class _State:
-    """What all users of a folder share.
+    """Numbers that all users of a folder share.
 
     Attributes:
         max_bytes: The cap.
@@ -93,7 +93,7 @@ class _State:
 
 
 class _OfProcess:
-    """What belongs to one process."""
+    """State of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -108,11 +108,11 @@ class DiskCache:
     """Reads ranges of remote files, and keeps copies of what it read in a folder.
 
     May be pickled and forked. Safe from threads. Whatever goes wrong on the disk costs a request
-    and never a wrong byte: the cache warns once and stands aside.
+    and never a wrong byte: the cache warns once and is not used for a while.
 
     Args:
         folder: On a disk of this machine; made with the permissions 0700 where it is missing.
-        max_bytes: The cap, for all users of the folder together: that of who opened it last holds.
+        max_bytes: The cap, for all users of the folder together: the last that was given counts.
             None for the cap that the folder has, or for a tenth of the disk's free space.
         group: Names what is used together, such as a data set: it is in use as long as one of its
             files is.
@@ -135,7 +135,7 @@ class DiskCache:
         """Begin to read ranges of any files, together.
 
         Returns:
-            What is missing and must be fetched, in whole sectors where there is room for them, and a
+            The ranges that must be fetched, in whole sectors where there is room for them, and a
             function from its bytes to those of each range.
         """
         mine = self._of_process.get()
@@ -183,7 +183,7 @@ class DiskCache:
         return bool(found)
 
     def _path_of(self, file: RemotePart, at: int) -> str:
-        """Of the sector that begins at a byte."""
+        """The path of the sector that begins at a byte."""
         name, version = _identity(file)
         return f"{self._own}/{name}/{version}/{at:x}"
 
@@ -236,13 +236,13 @@ class DiskCache:
         wanted: int = 0,
     ) -> None:
         """Open the folder, remove and keep sectors, make room, count what was read, and say that the
-        data set is in use; where that fails, warn, and stand aside for a while.
+        data set is in use; where that fails, warn, and do without the cache for a while.
         """
         mine = self._of_process.get()
         try:
             with _locked(self.folder, self._max_bytes, is_new=not mine.is_open) as state:
                 mine.is_open, mine.touched_at = True, time.monotonic()
-                # All of it: who lowers a cap begins anew, which is rare, and simple.
+                # All of it: a cap is rarely lowered, and this is simple.
                 if (used := state.used_bytes) > state.max_bytes:
                     state.remove(_folders(self.folder))
                 with mine.lock:
@@ -405,18 +405,18 @@ def _is_good(data: bytes) -> bool:
 
 
 def _pages(num_bytes: int) -> int:
-    """What a file of so many bytes takes on the disk."""
+    """The space that a file of so many bytes takes on the disk."""
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _disk_bytes(path: str) -> int:
-    """What a file takes on the disk, or all files of a folder."""
+    """The space that a file takes on the disk, or all files of a folder."""
     found = path, *glob.glob(f"{glob.escape(path)}/**", recursive=True)
     return sum(_pages(os.path.getsize(file)) for file in found if os.path.isfile(file))
 
 
 def _folders(path: str) -> list[str]:
-    """What a folder has of ours."""
+    """Our folders in a folder."""
     return glob.glob(f"{glob.escape(path)}/{_OURS}")
 
 
@@ -438,7 +438,7 @@ def _open_own(path: str, flags: int = 0) -> int:
 
 
 class CacheInfo(NamedTuple):
-    """What a folder holds.
+    """The content of a cache.
 
     Attributes:
         max_bytes: The folder's cap.
@@ -456,11 +456,11 @@ class CacheInfo(NamedTuple):
 
 
 def cache_info(folder: str | os.PathLike[str], *, clears: bool = False) -> CacheInfo | None:
-    """What a folder holds; None where it holds no cache.
+    """The content of a folder's cache; None where there is none.
 
     Args:
         folder: The folder.
-        clears: Whether all is removed afterwards, also while others use it: they begin anew.
+        clears: Whether all is removed afterwards, also while others use it: they start again.
 
     Raises:
         OSError: It cannot be done.

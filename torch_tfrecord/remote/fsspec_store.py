@@ -64,17 +64,17 @@ class FsspecStore:
         return str(self._filesystem.unstrip_protocol(name))
 
     def info(self, name: str) -> RemoteInfo:
-        """What the storage says of a file or folder."""
+        """See `Store`."""
         return _info(self._ask("info", name))
 
     def read_range(
         self, name: str, begin: int, end: int, etag: str | None = None
     ) -> bytes | memoryview:
-        """The bytes of a range of a file; nobody tells whether it has changed."""
+        """The bytes of a range of a file; no change of it is noticed."""
         return bytes(self._ask("cat_file", name, start=begin, end=end))
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-        """What lies in a folder, or all files below it."""
+        """See `Store`."""
         # What it remembers of a folder may be older than the files there.
         self._filesystem.invalidate_cache()
         if recursive:
@@ -113,7 +113,7 @@ class FsspecStore:
             return getattr(self._filesystem, method)(*args, **kwargs)
 
     def _await(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        from fsspec.asyn import sync  # no request may stand still for ever
+        from fsspec.asyn import sync  # no request may take for ever
 
         return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
 
@@ -197,7 +197,7 @@ class HttpStore(FsspecStore):
         super().__init__(type(filesystem)(**{**options, **_OWN, "client_kwargs": client}), access)
 
     def info(self, name: str) -> RemoteInfo:
-        """What the server says of a file."""
+        """The server's answer about a file."""
         with suppress(FileNotFoundError, StoreError):  # a signed address may be for GET alone
             found, _ = self._request("HEAD", name, {})
             if found.size is not None:
@@ -214,7 +214,7 @@ class HttpStore(FsspecStore):
         return self._request("GET", name, headers, begin, end - begin)[1]
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-        """The links on a page to what lies below it; of a folder's, those on its page."""
+        """The links on a page to addresses below it; of a folder's, those on its page."""
         page = self._request("GET", prefix, {}, 0, _MOST_PAGE_BYTES + 1)[1]
         if len(page) > _MOST_PAGE_BYTES:
             raise StoreError(
@@ -248,7 +248,7 @@ class HttpStore(FsspecStore):
     async def _answer(
         self, method: str, name: str, headers: Mapping[str, str], begin: int = 0, most: int = 0
     ) -> tuple[RemoteInfo, bytes]:
-        """What the headers say, and the bytes from `begin`: `most`, and of a range one more, where
+        """The facts in the headers, and the bytes from `begin`: `most`, and of a range one more, where
         it is too long.
         """
         filesystem = self._filesystem

@@ -1,7 +1,7 @@
 """The user's `storage_options`, as fsspec's file systems call them, for `obstore`; None where one
 has no counterpart.
 
-What is not known here is never left out: the file system of fsspec, which knows all of its options,
+An option that is not known here is never left out: the file system of fsspec, which knows all of its options,
 is asked instead.
 """
 
@@ -81,7 +81,7 @@ _STAYS = {"authorization", "cookie", "proxy-authorization"}
 
 
 class ObstoreConfig(NamedTuple):
-    """What makes a store.
+    """Arguments of a store.
 
     Attributes:
         kind: Name of the class in `obstore.store`.
@@ -101,7 +101,7 @@ class _NoCounterpartError(Exception):
 
 
 def obstore_config(scheme: str, place: str, options: Mapping[str, Any]) -> ObstoreConfig | None:
-    """What makes the store of a bucket or host.
+    """The arguments of the store of a bucket or host.
 
     Args:
         scheme: Of the path: "s3", ...

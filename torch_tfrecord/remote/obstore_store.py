@@ -52,7 +52,7 @@ class ObstoreStore:
 
     Args:
         module: `obstore`, of this process.
-        root: What stands before each name in a path: ``s3://bucket/``.
+        root: The path before each name: ``s3://bucket/``.
         config: What makes the client.
         access: For errors.
     """
@@ -69,7 +69,7 @@ class ObstoreStore:
         return self._root + name
 
     def info(self, name: str) -> RemoteInfo:
-        """What the storage says of a file or folder."""
+        """See `Store`."""
         with self._translated():
             try:
                 return _info(self._module.head(self._client, name))
@@ -97,7 +97,7 @@ class ObstoreStore:
         )
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-        """What lies in a folder, or all files below it."""
+        """See `Store`."""
         folder = prefix.rstrip("/") or None
         with self._translated():
             if recursive:
@@ -147,9 +147,7 @@ class ObstoreStore:
 
 
 def _reason(text: str, status: int | None, access: Access) -> str:
-    """What the client says in one line: of many lines with what it knows of the request, the
-    first.
-    """
+    """The client's error in one line: the first of those that describe the request."""
     if status is not None:
         return f"status {status}"
     for words, reason in (
@@ -174,7 +172,7 @@ def _info(entry: Any) -> RemoteInfo:
 
 
 def nanoseconds(time: datetime) -> int:
-    """Since the epoch; 0 for the epoch itself, which stands for no time."""
+    """Since the epoch; 0 for the epoch itself, which means no time."""
     return int(time.timestamp() * 1_000_000) * 1000
 
 
@@ -203,14 +201,14 @@ def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:
 
 
 def bucket_region(bucket: str) -> str | None:
-    """Where a bucket of Amazon's lies, which its host tells anybody; None where it cannot be
+    """The region of a bucket of Amazon's, which its host tells anybody; None where it cannot be
     asked.
     """
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_REGION_SECONDS) as answer:
             headers = answer.headers
-    except urllib.error.HTTPError as error:  # 301 and 403 tell it, too
+    except urllib.error.HTTPError as error:  # 301 and 403 have it, too
         headers = error.headers
     except (OSError, ValueError):
         return None

@@ -84,7 +84,7 @@ class RemoteFile(FileSource):
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
         self.together, self.num_forgotten = _TOGETHER, 0
         if access.cache is not None:
-            self.max_gap_bytes = 0  # what lies between two pieces may be there already
+            self.max_gap_bytes = 0  # the bytes between two pieces may be there already
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -95,7 +95,7 @@ class RemoteFile(FileSource):
         return bytes(data)
 
     def forget(self, begin: int, end: int) -> bool:
-        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
+        """Drop what the cache has of a range whose records are damaged; see `FileSource`."""
         found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
         self.num_forgotten += found
         return found
@@ -114,7 +114,7 @@ class RemoteFile(FileSource):
             FileRange(self.part, 0, min(most, size)),
             FileRange(self.part, max(size - most, 0), size),
         ]
-        # Not out of the cache: it tells changes that a storage's time may hide.
+        # Not out of the cache: it shows changes that a storage's time may not.
         first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
         return int(crc32c(last, crc32c(first)))
 
@@ -190,7 +190,7 @@ class AheadFile(RemoteFile):
             ]
 
     def _go_to(self, offset: int) -> None:
-        """Drop what lies before an offset; where nothing leads there, all."""
+        """Drop the bytes before an offset; all of them where reading jumps."""
         if offset > self._end or offset < (self._pieces[0].begin if self._pieces else self._end):
             self._pieces.clear()
             self._end = offset
@@ -376,7 +376,7 @@ class BlockMemory:
 
 
 class _Blocks:
-    """Those of one process, the one used last behind the others."""
+    """The blocks of one process; the one used last is at the end."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -25,7 +25,7 @@ class RemoteNames:
 
     Attributes:
         access: How they are reached.
-        infos: Path -> what the storage says, of files whose size it tells.
+        infos: Path -> the storage's answer, for files whose size it says.
     """
 
     def __init__(self, access: Access) -> None:
@@ -46,9 +46,7 @@ class RemoteNames:
         return path in self.infos or self.is_dir(path)
 
     def is_dir(self, path: str) -> bool:
-        """Whether it is a folder, of a path that was asked for; of an address that is what its end
-        says.
-        """
+        """Whether it is a folder, of a path that was asked for; for an address its end says so."""
         info = self.infos.get(path)
         return _is_page(path) if info is None else info.is_folder
 
@@ -71,8 +69,8 @@ class RemoteNames:
         return [posixpath.basename(path.rstrip("/")) for path, _ in listing(folder, self.access)]
 
     def glob(self, pattern: str) -> list[str]:
-        """The files that a pattern matches, by one listing of the folder that all of them lie
-        in.
+        """The files that a pattern matches, by one listing of the folder that has all of
+        them.
         """
         scheme, _, rest = pattern.partition("://")
         parts = rest.split("/")
@@ -156,7 +154,7 @@ def _begin_below(names: Sequence[str], folder: str) -> int:
 
 
 def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the parts of a name are those of a pattern; ``**`` stands for any number of
+    """Whether the parts of a name are those of a pattern; ``**`` matches any number of
     folders.
     """
     if not wanted:

@@ -150,7 +150,7 @@ class Transfer:
 
 
 class _State:
-    """What a transfer and the threads share."""
+    """State that a transfer and the threads share."""
 
     def __init__(self, num_jobs: int, access: Access) -> None:
         self.access = access

@@ -73,7 +73,7 @@ class Store(Protocol):
     All methods raise FileNotFoundError, PermissionError and `StoreError`; none asks again.
 
     Attributes:
-        checks_etag: Whether `read_range` tells that a file has changed.
+        checks_etag: Whether `read_range` notices that a file has changed.
     """
 
     checks_etag: bool
@@ -82,20 +82,20 @@ class Store(Protocol):
         """The whole path of a name, with its scheme."""
 
     def info(self, name: str) -> RemoteInfo:
-        """What the storage says of a file or folder."""
+        """The storage's answer about a file or folder."""
 
     def read_range(
         self, name: str, begin: int, end: int, etag: str | None = None
     ) -> bytes | memoryview:
-        """The bytes from `begin` to before `end`, which must lie within the file; fewer where the
+        """The bytes from `begin` to before `end`, which must be within the file; fewer where the
         answer was cut.
 
         Raises:
-            CorruptRecordError: the file is another one, by its ETag; not every storage can tell.
+            CorruptRecordError: the file is another one, by its ETag; not every storage knows.
         """
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-        """What lies in a folder, names as `info` takes them: files and folders, or all files below
+        """The content of a folder, names as `info` takes them: files and folders, or all files below
         it.
         """
 

@@ -30,7 +30,7 @@ _StoreMaker = Callable[[str, ObstoreConfig, Access], Store]
 
 
 def obstore_stores() -> _StoreMaker | None:
-    """What makes stores of `obstore` in this process; None where it is not installed, or, with a
+    """The function that makes stores of `obstore` in this process; None where it is not installed, or, with a
     warning, cannot be loaded.
     """
     # imported within: a process that has it from its parent may not use it, as its threads do not
@@ -132,18 +132,18 @@ def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
         return None
     try:
         return make(f"{scheme}://{place}/", config, access)
-    except Exception as error:  # whoever knows the options says what is wrong with them
+    except Exception as error:  # fsspec, which knows the options, says what is wrong with them
         reason = access.without_secrets(str(error))[:300]
         warn_once(f"{scheme}://{place}: obstore: {reason}: {_INSTEAD}")
         return None
 
 
 def _find_or_make(key: object, make: Callable[[], _Made]) -> _Made:
-    """What was made for a key, by this process."""
+    """The client that this process made for a key."""
     stores = _STORES.get()
     with stores.lock:
         if key not in stores.found:
-            # Whoever makes options anew each time must not fill the memory with clients.
+            # A program with new options each time must not fill the memory with clients.
             if len(stores.found) >= _MOST_STORES:
                 stores.found.clear()
             stores.found[key] = make()

@@ -41,7 +41,7 @@ _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be s
 
 
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
-    """What storages say of files, asked all at once.
+    """Answers of storages about files, asked all at once.
 
     Raises:
         FileNotFoundError, PermissionError, RemoteError: For the first that cannot be told.
@@ -62,7 +62,7 @@ def start_info(path: str, access: Access) -> Transfer:
 def listing(
     folder: str, access: Access, *, recursive: bool = False
 ) -> list[tuple[str, RemoteInfo]]:
-    """What lies in a folder, or all files below it: whole paths, whose names come a thousand by a
+    """The content of a folder, or all files below it: whole paths, whose names come a thousand by a
     request.
     """
 
@@ -203,7 +203,7 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
     """Drop what the cache has of ranges whose bytes are not what they should be; whether it had any
     of them.
     """
-    # What says no version was never kept.
+    # A file without a version was never kept.
     known = [*filter(_is_known, ranges)]
     return isinstance(access.cache, DiskCache) and access.cache.forget(known)
 

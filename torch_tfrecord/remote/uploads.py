@@ -69,7 +69,7 @@ class _Uploads:
                     raise StoreError("another one failed", is_passing=False)
                 self._num_running += 1
             try:
-                item.file.seek(0)  # a second attempt begins anew
+                item.file.seek(0)  # a second attempt starts again
                 return store.upload(name, item.file, item.size)
             finally:
                 with self._changed:
@@ -121,7 +121,7 @@ class UploadFile:
             raise OSError(error.errno, text, without_secrets(self.path)) from error
 
     def read(self, num_bytes: int, offset: int) -> bytes:
-        """What was handed to the operating system; fewer bytes only at its end."""
+        """Bytes that were handed to the operating system; fewer only at their end."""
         return os.pread(self._file.fileno(), num_bytes, offset)
 
     def as_upload(self, path: str) -> Upload:
@@ -130,7 +130,7 @@ class UploadFile:
         return Upload(path, self._file, self.size)
 
     def discard(self) -> None:
-        """Leave nothing behind; safe to call at any time."""
+        """Remove it; safe to call at any time."""
         with contextlib.suppress(OSError):
             self._file.close()
 
