@@ -9,7 +9,7 @@ from .containers import (
     stack,
     stack_samples,
 )
-from .dtypes import DType, cast, decode_text, from_bytes, nest, shape_with_names
+from .dtypes import DType, cast, decode_text, from_bytes, nest
 from .example_lists import ListFeatures, NestedExample
 from .feature import Feature, Layout, LeadingPart, SequenceFeatures
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
@@ -76,7 +76,6 @@ __all__ = [
     "reserve_for_values",
     "rows_of",
     "serialize_tensor",
-    "shape_with_names",
     "stack",
     "stack_samples",
 ]

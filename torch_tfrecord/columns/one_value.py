@@ -20,6 +20,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns.containers import stack
+from torch_tfrecord.columns.dtypes import shape_with_names
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.lists import (
     FixedLenFeature,
@@ -58,11 +59,20 @@ class OneValueSpec:
     """
 
     key: str | None
+    shape: Any
     default_value: bytes | str | None = None
     _default_type: type[bytes] | type[str] = bytes
     """How the value can be read without decoding."""
     _takes_several: ClassVar[bool] = False
     """Whether a value is made of a list with any number of byte strings."""
+
+    def _checked_shape(self, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
+        """The spec's shape, whose entries may name other features; ``unknown`` (None or -1) marks
+        an unknown size.
+        """
+        shape = shape_with_names(self.shape, allowed, unknown=unknown)
+        object.__setattr__(self, "shape", shape)
+        return shape
 
     @property
     def _is_drawn(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.columns.dtypes import check_list_dtype, from_bytes, list_kind, shape_with_names
+from torch_tfrecord.columns.dtypes import check_list_dtype, from_bytes, list_kind
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.columns.reading import Column
@@ -178,10 +178,9 @@ class RawTensor(OneValueSpec, Feature):
         if self.shape is None:
             raise ValueError("Missing shape: pass a tuple; -1 means one unknown dimension")
         if not isinstance(self.shape, str):
-            shape = shape_with_names(self.shape, "an int, -1 or the key of a feature", unknown=-1)
+            shape = self._checked_shape("an int, -1 or the key of a feature", unknown=-1)
             if shape.count(-1) > 1:
                 raise ValueError(f"shape must have at most one -1, got {shape!r}")
-            object.__setattr__(self, "shape", shape)
         # No list holds complex numbers, but bytes do.
         if not isinstance(self.dtype, torch.dtype) or (
             list_kind(self.dtype) is None and self.dtype not in _COMPLEX

@@ -21,7 +21,6 @@ from torch_tfrecord.columns import (
     OneValueReader,
     OneValueSpec,
     rows_of,
-    shape_with_names,
     stack,
 )
 from torch_tfrecord.errors import (
@@ -143,12 +142,9 @@ class Image(OneValueSpec, Feature):
         if channels is not None and self.normalize is not None:
             object.__setattr__(self, "normalize", _mean_and_std(self.normalize, channels))
         if self.shape is not None:
-            shape = shape_with_names(
-                self.shape, "an int, None or the key of a feature", unknown=None
-            )
+            shape = self._checked_shape("an int, None or the key of a feature", unknown=None)
             if len(shape) != 3:
                 raise ValueError(f"shape must be (height, width, channels), got {shape!r}")
-            object.__setattr__(self, "shape", shape)
         if self.max_pixels is not None:
             at_least(
                 1 if self.crop is None else math.prod(self.crop.size), "max_pixels", self.max_pixels
@@ -263,16 +259,11 @@ class _Begun:
 class ImageReader(OneValueReader):
     """Reads an Image. With a random crop, it takes the records' random keys: see `Reader`."""
 
-    def __init__(self, name: str, spec: Image) -> None:
-        super().__init__(name, spec)
-        self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
-        self._table = _table(spec)
-        self._max_pixels = _max_pixels(spec)
-        self._crop: Crop | None = spec.crop
+    _spec: Image
 
     def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
         """Crop in the same call that reads the records, where the core has the crop."""
-        if self._several or self._crop is None:
+        if self._several or self._spec.crop is None:
             return None
         work = self._labelled(self._begun, columns[0].values, keys, columns[0].buffer)
         return _Begun(work.job, partial(self._finish, work))
@@ -287,14 +278,14 @@ class ImageReader(OneValueReader):
 
     def _begun(self, images: Any, keys: Keys, buffer: Any = None) -> CropWork:
         return CropWork(
-            cast("Crop", self._crop),
+            cast("Crop", self._spec.crop),
             images,
             keys,
             buffer=buffer,
-            mode=self._mode,
-            table=self._table,
-            apply_orientation=self._apply_orientation,
-            max_pixels=self._max_pixels,
+            mode=self._spec.mode,
+            table=_table(self._spec),
+            apply_orientation=self._spec.apply_orientation,
+            max_pixels=_max_pixels(self._spec),
         )
 
     def _cropped(
@@ -312,7 +303,7 @@ class ImageReader(OneValueReader):
         keys.
         """
         with Phase("decode"):
-            if self._crop is None:
+            if self._spec.crop is None:
                 whole = self._stack(values, shapes)
                 return super().from_values(values, shapes) if whole is None else whole
             keys = [0] * len(values) if keys is None else keys
@@ -324,18 +315,17 @@ class ImageReader(OneValueReader):
         """Decode images of equal size together; None if sizes differ, or an image cannot be
         decoded.
         """
+        spec = self._spec
         is_plain = (
-            self._table is None and not self._apply_orientation and self._mode in ("RGB", "L")
+            spec.normalize is None and not spec.apply_orientation and spec.mode in ("RGB", "L")
         )
         # What decodes a whole batch has the default limit only, and does neither turn nor
         # normalise.
-        if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
+        if len(values) < 2 or not is_plain or _max_pixels(spec) != DEFAULT_MAX_PIXELS:
             return None
         try:
             # Straight into the memory of the batch; what it cannot decode, the loop below words.
-            pixels = decode_stack(
-                [*map(bytes, values)], self._mode, range(len(values)), len(values)
-            )
+            pixels = decode_stack([*map(bytes, values)], spec.mode, range(len(values)), len(values))
         except (ImageDecodeError, LimitExceededError):
             return None
         if pixels is None:
