@@ -346,7 +346,7 @@ def _check_damaged(kept, salt, edits):
         if file is None:
             return
         files._sources.find(0, lambda _: file)
-        ds = TFRecordDataset._from_source([path], files)
+        ds = TFRecordDataset._from_source(files)
         for position in positions[:2]:
             at = max(data.offsets[position] - rng.randrange(99), 0)
             found, error = outcome(file.read, 5000, at)

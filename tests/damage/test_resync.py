@@ -9,6 +9,7 @@ import struct
 import sys
 
 import pytest
+from crc32c import crc32c
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
@@ -358,3 +359,10 @@ def test_headers_that_claim_what_follows(tmp_path, recwarn):
     path.write_bytes(claiming(300, lambda behind: behind - 16))
     assert list(read_records(path, on_error="skip")) == [b"the record"]
     assert "skipped 3633 damaged bytes" in str(recwarn.list[0].message)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 256, 4099])
+def test_the_checksum_of_a_part(size):
+    data = random.Random(size).randbytes(30 + size)
+    before, whole = crc32c(data[:30]), crc32c(data)
+    assert resync._shifted(before, size) ^ whole == crc32c(data[30:])

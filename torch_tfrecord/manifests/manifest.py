@@ -25,12 +25,9 @@ from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, open_file, r
 from torch_tfrecord.records import (
     COMPRESSION_TYPES,
     OVERHEAD_BYTES,
-    SIDECAR_FOLDER,
     RecordIndex,
     SidecarFormat,
-    pack,
-    read_source,
-    stored_number,
+    sidecar_path,
 )
 from torch_tfrecord.shown import without_secrets
 
@@ -146,8 +143,7 @@ def pack_manifest(names: Sequence[str], rows: Sequence[ShardRow]) -> bytes:
         if any(index.etag for index in facts)
         else b"",
     }
-    return pack(
-        _FORMAT,
+    return _FORMAT.pack(
         {f"{name}_bytes": str(len(text)) for name, text in texts.items()},
         {
             **{name: np.array(values, _FORMAT.arrays[name]) for name, values in columns.items()},
@@ -198,7 +194,7 @@ class Manifest:
     ) -> None:
         self.path, self.access = path, access
         self._source = open_file(path, access)
-        found = read_source(self._source, _FORMAT, lambda _: _MOST_HEAD_BYTES, "any manifest")
+        found = _FORMAT.read(self._source, lambda _: _MOST_HEAD_BYTES, "any manifest")
         if checksum not in (None, found.checksum):
             text = f"expected the manifest with checksum {checksum} that was opened"
             raise IndexMismatchError(f"{text}, got {found.checksum}", path=path)
@@ -259,7 +255,7 @@ class Manifest:
 
     def _texts(self, name: str) -> list[str]:
         count = len(self)
-        size = stored_number(self._found.metadata[f"{name}_bytes"], f"{name}_bytes")
+        size = self._found.number(f"{name}_bytes")
         try:
             if not 0 <= size <= count * _MOST_TEXT_BYTES:
                 raise ValueError(f"{size} bytes")
@@ -389,7 +385,7 @@ def manifest_path(files: Sequence[str], index_dir: str | None = None) -> str:
     """
     if index_dir is not None:
         return os.path.join(index_dir, _NAME)
-    return f"{common_folder(files)}{SIDECAR_FOLDER}/{_NAME}"
+    return os.path.join(os.path.dirname(sidecar_path(common_folder(files))), _NAME)
 
 
 def shard_paths(path: str, names: Sequence[str]) -> list[str]:

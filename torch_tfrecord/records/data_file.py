@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeGuard
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, LocalFile, open_file
+from torch_tfrecord.files import Access, LocalFile
 from torch_tfrecord.records.array_record import ArrayRecordFile
-from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.reader import RecordReader
 
 __all__ = [
     "ArrayRecordIndex",
     "FileIndex",
     "array_record_indexes",
-    "has_ranges",
-    "open_records",
-    "read_record",
-    "record_offset",
 ]
 
 
@@ -45,6 +39,7 @@ class ArrayRecordIndex:
 
     compression_type: ClassVar[str] = ""
     _damaged: ClassVar[None] = None
+    _has_ranges: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.num_records
@@ -56,6 +51,17 @@ class ArrayRecordIndex:
 
     def _without_records(self) -> ArrayRecordIndex:
         return self
+
+    def _open(self, path: str, access: Access) -> ArrayRecordFile:
+        """See `RecordIndex._open`."""
+        return ArrayRecordFile(path, self.check_fresh)
+
+    def _read(self, file: ArrayRecordFile, number: int) -> bytes:
+        """See `RecordIndex._read`."""
+        return file.read(number)
+
+    def _offset(self, number: int) -> None:
+        """The first byte of a record, which the file alone knows."""
 
     def check_fresh(self, source: LocalFile) -> None:
         """Raise IndexMismatchError unless the file is still the same."""
@@ -82,42 +88,3 @@ def _index(path: str) -> ArrayRecordIndex:
 
 FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"
 """The number of records of a file, and which file it is."""
-
-
-def has_ranges(records: FileIndex) -> TypeGuard[RecordIndex]:
-    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord
-    file.
-    """
-    return isinstance(records, RecordIndex) and not records.compression_type
-
-
-def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS) -> Any:
-    """Open a data file for `read_record`, after a check that it is still the one that was indexed.
-
-    Returns:
-        A `FileSource`, or an `ArrayRecordFile`.
-    """
-    if isinstance(records, ArrayRecordIndex):
-        return ArrayRecordFile(path, records.check_fresh)
-    source = open_file(path, access)
-    records.check_fresh(source)
-    return open_stream(source, records.compression_type)[0]
-
-
-def read_record(stream: Any, records: FileIndex, number: int) -> bytes:
-    """Read a whole record and check it.
-
-    Args:
-        stream: From `open_records`.
-        records: The index of the file.
-        number: Number of the record.
-    """
-    if isinstance(records, ArrayRecordIndex):
-        found: bytes = stream.read(number)
-        return found
-    return RecordReader().read(stream, int(records.offsets[number]), int(records.lengths[number]))
-
-
-def record_offset(records: FileIndex, number: int) -> int | None:
-    """First byte of a record; None in an ArrayRecord file."""
-    return None if isinstance(records, ArrayRecordIndex) else int(records.offsets[number])

@@ -34,12 +34,11 @@ from torch_tfrecord.files import (
 )
 from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, open_stream
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
     ArrayPlace,
     SidecarFormat,
-    pack,
-    read_sidecar,
     stored_number,
 )
 from torch_tfrecord.samples import RecordPlace
@@ -239,6 +238,25 @@ class RecordIndex:
             object.__setattr__(same, name, value)
         return same
 
+    @property
+    def _has_ranges(self) -> bool:
+        """Whether parts of a record can be read by offset, as of an uncompressed file."""
+        return not self.compression_type
+
+    def _open(self, path: str, access: Access) -> FileSource:
+        """The file of this index, for `_read`, after a check that it is still the same."""
+        source = open_file(path, access)
+        self.check_fresh(source)
+        return open_stream(source, self.compression_type)[0]
+
+    def _read(self, file: FileSource, number: int) -> bytes:
+        """A whole record, checked."""
+        return RecordReader().read(file, int(self.offsets[number]), int(self.lengths[number]))
+
+    def _offset(self, number: int) -> int:
+        """First byte of a record."""
+        return int(self.offsets[number])
+
     def _borders(self) -> npt.NDArray[np.int64]:
         """The offset of each record, and the end of the last: int64 [N + 1]."""
         end = self.offsets[-1] + self.lengths[-1] + OVERHEAD_BYTES if len(self) else 0
@@ -291,8 +309,8 @@ class RecordIndex:
         metadata["points_checksum"] = f"{crc32c(points):08x}"
         metadata["columns"], columns = _stored().pack(self._kept) if self._kept else ("", b"")
         arrays = {"offsets": self.offsets, "lengths": self.lengths}
-        return pack(
-            _FORMAT, metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
+        return _FORMAT.pack(
+            metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
         )
 
     @classmethod
@@ -511,7 +529,7 @@ def _check_contiguous(
 
 def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
     """The most that the arrays of an index may take, by what it says of its file."""
-    file_size = stored_number(metadata["file_size"], "file_size")
+    file_size = stored_number(metadata, "file_size")
     if data is not None and file_size != data.file_size:  # before its arrays are read
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected a file of {file_size} bytes, "
@@ -524,12 +542,11 @@ def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
 
 
 def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
-    found = read_sidecar(path, _FORMAT, partial(_most_bytes, data), access=access)
+    found = _FORMAT.read(path, partial(_most_bytes, data), access=access)
     metadata = found.metadata
-    fingerprint = metadata["fingerprint"]
     try:
-        num_points = stored_number(metadata["num_points"], "num_points")
-        points_bytes = stored_number(metadata["points_bytes"], "points_bytes")
+        num_points = stored_number(metadata, "num_points")
+        points_bytes = stored_number(metadata, "points_bytes")
         if metadata["compression_type"] not in COMPRESSION_TYPES:
             raise IndexMismatchError(
                 "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"
@@ -545,10 +562,10 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
         return RecordIndex(
             found.arrays["offsets"],
             found.arrays["lengths"],
-            stored_number(metadata["file_size"], "file_size"),
+            stored_number(metadata, "file_size"),
             metadata["compression_type"],
-            stored_number(metadata["mtime_ns"], "mtime_ns"),
-            stored_number(fingerprint, "fingerprint") if fingerprint else None,
+            stored_number(metadata, "mtime_ns"),
+            stored_number(metadata, "fingerprint") if metadata["fingerprint"] else None,
             metadata["etag"] or None,
             _kept_at=extra,
             _kept=_stored_columns(extra, metadata["columns"], len(found.arrays["offsets"])),

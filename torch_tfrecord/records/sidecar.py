@@ -29,9 +29,6 @@ __all__ = [
     "SidecarFormat",
     "about_data",
     "is_marked",
-    "pack",
-    "read_sidecar",
-    "read_source",
     "stored_number",
 ]
 
@@ -81,6 +78,73 @@ class SidecarFormat(NamedTuple):
     lazy: str = ""
     first_read_bytes: int = 1 << 12
 
+    def pack(self, metadata: Mapping[str, str], arrays: Mapping[str, _Array]) -> bytes:
+        """Serialize a sidecar.
+
+        Raises:
+            OSError: The header is longer than `read` accepts.
+        """
+        # Not by safetensors itself, which sorts arrays and leaves the order of metadata to chance:
+        # equal sidecars are to be equal bytes, and what is read at once stands together.
+        ordered = {
+            name: arrays[name].astype(arrays[name].dtype.newbyteorder("<"), "C", copy=False)
+            for name in self.arrays
+        }
+        own = {"format": self.name, "version": self.version, **metadata}
+        own["checksum"] = _checksum(
+            own,
+            {name: (array.dtype, len(array)) for name, array in ordered.items()},
+            {name: array for name, array in ordered.items() if name != self.lazy},
+        )
+        header: dict[str, object] = {_METADATA: own}
+        end = 0
+        for name, array in ordered.items():
+            begin, end = end, end + array.nbytes
+            code = next(code for code, dtype in _DTYPES.items() if dtype == array.dtype.name)
+            header[name] = {"dtype": code, "shape": [len(array)], "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _LENGTH_BYTES)
+        if len(text) > self.max_header_bytes:
+            raise OSError(
+                errno.EFBIG,
+                f"expected a header of at most {self.max_header_bytes} bytes, got {len(text)}",
+            )
+        length = len(text).to_bytes(_LENGTH_BYTES, "little")
+        return b"".join([length, text, *(array.data for array in ordered.values())])
+
+    def read(
+        self,
+        file: str | FileSource,
+        most_bytes: Callable[[Mapping[str, str]], int],
+        owner: str = "the data file",
+        access: Access = DEFAULT_ACCESS,
+    ) -> Sidecar:
+        """Read what `pack` wrote, and check everything that can be checked without the data.
+
+        Args:
+            file: The file, or its path.
+            most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the
+                data, as a sparse file may claim gigabytes that it does not have on disk. May raise
+                IndexMismatchError.
+            owner: Name of the data with that size, for errors.
+            access: How to reach a remote path.
+
+        Raises:
+            IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly
+                large.
+            OSError: The file cannot be opened or read.
+        """
+        # Rejects directories and pipes.
+        source = open_file(file, access.without_cache()) if isinstance(file, str) else file
+        try:
+            return _read(source, self, most_bytes, owner)
+        except (ValueError, RecursionError, MemoryError) as error:
+            text = f"expected {self.what} written by torch_tfrecord, got {error}"
+            raise IndexMismatchError(text, path=source.path) from error
+        except IndexMismatchError as error:
+            error.locate(path=source.path)
+            raise
+
 
 class Sidecar(NamedTuple):
     """The content of a sidecar.
@@ -97,6 +161,14 @@ class Sidecar(NamedTuple):
     places: dict[str, ArrayPlace]
     checksum: str
 
+    def number(self, name: str) -> int:
+        """A metadata field that is a 64-bit integer.
+
+        Raises:
+            IndexMismatchError: It is not one in the form that `str` writes.
+        """
+        return stored_number(self.metadata, name)
+
 
 class ArrayPlace(NamedTuple):
     """Where an array lies in a file."""
@@ -104,86 +176,6 @@ class ArrayPlace(NamedTuple):
     dtype: np.dtype[np.generic]
     length: int
     begin: int
-
-
-def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, _Array]) -> bytes:
-    """Serialize a sidecar.
-
-    Raises:
-        OSError: The header is longer than `read_sidecar` accepts.
-    """
-    # Not by safetensors itself, which sorts arrays and leaves the order of metadata to chance:
-    # equal sidecars are to be equal bytes, and what is read at once stands together.
-    ordered = {
-        name: arrays[name].astype(arrays[name].dtype.newbyteorder("<"), "C", copy=False)
-        for name in kind.arrays
-    }
-    own = {"format": kind.name, "version": kind.version, **metadata}
-    own["checksum"] = _checksum(
-        own,
-        {name: (array.dtype, len(array)) for name, array in ordered.items()},
-        {name: array for name, array in ordered.items() if name != kind.lazy},
-    )
-    header: dict[str, object] = {_METADATA: own}
-    end = 0
-    for name, array in ordered.items():
-        begin, end = end, end + array.nbytes
-        code = next(code for code, dtype in _DTYPES.items() if dtype == array.dtype.name)
-        header[name] = {"dtype": code, "shape": [len(array)], "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)
-    if len(text) > kind.max_header_bytes:
-        raise OSError(
-            errno.EFBIG,
-            f"expected a header of at most {kind.max_header_bytes} bytes, got {len(text)}",
-        )
-    length = len(text).to_bytes(_LENGTH_BYTES, "little")
-    return b"".join([length, text, *(array.data for array in ordered.values())])
-
-
-def read_sidecar(
-    path: str,
-    kind: SidecarFormat,
-    most_bytes: Callable[[Mapping[str, str]], int],
-    owner: str = "the data file",
-    *,
-    access: Access = DEFAULT_ACCESS,
-) -> Sidecar:
-    """Read what `pack` wrote, and check everything that can be checked without the data.
-
-    Args:
-        path: The file.
-        kind: The expected kind.
-        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the
-            data, as a sparse file may claim gigabytes that it does not hold on disk. May raise
-            IndexMismatchError.
-        owner: Name of the data with that size, for errors.
-        access: How to reach a remote file.
-
-    Raises:
-        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly
-            large.
-        OSError: The file cannot be opened or read.
-    """
-    source = open_file(path, access.without_cache())  # rejects directories and pipes
-    return read_source(source, kind, most_bytes, owner)
-
-
-def read_source(
-    source: FileSource,
-    kind: SidecarFormat,
-    most_bytes: Callable[[Mapping[str, str]], int],
-    owner: str,
-) -> Sidecar:
-    """`read_sidecar` of a file that is open already."""
-    try:
-        return _read(source, kind, most_bytes, owner)
-    except (ValueError, RecursionError, MemoryError) as error:
-        text = f"expected {kind.what} written by torch_tfrecord, got {error}"
-        raise IndexMismatchError(text, path=source.path) from error
-    except IndexMismatchError as error:
-        error.locate(path=source.path)
-        raise
 
 
 def _read(
@@ -306,12 +298,9 @@ def _checksum(
     return f"{crc:08x}"
 
 
-def stored_number(text: str, name: str) -> int:
-    """Parse a 64-bit integer from the metadata.
-
-    Raises:
-        IndexMismatchError: It is not an integer in the form that `str` writes.
-    """
+def stored_number(metadata: Mapping[str, str], name: str) -> int:
+    """See `Sidecar.number`."""
+    text = metadata[name]
     if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise IndexMismatchError(
             f"expected a whole number as {name}, got {len(text)} other characters"

@@ -45,12 +45,6 @@ from torch_tfrecord.records import (
     RecordIndex,
     SidecarFormat,
     SidecarKeeper,
-    has_ranges,
-    open_records,
-    pack,
-    read_record,
-    read_sidecar,
-    record_offset,
 )
 
 __all__ = [
@@ -172,8 +166,8 @@ class EpisodeIndex:
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
         pieces = np.zeros(0, np.uint32) if self.pieces is None else self.pieces.ravel()
-        return pack(
-            _FORMAT, metadata, {"num_steps": self.num_steps, "ends": self.ends, "pieces": pieces}
+        return _FORMAT.pack(
+            metadata, {"num_steps": self.num_steps, "ends": self.ends, "pieces": pieces}
         )
 
     @classmethod
@@ -201,10 +195,12 @@ class EpisodeIndex:
                         f"{_short(expected)}, got {_short(metadata[name])}"
                     )
             # A sparse file may claim gigabytes, which must not be allocated.
-            most = int(records.lengths.sum()) if has_ranges(records) else 0
+            most = 0
+            if isinstance(records, RecordIndex) and records._has_ranges:
+                most = int(records.lengths.sum())
             return _EPISODE_BYTES * len(records) + _MOST_PIECE_BYTES * most
 
-        found = read_sidecar(path, _FORMAT, most_bytes, access=access)
+        found = _FORMAT.read(path, most_bytes, access=access)
         num_steps, ends, pieces = (found.arrays[name] for name in _FORMAT.arrays)
         try:
             keys = tuple(json.loads(found.metadata["keys"]))
@@ -228,7 +224,7 @@ def build_episode_index(
     """Read every record of a file, check its CRC, and cut it into pieces.
 
     Args:
-        stream: The file, from `open_records`.
+        stream: The file, from `RecordIndex._open`.
         records: The file's record index.
         step_lists: Key of each step feature -> list values per step, 0 if unknown.
 
@@ -241,7 +237,7 @@ def build_episode_index(
     numbers: dict[str, int] = {}  # of the keys
     for number in range(len(records)):
         try:
-            payload = read_record(stream, records, number)
+            payload = records._read(stream, number)
             borders, counts = _cut(payload)
             steps = _count_steps(counts, step_lists)
             if steps is None:
@@ -250,7 +246,7 @@ def build_episode_index(
                     + ", ".join(map(repr, step_lists))
                 )
         except TFRecordError as error:
-            offset = record_offset(records, number)
+            offset = records._offset(number)
             raise error.locate(
                 path=stream.path, offset=offset, position=number
             ) from error.__cause__
@@ -259,7 +255,7 @@ def build_episode_index(
         rows = [
             (name, stop - start, crc32c(view[start:stop]))
             # Parts of a compressed record cannot be read.
-            for key, cuts in (borders if has_ranges(records) else {}).items()
+            for key, cuts in (borders if records._has_ranges else {}).items()
             for name in [numbers.setdefault(key, len(numbers))]
             for start, stop in pairwise(cuts)
         ]
@@ -306,7 +302,7 @@ def episode_indexes(
                 path,
                 path + _NAME,
                 lambda found: EpisodeIndex.load(found, own, step_lists, access),
-                lambda: build_episode_index(open_records(path, own, access), own, step_lists),
+                lambda: build_episode_index(own._open(path, access), own, step_lists),
                 lambda index: index.to_bytes(own),
             )
         )

@@ -33,10 +33,7 @@ from torch_tfrecord.records import (
     HEADER_BYTES,
     FileIndex,
     PackedRecords,
-    has_ranges,
-    open_records,
-    read_record,
-    record_offset,
+    RecordIndex,
 )
 from torch_tfrecord.rlds.episode_index import EpisodeIndex, frame_head, key_field, parse_lists, wrap
 from torch_tfrecord.samples import RecordPlace
@@ -76,9 +73,9 @@ class EpisodeReader:
         self._indexes: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
-        """A data file, open: see `open_records`."""
+        """A data file, open: see `RecordIndex._open`."""
         return self._data.find(
-            file, lambda file: open_records(self.files[file], self.records[file], self._access)
+            file, lambda file: self.records[file]._open(self.files[file], self._access)
         )
 
     def pieces(self, file: int, number: int) -> bytes:
@@ -121,7 +118,7 @@ class EpisodeRecord:
 
     def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
         self.reader, self.file, self.number = reader, file, number
-        self._offset = record_offset(reader.records[file], number)
+        self._offset = reader.records[file]._offset(number)
         self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
 
     def lists(self, wants: Sequence[Want]) -> dict[str, Values]:
@@ -144,14 +141,14 @@ class EpisodeRecord:
     def places(self) -> dict[str, _Ints] | None:
         """See `EpisodeIndex.places`."""
         records = self.reader.records[self.file]
-        if not has_ranges(records):
+        if not isinstance(records, RecordIndex) or not records._has_ranges:
             return None
         pieces = self.reader.pieces(self.file, self.number)
         num_bytes = int(records.lengths[self.number])
         return self.reader.episodes[self.file].places(self.number, pieces, num_bytes)
 
     def _whole(self) -> bytes:
-        return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
+        return self.reader.records[self.file]._read(self.reader.data(self.file), self.number)
 
     def _placed(self, places: Mapping[str, _Ints], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""

@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.files import is_remote, local_path, open_file, user_cache
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import SidecarFormat, pack, read_sidecar, write_sidecar
+from torch_tfrecord.records import SidecarFormat, write_sidecar
 from torch_tfrecord.rlds.episode_columns import NumberColumn
 from torch_tfrecord.rlds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.rlds.windows import (
@@ -142,7 +142,7 @@ def dataset_statistics(
     arrays = _find_kept(places, key, rows)
     if arrays is None:
         arrays = _compute(rows)
-        content = pack(_FORMAT, {"key": key}, arrays)
+        content = _FORMAT.pack({"key": key}, arrays)
         for place in places:
             # the first folder that can be written
             if not is_remote(place):
@@ -331,9 +331,8 @@ def _find_kept(places: Sequence[str], key: str, rows: _Rows) -> _Arrays | None:
     for place in places:
         # What is damaged, or of other data, is computed again.
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
-            kept = read_sidecar(
+            kept = _FORMAT.read(
                 place,
-                _FORMAT,
                 lambda _: _MOST_KEPT_BYTES,
                 "what is kept",
                 access=rows.store.info.access,
