@@ -3,20 +3,30 @@ on.
 """
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from helpers import for_each
 from torch.utils.data import DistributedSampler
 
+from torch_tfrecord.order.epochs import RecordSteps
 from torch_tfrecord.order.orders import Permutation, Sequential
-from torch_tfrecord.order.plan import RankShare
+from torch_tfrecord.order.ranks import Rank
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]
 
 
+def share_of(order, rank, world_size, *, start=0, drop_last=False):
+    """One rank's places of an order, in steps of one."""
+    steps = SimpleNamespace(
+        num_records=len(order), batch_size=1, drop_last=drop_last, order=lambda epoch: order
+    )
+    return RecordSteps(steps, 0, Rank(rank, world_size), start)
+
+
 def whole(share):
-    return share.numbers(0, len(share))
+    return share.places(0, len(share))
 
 
 @for_each("drop_last", [False, True])
@@ -24,7 +34,7 @@ def whole(share):
 @for_each("n", SIZES)
 def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
     for rank in range(world_size):
-        mine = whole(RankShare(Sequential(n), rank, world_size, drop_last=drop_last))
+        mine = whole(share_of(Sequential(n), rank, world_size, drop_last=drop_last))
         if drop_last and n < world_size:
             assert mine == []  # torch computes a length of 1 - n / world_size here, and fails
             continue
@@ -42,7 +52,7 @@ def test_what_is_left_of_an_epoch(n, world_size, drop_last):
         if start > n:
             continue
         shares = [
-            whole(RankShare(order, rank, world_size, start=start, drop_last=drop_last))
+            whole(share_of(order, rank, world_size, start=start, drop_last=drop_last))
             for rank in range(world_size)
         ]
         assert len({len(share) for share in shares}) == 1
@@ -63,13 +73,13 @@ FROZEN = [[5, 6, 4], [2, 0, 5], [3, 1, 2]]
 
 
 def test_frozen():
-    shares = [whole(RankShare(Permutation(7, 0, 0), rank, 3)) for rank in range(3)]
+    shares = [whole(share_of(Permutation(7, 0, 0), rank, 3)) for rank in range(3)]
     assert shares == FROZEN
     assert Counter(position for share in shares for position in share).most_common(2)[0][1] == 2
 
 
 def test_a_part_of_a_share():
-    share = RankShare(Sequential(10**12), 3, 8)
+    share = share_of(Sequential(10**12), 3, 8)
     assert len(share) == 10**12 // 8
-    assert share.numbers(5, 8) == [43, 51, 59]
-    assert share.numbers(len(share) - 1, len(share) + 5) == [10**12 - 5]
+    assert share.places(5, 8) == [43, 51, 59]
+    assert share.places(len(share) - 1, len(share) + 5) == [10**12 - 5]

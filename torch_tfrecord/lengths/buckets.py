@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, one_of
-from torch_tfrecord.order import Leaves, Permutation, Place, Rank, StateForm
+from torch_tfrecord.order import Leaves, Permutation, Place, Rank, digest
 
 __all__ = [
     "BucketSteps",
@@ -200,7 +200,7 @@ class Buckets(LengthGroups):
         self._identity = {
             **options._asdict(),
             "boundaries": self.boundaries,
-            "lengths": StateForm.digest(lengths),
+            "lengths": digest(lengths),
             "num_records": self.num_records,
             "seed": seed,
             "shuffle": shuffle,

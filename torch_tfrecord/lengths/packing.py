@@ -22,7 +22,7 @@ from torch_tfrecord.lengths.buckets import LengthGroups, TooLong, check_too_long
 from torch_tfrecord.lengths.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
 from torch_tfrecord.lengths.padding import split_argument
 from torch_tfrecord.loading import ColumnCollate
-from torch_tfrecord.order import RecordOrder, StateForm
+from torch_tfrecord.order import RecordOrder, digest
 from torch_tfrecord.samples import Batch, Columns, Samples, place_of
 
 __all__ = ["PackOrder", "PackedCollate", "pack_lengths"]
@@ -314,7 +314,7 @@ class PackOrder(RecordOrder):
         self._tokens = int(values @ counts), num_packs * max_length
         super().__init__(range(num_packs), num_rows, drop_last, shuffle=shuffle, seed=seed)
         self._packed = {
-            "lengths": StateForm.digest(lengths),
+            "lengths": digest(lengths),
             "max_length": max_length,
             "too_long": too_long,
         }
@@ -325,8 +325,8 @@ class PackOrder(RecordOrder):
 
     def in_order(self) -> PackOrder:
         """The same packs with the same records in every epoch."""
-        other = copy(self)
-        other.epochs, other._groups = self.epochs.in_order(), copy(self._groups)
+        other = super().in_order()
+        other._groups = copy(self._groups)
         other._groups.shuffle = False
         return other
 

@@ -1,7 +1,8 @@
-from .epochs import StateForm
+from .epochs import RecordOrder, digest
+from .iteration import StateForm
 from .nested import Leaves, Part, defines_last
 from .orders import Permutation, balanced_weights, block_starts
-from .plan import Place, RecordOrder
+from .plan import Place
 from .position_batch import DrawEpoch
 from .ranks import Rank
 from .samplers import RecordBatchSampler, RecordSampler
@@ -22,5 +23,6 @@ __all__ = [
     "block_starts",
     "check_loaded_epoch",
     "defines_last",
+    "digest",
     "prepared_loader",
 ]

@@ -1,10 +1,11 @@
-"""The order of every epoch of a dataset, and the state from which a run resumes."""
+"""The order of every epoch of a dataset, and its steps of as many records each."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sized
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from collections.abc import Sized
+from copy import copy
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,45 +24,40 @@ from torch_tfrecord.order.orders import (
     block_starts,
     cumulated,
 )
-from torch_tfrecord.shown import shown_value
+from torch_tfrecord.order.plan import Place
+from torch_tfrecord.order.ranks import Rank
 
-if TYPE_CHECKING:
-    from typing_extensions import NotRequired
+__all__ = ["WINDOW_BLOCKS", "RecordOrder", "RecordSteps", "digest"]
 
-__all__ = ["WINDOW_BLOCKS", "Epochs", "OrderOptions", "StateForm"]
+_Order = TypeVar("_Order", bound="RecordOrder")
 
 WINDOW_BLOCKS = 64  # 256 MiB, which fit into the page cache until the window is read
 
 _MOST_INFLATED_WINDOW = 1 << 26  # decompressed bytes that are mixed
-_MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
 
 
-class OrderOptions(TypedDict):
-    """The keywords of `Epochs`."""
-
-    shuffle: Shuffle
-    seed: int
-    weights: NotRequired[npt.ArrayLike | None]
-    block_bytes: NotRequired[int]
-    window_blocks: NotRequired[int]
-
-
-class Epochs:
-    """The order of each epoch of a dataset: a pure function of `identity` and the number of the
-    epoch.
+class RecordOrder:
+    """Steps of as many records each, in the order of each epoch: a pure function of `identity` and
+    the number of the epoch.
 
     Args:
         dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or
-            `ConcatDataset` of it.
+            `ConcatDataset` of it. A subclass may have packs of records in their place.
+        batch_size: Places in a batch, per rank.
+        drop_last: Drop what the ranks cannot share evenly, and a last batch that is not full.
         shuffle: True, False or "blocks".
         seed: An integer of any size.
         weights: One for each record, or None; draws with replacement.
         block_bytes, window_blocks: For "blocks"; see `BlockShuffle`.
     """
 
+    is_sized = True
+
     def __init__(
         self,
         dataset: Sized,
+        batch_size: int,
+        drop_last: bool,
         *,
         shuffle: Shuffle,
         seed: int,
@@ -76,6 +72,7 @@ class Epochs:
                 f"dataset must be a dataset, got a sampler, {type(dataset).__name__}; if Lightning passed it, set "
                 "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
             )
+        self.batch_size, self.drop_last = batch_size, drop_last
         self.num_records = len(dataset)
         self._shuffle = shuffle
         self._seed = integer("seed", seed)
@@ -105,12 +102,26 @@ class Epochs:
             else Sequential(self.num_records)
         )
 
-    def in_order(self) -> Epochs:
-        """The same records, unshuffled in every epoch."""
-        return Epochs(range(self.num_records), shuffle=False, seed=self._seed)
+    def steps(self, place: Place, rank: Rank) -> RecordSteps:
+        """See `StepOrder`."""
+        return RecordSteps(self, place.epoch, rank, place.consumed)
+
+    def in_order(self: _Order) -> _Order:
+        """See `StepOrder`."""
+        other = copy(self)
+        other._shuffle, other._sums, other._blocks, other._last = False, None, None, None
+        other._identity = other._make_identity()
+        return other
+
+    def check(self, place: Place) -> None:
+        """See `StepOrder`; any number of places may have been taken."""
+
+    def positions(self, places: list[int], epoch: int) -> list[int]:
+        """The positions of a batch of a subclass, from its part of the order."""
+        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the order, as JSON values."""
+        """See `StepOrder`."""
         return self._identity
 
     def _make_identity(self) -> dict[str, Any]:
@@ -122,7 +133,7 @@ class Epochs:
         if self._blocks is not None:
             identity |= self._blocks.identity()
         if self._sums is not None:
-            identity["weights"] = StateForm.digest(self._sums)
+            identity["weights"] = digest(self._sums)
         return identity
 
     def _checked(self, weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -134,6 +145,66 @@ class Epochs:
                 f"weights must have one number for each of {self.num_records} records, got {len(sums)}"
             )
         return sums
+
+
+class RecordSteps:
+    """One rank's places of an epoch in steps, the same number for each rank; see `Steps`.
+
+    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r,
+    start + r + w, start + r + 2w, ... If they cannot be divided evenly, the order is extended with
+    its beginning (place N is place 0 again) until every rank has the same number, as torch's
+    DistributedSampler does; or with `drop_last` the last (N - start) modulo w places are dropped.
+    So after k positions on each rank the places up to start + k * w are taken, whatever w is, and
+    steps of any other world size can begin there.
+
+    Args:
+        order: The order of N places.
+        epoch: From 0.
+        rank: Whose places.
+        start: Places taken before, 0 <= start <= N.
+
+    Example:
+        >>> order = RecordOrder(range(5), 1, False, shuffle=False, seed=0)
+        >>> [RecordSteps(order, 0, Rank(rank, 2), 0).places(0, 3) for rank in (0, 1)]
+        [[0, 2, 4], [1, 3, 0]]
+        >>> [RecordSteps(order, 0, Rank(rank, 3), 2).places(0, 1) for rank in (0, 1, 2)]
+        [[2], [3], [4]]
+    """
+
+    def __init__(self, order: RecordOrder, epoch: int, rank: Rank, start: int) -> None:
+        self._order, self._epoch, self.rank, self._start = order, epoch, rank, start
+        left = order.num_records - start
+        self._size = left // rank.world_size if order.drop_last else -(-left // rank.world_size)
+
+    def __len__(self) -> int:
+        size, batch_size = self._size, self._order.batch_size
+        return size // batch_size if self._order.drop_last else -(-size // batch_size)
+
+    def places(self, begin: int, end: int) -> list[int]:
+        """This rank's part of the order in some steps."""
+        order, size = self._order, self._order.batch_size
+        numbers = np.arange(begin * size, min(end * size, self._size), dtype=np.int64)
+        places = self._start + self.rank.rank + numbers * self.rank.world_size
+        found: list[int] = (
+            order.order(self._epoch).positions(places % max(order.num_records, 1)).tolist()
+        )
+        return found
+
+    def batches(self, begin: int, end: int) -> list[list[int]]:
+        """See `Steps`."""
+        order, size, places = self._order, self._order.batch_size, self.places(begin, end)
+        found = [places[first : first + size] for first in range(0, len(places), size)]
+        return found if order.is_sized else [order.positions(each, self._epoch) for each in found]
+
+    def num_positions(self, begin: int, end: int) -> int:
+        """See `Steps`."""
+        size = self._order.batch_size
+        return min(end * size, self._size) - min(begin * size, self._size)
+
+    def consumed(self, step: int) -> int:
+        """See `Steps`."""
+        taken = min(step * self._order.batch_size, self._size) * self.rank.world_size
+        return self._start + taken
 
 
 class Blocks(NamedTuple):
@@ -157,8 +228,8 @@ class Blocks(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """All that decides the order, besides the seed and the number of records."""
-        found = {"blocks": StateForm.digest(self.starts), "window_blocks": self.window_blocks}
-        return found | ({} if self.by_file is None else {"by_file": StateForm.digest(self.by_file)})
+        found = {"blocks": digest(self.starts), "window_blocks": self.window_blocks}
+        return found | ({} if self.by_file is None else {"by_file": digest(self.by_file)})
 
 
 def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
@@ -184,88 +255,7 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     return Blocks(starts, window_blocks, by_file)
 
 
-class StateForm:
-    """The form of a state: JSON values by name, from which a run resumes.
-
-    Args:
-        identity: What decides the order; it must be the same where the state is loaded.
-        numbers: From the name of each number to its limit, or None.
-        others: Further keys that it must have; the caller checks their values.
-    """
-
-    VERSION = 1
-    """Of what `state_dict` returns; raised when its keys or their meaning change."""
-
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        numbers: Mapping[str, int | None],
-        others: Collection[str] = (),
-    ) -> None:
-        self._identity, self._numbers = identity, numbers
-        self._expected = {"version", *identity, *numbers, *others}
-
-    def check(self, state: object) -> None:
-        """ValueError, naming the key, unless a state has this version, this identity, and numbers
-        from 0 to these limits.
-        """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"expected a state_dict, got {type(state).__name__}")
-        version = state.get("version")
-        if type(version) is not int or version != self.VERSION:
-            raise ValueError(
-                f"expected a state of version {self.VERSION}, got version {shown_value(version)}"
-            )
-        expected = self._expected
-        found = [key for key in state if key != "run"]  # what a loader adds for `tfrecord replay`
-        if {*found} != expected:
-            missing = sorted(expected - set(found))
-            further = [key for key in found if key not in expected]
-            raise ValueError(
-                f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(found))} "
-                f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
-            )
-        for key, here in self._identity.items():
-            if not _is_same(state[key], here):
-                raise ValueError(
-                    f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
-                    f"{shown_value(here)} here"
-                )
-        for key, limit in self._numbers.items():
-            self.check_number(key, state[key], limit)
-
-    @staticmethod
-    def check_number(name: str, number: object, limit: int | None = None) -> None:
-        """ValueError unless a number of a state is an integer from 0 to a limit."""
-        if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
-            allowed = "at least 0" if limit is None else f"from 0 to {limit}"
-            allowed += (
-                ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
-            )
-            raise ValueError(
-                f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
-            )
-
-    @staticmethod
-    def digest(array: npt.NDArray[Any]) -> str:
-        """A short digest of an array's contents, the same on every machine."""
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
-
-
-def _is_same(found: object, here: object) -> bool:
-    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True
-    are equal).
-    """
-    if type(found) is not type(here):
-        return False
-    if isinstance(here, list) and isinstance(found, list):
-        return len(found) == len(here) and all(map(_is_same, found, here))
-    return bool(found == here)
-
-
-def _sorted(keys: Any) -> list[Any]:
-    try:
-        return sorted(keys)
-    except TypeError:  # of several types
-        return list(keys)
+def digest(array: npt.NDArray[Any]) -> str:
+    """A short digest of an array's contents, the same on every machine."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, count
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch_tfrecord.arguments import at_least, true_or_false
-from torch_tfrecord.order.epochs import StateForm
 from torch_tfrecord.order.plan import Job, Place, Plan, StepOrder
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import Rank
@@ -19,7 +18,9 @@ from torch_tfrecord.order.trainers import (
 )
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["EpochSampler", "Iteration"]
+__all__ = ["EpochSampler", "Iteration", "StateForm"]
+
+_MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
 
 _Unit_co = TypeVar("_Unit_co", bound="int | PositionBatch", covariant=True)
 
@@ -342,3 +343,87 @@ def _checked_list(name: str, state: Mapping[str, object], size: int) -> list[tup
     for number in chain.from_iterable(items):
         StateForm.check_number(name, number)
     return [tuple(item) for item in items]
+
+
+# States.
+
+
+class StateForm:
+    """The form of a state: JSON values by name, from which a run resumes.
+
+    Args:
+        identity: What decides the order; it must be the same where the state is loaded.
+        numbers: From the name of each number to its limit, or None.
+        others: Further keys that it must have; the caller checks their values.
+    """
+
+    VERSION = 1
+    """Of what `state_dict` returns; raised when its keys or their meaning change."""
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        numbers: Mapping[str, int | None],
+        others: Collection[str] = (),
+    ) -> None:
+        self._identity, self._numbers = identity, numbers
+        self._expected = {"version", *identity, *numbers, *others}
+
+    def check(self, state: object) -> None:
+        """ValueError, naming the key, unless a state has this version, this identity, and numbers
+        from 0 to these limits.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"expected a state_dict, got {type(state).__name__}")
+        version = state.get("version")
+        if type(version) is not int or version != self.VERSION:
+            raise ValueError(
+                f"expected a state of version {self.VERSION}, got version {shown_value(version)}"
+            )
+        expected = self._expected
+        found = [key for key in state if key != "run"]  # what a loader adds for `tfrecord replay`
+        if {*found} != expected:
+            missing = sorted(expected - set(found))
+            further = [key for key in found if key not in expected]
+            raise ValueError(
+                f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(found))} "
+                f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
+            )
+        for key, here in self._identity.items():
+            if not _is_same(state[key], here):
+                raise ValueError(
+                    f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
+                    f"{shown_value(here)} here"
+                )
+        for key, limit in self._numbers.items():
+            self.check_number(key, state[key], limit)
+
+    @staticmethod
+    def check_number(name: str, number: object, limit: int | None = None) -> None:
+        """ValueError unless a number of a state is an integer from 0 to a limit."""
+        if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
+            allowed = "at least 0" if limit is None else f"from 0 to {limit}"
+            allowed += (
+                ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
+            )
+            raise ValueError(
+                f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
+            )
+
+
+def _is_same(found: object, here: object) -> bool:
+    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True
+    are equal).
+    """
+    if type(found) is not type(here):
+        return False
+    if isinstance(here, list) and isinstance(found, list):
+        return len(found) == len(here) and all(map(_is_same, found, here))
+    return bool(found == here)
+
+
+def _sorted(keys: Any) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:  # of several types
+        return list(keys)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from copy import copy
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from torch_tfrecord.order.epochs import Epochs, OrderOptions
-from torch_tfrecord.order.orders import Order
 from torch_tfrecord.order.ranks import Rank
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "Job",
     "Place",
     "Plan",
-    "RankShare",
-    "RecordOrder",
-    "RecordSteps",
     "StepOrder",
     "Steps",
-    "rank_size",
 ]
 
 # Computed at once, in whole batches: at the beginning, and later.
@@ -115,143 +104,6 @@ class StepOrder(Protocol):
 
     def identity(self) -> dict[str, Any]:
         """All that decides the order, as JSON values."""
-
-
-def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
-    """How many positions each of `world_size` ranks gets.
-
-    Example:
-        >>> rank_size(5, 2), rank_size(5, 2, drop_last=True)
-        (3, 2)
-    """
-    return num_positions // world_size if drop_last else -(-num_positions // world_size)
-
-
-class RankShare:
-    """One rank's positions of an epoch, the same number for each rank; each can be computed by
-    itself.
-
-    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r,
-    start + r + w, start + r + 2w, ... If they cannot be divided evenly, the order is extended with
-    its beginning (place N is place 0 again) until every rank has the same number, as torch's
-    DistributedSampler does; or with `drop_last` the last (N - start) modulo w places are dropped.
-    So after k positions on each rank the places up to start + k * w are taken, whatever w is, and a
-    share of any other world size can begin there.
-
-    Args:
-        order: The epoch's order, of N positions.
-        rank, world_size: 0 <= rank < world_size.
-        start: Places taken before, 0 <= start <= N.
-        drop_last: Drop positions instead of repeating some.
-
-    Example:
-        >>> from torch_tfrecord.order.orders import Sequential
-        >>> [RankShare(Sequential(5), rank, 2).numbers(0, 3) for rank in (0, 1)]
-        [[0, 2, 4], [1, 3, 0]]
-        >>> [RankShare(Sequential(5), rank, 3, start=2).numbers(0, 1) for rank in (0, 1, 2)]
-        [[2], [3], [4]]
-    """
-
-    def __init__(
-        self, order: Order, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False
-    ) -> None:
-        self._order = order
-        self._first = start + rank
-        self._world_size = world_size
-        self._size = rank_size(len(order) - start, world_size, drop_last=drop_last)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def numbers(self, start: int, end: int) -> list[int]:
-        """The share's positions number `start` to `end` - 1, as integers."""
-        places = (
-            self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
-        )
-        numbers: list[int] = self._order.positions(places % max(len(self._order), 1)).tolist()
-        return numbers
-
-
-class RecordOrder:
-    """Steps of as many records each: see `RankShare`.
-
-    Args:
-        dataset: Has the records, or the packs of a subclass.
-        batch_size: Places in a batch, per rank.
-        drop_last: Drop what the ranks cannot share evenly, and a last batch that is not full.
-        **options: See `Epochs`.
-    """
-
-    is_sized = True
-
-    def __init__(
-        self, dataset: Sized, batch_size: int, drop_last: bool, **options: Unpack[OrderOptions]
-    ) -> None:
-        self.epochs = Epochs(dataset, **options)
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self.num_records = self.epochs.num_records
-
-    def steps(self, place: Place, rank: Rank) -> RecordSteps:
-        """See `StepOrder`."""
-        return RecordSteps(self, place.epoch, rank, place.consumed)
-
-    def in_order(self) -> RecordOrder:
-        """See `StepOrder`."""
-        other = copy(self)
-        other.epochs = self.epochs.in_order()
-        return other
-
-    def check(self, place: Place) -> None:
-        """See `StepOrder`; any number of places may have been taken."""
-
-    def identity(self) -> dict[str, Any]:
-        """See `StepOrder`."""
-        return self.epochs.identity()
-
-    def positions(self, places: list[int], epoch: int) -> list[int]:
-        """The positions of a batch of a subclass, from its part of the order."""
-        raise NotImplementedError
-
-
-class RecordSteps:
-    """See `Steps`."""
-
-    def __init__(self, order: RecordOrder, epoch: int, rank: Rank, start: int) -> None:
-        self._order, self._epoch, self.rank, self._start = order, epoch, rank, start
-        self._size = rank_size(
-            order.num_records - start, rank.world_size, drop_last=order.drop_last
-        )
-
-    def __len__(self) -> int:
-        size, batch_size = self._size, self._order.batch_size
-        return size // batch_size if self._order.drop_last else -(-size // batch_size)
-
-    def places(self, begin: int, end: int) -> list[int]:
-        """This rank's part of the order in some steps."""
-        order, size = self._order, self._order.batch_size
-        share = RankShare(
-            order.epochs.order(self._epoch),
-            *self.rank,
-            start=self._start,
-            drop_last=order.drop_last,
-        )
-        return share.numbers(begin * size, end * size)
-
-    def batches(self, begin: int, end: int) -> list[list[int]]:
-        """See `Steps`."""
-        order, size, places = self._order, self._order.batch_size, self.places(begin, end)
-        found = [places[first : first + size] for first in range(0, len(places), size)]
-        return found if order.is_sized else [order.positions(each, self._epoch) for each in found]
-
-    def num_positions(self, begin: int, end: int) -> int:
-        """See `Steps`."""
-        size = self._order.batch_size
-        return min(end * size, self._size) - min(begin * size, self._size)
-
-    def consumed(self, step: int) -> int:
-        """See `Steps`."""
-        taken = min(step * self._order.batch_size, self._size) * self.rank.world_size
-        return self._start + taken
 
 
 class Plan:

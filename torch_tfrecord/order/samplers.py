@@ -10,11 +10,11 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords
-from torch_tfrecord.order.epochs import WINDOW_BLOCKS
+from torch_tfrecord.order.epochs import WINDOW_BLOCKS, RecordOrder, RecordSteps
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
 from torch_tfrecord.order.nested import Leaves
 from torch_tfrecord.order.orders import BLOCK_BYTES
-from torch_tfrecord.order.plan import Place, Plan, RecordOrder, RecordSteps, StepOrder
+from torch_tfrecord.order.plan import Place, Plan, StepOrder
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.ranks import RankSampler
 from torch_tfrecord.order.trainers import (
