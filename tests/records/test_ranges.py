@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.files.ranges import plan_reads
+from torch_tfrecord.files.read import plan_reads
 
 
 def plan(pieces, gap=0, window=1 << 40):

@@ -20,7 +20,6 @@ from torch_tfrecord.errors import CorruptRecordError, name_path
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.descriptors import Descriptor, open_descriptor, open_if_free
-from torch_tfrecord.files.ranges import LOCAL_GAP_BYTES
 from torch_tfrecord.native import native_module
 
 __all__ = [
@@ -181,7 +180,7 @@ class LocalFile(FileSource):
     """
 
     chunk_bytes = 1 << 19  # measured: larger chunks leave the processor's cache
-    max_gap_bytes = LOCAL_GAP_BYTES
+    max_gap_bytes = 1 << 12  # copying 4 KiB costs as much as a call
 
     def __init__(self, path: str) -> None:
         self.path = path
