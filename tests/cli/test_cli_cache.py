@@ -7,7 +7,7 @@ import re
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.files.access import user_cache
+from torch_tfrecord.files import user_cache
 from torch_tfrecord.remote import disk_cache
 from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.store import FileRange, RemotePart

@@ -15,6 +15,7 @@ from index_tools.main import main
 from index_tools.pictures import Encoding
 from index_tools.reencode import reencode
 from torch_tfrecord import (
+    ImageDecodeError,
     TFRecordDataset,
     TFRecordWriter,
     decode_example,
@@ -23,7 +24,6 @@ from torch_tfrecord import (
     encode_example,
     encode_sequence_example,
 )
-from torch_tfrecord.errors import ImageDecodeError
 
 NAMES = ["as they are", "PNG optimised", "WebP lossless"]
 NAMES += [f"JPEG {quality}" for quality in (100, 95, 90, 85, 75)]

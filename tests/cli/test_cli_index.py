@@ -13,9 +13,9 @@ import pytest
 from index_tools import _workers, index
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
+from torch_tfrecord.records import sidecar_path
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.records.index_paths import sidecar_path
 
 RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(frame, RECORDS))

@@ -12,6 +12,7 @@ import torch_tfrecord
 from index_tools.main import main
 from index_tools.show import describe_bytes, describe_record
 from torch_tfrecord import (
+    ParseError,
     TFRecordDataset,
     TFRecordWriter,
     encode_example,
@@ -20,8 +21,7 @@ from torch_tfrecord import (
     infer_features,
     serialize_tensor,
 )
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records.framing import frame
 from torch_tfrecord.tables import spread
 

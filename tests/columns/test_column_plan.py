@@ -17,23 +17,30 @@ from PIL import Image as PillowImage
 from torchvision import tv_tensors
 from wire_examples import UNKNOWN, WIRE_EXAMPLE
 
-from torch_tfrecord.columns import parsers, plan_parts
-from torch_tfrecord.columns.column_plan import ColumnPlan
-from torch_tfrecord.columns.containers import Nested, RaggedTensor, SparseList, wrap_nested
-from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import OneValueReader, SerializedTensor, Text
+from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
+    ParseError,
+    RaggedFeature,
+    RaggedTensor,
+    RawTensor,
+    SerializedTensor,
+    SparseFeature,
+    SparseList,
+    Text,
+    TFRecordError,
+    VarLenFeature,
+    encode_example,
+    serialize_tensor,
+)
+from torch_tfrecord.columns import ColumnPlan, Nested, OneValueReader, parsers, plan_parts
+from torch_tfrecord.columns.containers import wrap_nested
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
-from torch_tfrecord.columns.ragged import RaggedFeature
-from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.columns.tensors import serialize_tensor
-from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.loading.sample import take_apart
-from torch_tfrecord.media.image import Image
 from torch_tfrecord.native import native_module
-from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.protobuf.messages import parse_message
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.protobuf import parse_message
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32

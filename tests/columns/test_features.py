@@ -15,29 +15,29 @@ import pytest
 import torch
 
 from torch_tfrecord import (
+    Audio,
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
     Json,
     ListFeatures,
     NestedExample,
     Proto,
+    RaggedFeature,
+    RawTensor,
     SequenceFeatures,
+    SerializedTensor,
     Source,
+    SparseFeature,
+    Text,
+    VarLenFeature,
+    Video,
     encode_example,
     parse_example,
     parse_single_example,
 )
-from torch_tfrecord.columns.feature import (
-    Feature,
-    make_context_reader,
-    make_reader,
-    make_step_reader,
-)
-from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import SerializedTensor, Text
-from torch_tfrecord.columns.ragged import RaggedFeature
-from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.sparse import SparseFeature
-from torch_tfrecord.media.image import Image
-from torch_tfrecord.media.sounds import Audio, Video
+from torch_tfrecord.columns import Feature
+from torch_tfrecord.columns.feature import make_context_reader, make_reader, make_step_reader
 from torch_tfrecord.samples import is_ragged, mark_ragged
 
 I64 = torch.int64

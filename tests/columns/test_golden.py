@@ -21,7 +21,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns.containers import rows_of
+from torch_tfrecord.columns import rows_of
 from torch_tfrecord.columns.parsers import ExampleParser
 
 DTYPES = "any torch dtype is read, from the list that holds it"

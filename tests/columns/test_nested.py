@@ -38,7 +38,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.protobuf.json_text import example_of_json
+from torch_tfrecord.protobuf import example_of_json
 
 JSON = json.loads(
     (Path(__file__).parents[1] / "data" / "ranking" / "json_examples.json").read_text()

@@ -16,18 +16,26 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 from wire_examples import length_delimited
 
-from torch_tfrecord.columns.dtypes import cast
-from torch_tfrecord.columns.feature import Feature
-from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import SerializedTensor, Text
+from torch_tfrecord import (
+    FixedLenFeature,
+    Image,
+    ImageDecodeError,
+    LimitExceededError,
+    ParseError,
+    RawTensor,
+    SerializedTensor,
+    Text,
+    TFRecordError,
+    VarLenFeature,
+    decode_example,
+    encode_example,
+    encode_image,
+    parse_example,
+    parse_single_example,
+    serialize_tensor,
+)
+from torch_tfrecord.columns import Feature, cast
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.record_parsers import parse_example, parse_single_example
-from torch_tfrecord.columns.tensors import serialize_tensor
-from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.media.codec import encode_image
-from torch_tfrecord.media.image import Image
-from torch_tfrecord.protobuf.example import decode_example, encode_example
 
 I64, F32 = torch.int64, torch.float32
 

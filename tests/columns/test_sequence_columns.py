@@ -37,7 +37,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import column_plan, parsers, plan_parts
 from torch_tfrecord.columns.parsers import SequenceExampleParser
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.sample import take_apart
 
 I64, F32 = torch.int64, torch.float32

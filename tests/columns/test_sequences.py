@@ -34,9 +34,8 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns import Feature, make_parser
 from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
-from torch_tfrecord.columns.record_parsers import make_parser
 from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32

@@ -34,7 +34,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
 
 FEATURES = {
     "offset": Source("offset"),

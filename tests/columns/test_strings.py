@@ -44,7 +44,7 @@ from torch_tfrecord import (
     parse_single_sequence_example,
 )
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns.raw_tensor import inflate
+from torch_tfrecord.columns import inflate
 
 CASES = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data" / "strings" / "cases.json.gz").read_bytes())

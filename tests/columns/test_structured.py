@@ -28,7 +28,7 @@ from torch_tfrecord import (
     parse_example,
     parse_single_example,
 )
-from torch_tfrecord.columns.containers import stack_samples
+from torch_tfrecord.columns import stack_samples
 from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32

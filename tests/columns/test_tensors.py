@@ -19,8 +19,8 @@ from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.columns.tensors import MAX_FILL_BYTES, parse_tensor, serialize_tensor
-from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord import LimitExceededError, ParseError, parse_tensor, serialize_tensor
+from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
 
 CASES = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data/tensorproto_cases.json.gz").read_bytes())

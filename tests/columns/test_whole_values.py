@@ -25,6 +25,7 @@ from torch_tfrecord import (
     SerializedTensor,
     Text,
     TFRecordDataset,
+    TFRecordError,
     TFRecordIterableDataset,
     TFRecordWriter,
     VarLenFeature,
@@ -36,7 +37,6 @@ from torch_tfrecord import (
     parse_single_example,
     serialize_tensor,
 )
-from torch_tfrecord.errors import TFRecordError
 
 SCENARIOS = [
     Scenario(

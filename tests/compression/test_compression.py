@@ -39,9 +39,8 @@ from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.compression import inflated
 from torch_tfrecord.compression.codecs import detect_compression
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.files.storage import FileSource
-from torch_tfrecord.records.codecs import open_stream
-from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.files import FileSource
+from torch_tfrecord.records import RecordScanner, open_stream
 
 PAYLOADS = [b"abc", b"", b"defg" * 5]
 STREAM = framed(*PAYLOADS)

@@ -38,9 +38,9 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression import gzip_members
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.records import index as index_module
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records import sidecar_path
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded", "ignore:no file has a record"

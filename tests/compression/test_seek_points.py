@@ -15,18 +15,19 @@ from helpers import framed
 
 from torch_tfrecord import (
     CompressionError,
+    IndexMismatchError,
     TFRecordDataset,
+    TFRecordError,
     TFRecordWriter,
     build_index,
     read_records,
 )
-from torch_tfrecord.compression import inflated, seek_points
+from torch_tfrecord.compression import InflatedFiles, inflated, seek_points
 from torch_tfrecord.compression.deflate import lead_in
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
+from torch_tfrecord.compression.inflated_file import InflatedFile
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
-from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.storage import FileSource, open_file
+from torch_tfrecord.files import FileSource, open_file
 from torch_tfrecord.native import optional_module
 
 needs_inflate = pytest.mark.skipif(

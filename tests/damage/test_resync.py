@@ -15,10 +15,8 @@ from helpers import compressed, framed, header
 from torch_tfrecord import read_records
 from torch_tfrecord.compression import inflated, rescue
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.damage import resync
-from torch_tfrecord.damage.resync import RecordSearch
-from torch_tfrecord.files import SequentialSource
-from torch_tfrecord.files.storage import FileSource, LocalFile
+from torch_tfrecord.damage import RecordSearch, resync
+from torch_tfrecord.files import FileSource, LocalFile, SequentialSource
 from torch_tfrecord.records import scan
 from torch_tfrecord.records.reader import _PipeSource
 

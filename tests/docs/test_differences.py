@@ -40,7 +40,7 @@ from torch_tfrecord import (
     parse_single_example,
     read_records,
 )
-from torch_tfrecord.media.headers import read_header
+from torch_tfrecord.media import read_header
 
 DOC = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 CHECKS = {}

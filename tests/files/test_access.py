@@ -13,7 +13,7 @@ from torch_tfrecord import (
     find_files,
     read_records,
 )
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files import DEFAULT_ACCESS, Access
 
 SECRETS = {
     "key": "me-and-nobody",

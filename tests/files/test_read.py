@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 from torch_tfrecord import CorruptRecordError
-from torch_tfrecord.files import descriptors
-from torch_tfrecord.files.read import read_pieces
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files import LocalFile, descriptors, open_file, read_pieces
 
 NUM_FILES, NUM_BYTES = 12, 5000
 

@@ -14,7 +14,7 @@ from helpers import for_each
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from torch_tfrecord import RecordSampler
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

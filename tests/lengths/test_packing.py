@@ -22,8 +22,8 @@ from torch_tfrecord import (
     serialize_tensor,
 )
 from torch_tfrecord.batch_memory import splits_of
-from torch_tfrecord.columns.containers import Nested
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.columns import Nested
+from torch_tfrecord.loading import ColumnBatch
 
 NAMES = ["ids", "mask"]
 

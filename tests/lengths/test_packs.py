@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from torch_tfrecord.lengths.packing import PackOrder, pack_lengths
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 
 def best_fit_decreasing(lengths, size):

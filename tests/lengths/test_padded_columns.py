@@ -21,6 +21,7 @@ from torch_tfrecord import (
     PaddedCollate,
     RaggedFeature,
     SparseFeature,
+    SparseList,
     TFRecordDataset,
     TFRecordWriter,
     VarLenFeature,
@@ -29,9 +30,9 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.batch_memory import as_array, splits_of
-from torch_tfrecord.columns.containers import Nested, SparseList
+from torch_tfrecord.columns import Nested
 from torch_tfrecord.lengths import padded_values
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading import ColumnBatch
 
 DTYPES = [torch.int64, torch.float32, torch.bool, torch.uint8, torch.bfloat16, torch.float64]
 

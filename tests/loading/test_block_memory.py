@@ -9,9 +9,8 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import RecordIndex, build_index
-from torch_tfrecord.files.read import read_pieces
-from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.files import open_file, read_pieces
+from torch_tfrecord.records import RecordTable
 from torch_tfrecord.remote import transfers
 from torch_tfrecord.remote.remote_file import BlockMemory
 

@@ -39,7 +39,7 @@ from torch_tfrecord import (
     serialize_tensor,
 )
 from torch_tfrecord.columns.containers import make_sparse
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.order.position_batch import PositionBatch
 

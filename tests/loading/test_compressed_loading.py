@@ -20,7 +20,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression import CODECS, InflatedFiles, seek_points
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.order import epochs
 
 pytestmark = pytest.mark.filterwarnings(

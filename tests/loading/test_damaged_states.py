@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import torch_tfrecord as tfr
-from torch_tfrecord.order.samplers import RecordBatchSampler, RecordSampler
+from torch_tfrecord import RecordSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 5, 7, 99, 1 << 31, 1 << 40, 1 << 62, 1 << 63, 10**30, -(10**30), 10**5000, 0.0,

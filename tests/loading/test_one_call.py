@@ -19,10 +19,10 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
+from torch_tfrecord.columns import Want
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.columns.reading import Want
+from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.loading.read_ahead import _load
-from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records import RecordTable
 

@@ -24,10 +24,10 @@ from torch_tfrecord import (
     VarLenFeature,
     collate,
     encode_example,
+    find_files,
     make_dataloader,
     parse_single_example,
 )
-from torch_tfrecord.records.paths import find_files
 
 DATA = Path(__file__).parents[1] / "data" / "pipeline"
 GOLDEN = json.loads((DATA / "pipeline.json").read_text(encoding="utf-8"))

@@ -36,11 +36,10 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import map_dataset, nested_dataset, read_ahead
+from torch_tfrecord.loading import ReadAheadLoader, map_dataset, nested_dataset, read_ahead
 from torch_tfrecord.loading.nested_dataset import usual_num_threads
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import ranks
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records import PackedRecords
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

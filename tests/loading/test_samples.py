@@ -27,8 +27,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_tfrecord import RaggedTensor, SparseList, collate
-from torch_tfrecord.columns.containers import Nested, make_sparse
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.columns import Nested
+from torch_tfrecord.columns.containers import make_sparse
+from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.sample import UNSEEN, Sample
 
 DTYPES = [

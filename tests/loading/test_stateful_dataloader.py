@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_tfrecord import RecordSampler
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful.StatefulDataLoader

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
 from torch_tfrecord import RaggedTensor, SparseList, collate, shared_memory
-from torch_tfrecord.columns.containers import Nested, make_sparse, wrap_nested
+from torch_tfrecord.columns import Nested
+from torch_tfrecord.columns.containers import make_sparse, wrap_nested
 from torch_tfrecord.loading import transport
 from torch_tfrecord.native import optional_module
 

@@ -21,6 +21,7 @@ from sidecars import changed, flipped_in_place, taken_apart
 
 from torch_tfrecord import (
     IndexMismatchError,
+    RecordIndex,
     RecordSampler,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -28,7 +29,7 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
-from torch_tfrecord.manifests import manifest_table
+from torch_tfrecord.manifests import manifest_table, write_manifest
 from torch_tfrecord.manifests.manifest import (
     Manifest,
     common_folder,
@@ -38,10 +39,7 @@ from torch_tfrecord.manifests.manifest import (
     shard_paths,
     shard_row,
 )
-from torch_tfrecord.manifests.manifest_building import write_manifest
-from torch_tfrecord.records import index_keeper
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records import RecordTable, index_keeper
 
 COUNTS = [3, 0, 5000, 2048, 1, 4096, 700]
 

@@ -26,9 +26,8 @@ from torch_tfrecord import (
     encode_example,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.media import crop_jobs, leading_crops
+from torch_tfrecord.media import crop_jobs, leading_crops, read_header
 from torch_tfrecord.media import image as image_columns
-from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media.image import ImageReader
 from torch_tfrecord.media.leading_crops import find_leading_crop
 from torch_tfrecord.media.regions import StoredImage

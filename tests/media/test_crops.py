@@ -15,7 +15,7 @@ from PIL import Image as PillowImage
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import _geometry, functional
 
-from torch_tfrecord.media.crops import RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.random_stream import RandomStream
 
 SIZES = st.integers(1, 700)

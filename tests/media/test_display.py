@@ -26,7 +26,7 @@ from torch_tfrecord import (
     make_dataloader,
     show,
 )
-from torch_tfrecord.media.display import Parts
+from torch_tfrecord.media import Parts
 
 RED = (255, 0, 0)
 

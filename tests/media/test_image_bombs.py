@@ -16,6 +16,8 @@ from PIL import Image as PillowImage
 from torch_tfrecord import (
     Image,
     ImageDecodeError,
+    RandomResizedCrop,
+    ResizedCenterCrop,
     decode_image,
     encode_example,
     encode_sequence_example,
@@ -23,10 +25,8 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.media import backends, crop_jobs, headers, regions
-from torch_tfrecord.media.crops import RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.media import backends, crop_jobs, decode_stack, headers, regions
 from torch_tfrecord.media.image import ImageReader
-from torch_tfrecord.media.regions import decode_stack
 
 HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
 BACKENDS = ["pillow", "auto", *(["torchcodec"] if HAS_TORCHCODEC else [])]

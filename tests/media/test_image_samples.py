@@ -41,12 +41,12 @@ from torch_tfrecord import (
     parse_single_sequence_example,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.media import crop_jobs
+from torch_tfrecord.media import crop_jobs, decode_stack, read_header
 from torch_tfrecord.media import regions as image_regions
 from torch_tfrecord.media.crop_jobs import normalization
-from torch_tfrecord.media.headers import has_end_marker, read_header
+from torch_tfrecord.media.headers import has_end_marker
 from torch_tfrecord.media.image import ImageReader
-from torch_tfrecord.media.regions import Region, StoredImage, decode_region, decode_stack
+from torch_tfrecord.media.regions import Region, StoredImage, decode_region
 from torch_tfrecord.native import optional_module
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

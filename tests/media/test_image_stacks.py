@@ -11,9 +11,9 @@ from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
+from torch_tfrecord.media import decode_stack, read_header
 from torch_tfrecord.media import regions as image_regions
-from torch_tfrecord.media.headers import has_end_marker, read_header
-from torch_tfrecord.media.regions import decode_stack
+from torch_tfrecord.media.headers import has_end_marker
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(

@@ -22,17 +22,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import tv_tensors
 
-from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord import ImageDecodeError, decode_image, encode_image, resize_with_crop_or_pad
 from torch_tfrecord.media import backends as image_backends
-from torch_tfrecord.media.codec import (
-    DEFAULT_MAX_PIXELS,
-    decode_image,
-    encode_image,
-    image_format,
-    image_size,
-    resize_with_crop_or_pad,
-)
-from torch_tfrecord.media.headers import read_header
+from torch_tfrecord.media import image_format, image_size, read_header
+from torch_tfrecord.media.codec import DEFAULT_MAX_PIXELS
 
 HAS_TORCHCODEC = image_backends.torchcodec_decoders() is not None
 NEEDS_TORCHCODEC = pytest.mark.skipif(

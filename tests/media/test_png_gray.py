@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_images import NEEDS_TORCHCODEC
 
+from torch_tfrecord import decode_image
 from torch_tfrecord.media.backends import gray_of_colors, needs_gamma
-from torch_tfrecord.media.codec import decode_image
 
 FROZEN = dict(np.load(Path(__file__).parents[1] / "data/images/pictures.npz"))
 MODES = {"0": "unchanged", "1": "L", "3": "RGB", "4": "RGBA"}

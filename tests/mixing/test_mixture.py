@@ -19,7 +19,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     collate,
 )
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]

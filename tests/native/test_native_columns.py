@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_examples import UNKNOWN, WIRE_EXAMPLE, Example, length_delimited, oracle_feature, varint
 
-from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord import encode_example
 
 core = pytest.importorskip(
     "torch_tfrecord.native.columns", reason="the compiled core was not built"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_native_columns import entry, example, ints, packed, same_values
 from wire_examples import length_delimited, varint
 
-from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
+from torch_tfrecord import encode_example, encode_sequence_example
 from torch_tfrecord.protobuf.messages import Example, SequenceExample
 
 core = pytest.importorskip(

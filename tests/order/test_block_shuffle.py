@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.order.orders import BlockShuffle, block_starts
+from torch_tfrecord.order import block_starts
+from torch_tfrecord.order.orders import BlockShuffle
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

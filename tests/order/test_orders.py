@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.order.orders import MAX_POSITIONS, Permutation
+from torch_tfrecord.order import Permutation
+from torch_tfrecord.order.orders import MAX_POSITIONS
 from torch_tfrecord.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")

@@ -38,8 +38,8 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     tfds,
 )
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.loading import ReadAheadLoader
+from torch_tfrecord.order import RecordBatchSampler
 from torch_tfrecord.samples import SampleList
 
 NOTES = pytest.mark.skipif(

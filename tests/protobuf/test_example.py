@@ -26,8 +26,8 @@ from wire_examples import (
     oracle_feature,
 )
 
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.protobuf.example import (
+from torch_tfrecord import (
+    ParseError,
     decode_example,
     decode_sequence_example,
     encode_example,

@@ -11,8 +11,13 @@ import pytest
 import torch
 from helpers import framed
 
-from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, read_records
-from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord import (
+    CorruptRecordError,
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    read_records,
+)
 from torch_tfrecord.shown import printable
 
 NAME = os.fsdecode(b"caf\xe9.tfrecord")

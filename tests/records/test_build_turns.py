@@ -17,10 +17,10 @@ from helpers import framed
 from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
-from torch_tfrecord.files.atomic import hidden_name
-from torch_tfrecord.records import index_keeper
-from torch_tfrecord.records.index_keeper import IndexKeeper, build_alone
-from torch_tfrecord.records.index_paths import sidecar_folder, sidecar_path
+from torch_tfrecord.files import hidden_name
+from torch_tfrecord.records import IndexKeeper, index_keeper, sidecar_path
+from torch_tfrecord.records.index_keeper import build_alone
+from torch_tfrecord.records.index_paths import sidecar_folder
 
 FORK = multiprocessing.get_context("fork")
 

@@ -12,8 +12,7 @@ import pytest
 from helpers import run_program
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
-from torch_tfrecord.files import descriptors
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files import LocalFile, descriptors
 
 NUM_SHARDS = 300
 

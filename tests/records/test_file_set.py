@@ -20,9 +20,9 @@ from torch_tfrecord import (
     TFRecordDataset,
     TFRecordWriter,
     build_index,
+    find_files,
     read_records,
 )
-from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.record_file import FileSet
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")

@@ -26,10 +26,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
+from torch_tfrecord.records import RecordReader, index_source, load_fresh
 from torch_tfrecord.records import index as index_module
-from torch_tfrecord.records.index import index_source, load_fresh
-from torch_tfrecord.records.reader import RecordReader
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.native import has_native
-from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record, walk
+from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.records.packed_records import first_bad_record, walk
 
 MODES = [True, False] if has_native() else [True]
 

@@ -17,16 +17,18 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
     build_manifest,
+    find_files,
     infer_features,
     make_dataloader,
     read_records,
     salvage,
     tfds,
 )
-from torch_tfrecord.files.access import Access
+from torch_tfrecord.files import Access
 from torch_tfrecord.records import paths
-from torch_tfrecord.records.paths import find_files, shard_name
-from torch_tfrecord.remote.disk_cache import DiskCache, cache_info
+from torch_tfrecord.records.paths import shard_name
+from torch_tfrecord.remote import cache_info
+from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.train.record_loader import describe
 
 RECORD = framed(b"abc")

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
-from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.compression import InflatedFiles
+from torch_tfrecord.compression.inflated_file import InflatedFile
+from torch_tfrecord.files import open_file
 from torch_tfrecord.native import has_native
-from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records import RecordReader
 
 MODES = [True, False] if has_native() else [True]
 

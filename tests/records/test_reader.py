@@ -27,10 +27,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files import LocalFile, open_file
+from torch_tfrecord.records import RecordReader, open_stream
 from torch_tfrecord.records import reader as reader_module
-from torch_tfrecord.records.codecs import open_stream
-from torch_tfrecord.records.reader import RecordReader
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

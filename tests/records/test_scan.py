@@ -23,11 +23,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.damage import resync
-from torch_tfrecord.files.storage import FileSource, LocalFile, open_file
-from torch_tfrecord.records import scan
-from torch_tfrecord.records.codecs import open_stream
-from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.files import FileSource, LocalFile, open_file
+from torch_tfrecord.records import RecordReader, RecordScanner, SkippedBytes, open_stream, scan
 
 THREE = [b"abc", b"", bytes(range(20))]
 BORDERS = [0, 19, 35, 71]

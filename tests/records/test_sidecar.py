@@ -29,10 +29,9 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import index_keeper, index_paths
-from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records import IndexKeeper, index_keeper, index_paths, sidecar_path
 from torch_tfrecord.records.index_paths import index_paths as paths_of_index
-from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path
+from torch_tfrecord.records.index_paths import visible_sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 

@@ -19,16 +19,19 @@ from torch_tfrecord import (
     RecordIndex,
     TFRecordError,
     build_index,
+    find_files,
     read_records,
 )
-from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.files import LocalFile, open_file
 from torch_tfrecord.per_process import ProcessCache
-from torch_tfrecord.records.codecs import open_stream
-from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.index_paths import sidecar_path, visible_sidecar_path
-from torch_tfrecord.records.paths import find_files
-from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records import (
+    IndexKeeper,
+    RecordReader,
+    RecordScanner,
+    open_stream,
+    sidecar_path,
+)
+from torch_tfrecord.records.index_paths import visible_sidecar_path
 
 # What is no regular file. robustness 74
 

@@ -30,11 +30,10 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
     decode_example,
+    find_files,
     read_records,
 )
-from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.index_paths import sidecar_path
-from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records import IndexKeeper, sidecar_path
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),

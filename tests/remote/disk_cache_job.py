@@ -10,8 +10,8 @@ import threading
 import time
 import warnings
 
-from torch_tfrecord.remote import disk_cache
-from torch_tfrecord.remote.disk_cache import DiskCache, cache_info
+from torch_tfrecord.remote import cache_info, disk_cache
+from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.store import FileRange, RemotePart
 
 warnings.simplefilter("error")

@@ -19,8 +19,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.remote import disk_cache, transfers
-from torch_tfrecord.remote.disk_cache import cache_info
+from torch_tfrecord.remote import cache_info, disk_cache, transfers
 
 FILES, RECORDS = 4, 40
 ENOUGH = 16_000_000

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from range_server import range_server
 
-from torch_tfrecord.files.access import Access, user_cache
-from torch_tfrecord.remote.disk_cache import cache_info
+from torch_tfrecord.files import Access, user_cache
+from torch_tfrecord.remote import cache_info
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.remote.transfers import (
     Started,

@@ -25,8 +25,8 @@ from disk_cache_job import SIZES, Storage, folder_bytes, read_through
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.remote import disk_cache
-from torch_tfrecord.remote.disk_cache import LEAST_BYTES, STATE_NAME, DiskCache, cache_info
+from torch_tfrecord.remote import cache_info, disk_cache
+from torch_tfrecord.remote.disk_cache import LEAST_BYTES, STATE_NAME, DiskCache
 from torch_tfrecord.remote.store import FileRange
 
 JOB = Path(__file__).with_name("disk_cache_job.py")

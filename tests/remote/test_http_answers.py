@@ -13,7 +13,7 @@ import pytest
 from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files import DEFAULT_ACCESS, Access
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests, stores
 from torch_tfrecord.remote.transfers import infos, listing

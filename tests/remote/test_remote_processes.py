@@ -27,7 +27,7 @@ from torch_tfrecord import (
     errors,
     per_process,
 )
-from torch_tfrecord.files.access import Access
+from torch_tfrecord.files import Access
 from torch_tfrecord.remote import fsspec_store, requests, stores
 
 NUM_RECORDS = 40

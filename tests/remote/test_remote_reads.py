@@ -23,8 +23,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files.access import DEFAULT_ACCESS
-from torch_tfrecord.files.storage import open_file, open_files
+from torch_tfrecord.files import DEFAULT_ACCESS, open_file, open_files
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote import requests, stores, transfers

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from torch_tfrecord import CorruptRecordError, RemoteError
-from torch_tfrecord.files.access import DEFAULT_ACCESS
+from torch_tfrecord.files import DEFAULT_ACCESS
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests
 from torch_tfrecord.remote.requests import Job, Transfer

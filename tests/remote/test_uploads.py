@@ -14,17 +14,15 @@ import pytest
 from torch_tfrecord import (
     ShardedTFRecordWriter,
     TFRecordDataset,
+    TFRecordError,
     TFRecordWriter,
     find_files,
     read_records,
 )
-from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import Access, open_file
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import obstore_store, store, stores, transfers
+from torch_tfrecord.remote import obstore_store, store, stores, transfers, upload_bytes
 from torch_tfrecord.remote.transfers import infos_if_there
-from torch_tfrecord.remote.uploads import upload_bytes
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError, read_records
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records import sidecar_path
 from torch_tfrecord.rlds import episode_index
 from torch_tfrecord.tfds import RLDSDataset
 

@@ -14,8 +14,8 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.columns.reading import Want
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.columns import Want
+from torch_tfrecord.files import open_file
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.rlds.episode_index import build_episode_index
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, Frames

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from torch_tfrecord import Mixture, RecordSampler, collate, make_dataloader
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.rlds.episode_reader import Frames
 from torch_tfrecord.tfds import RLDSDataset, UniformGoals
 

@@ -12,8 +12,8 @@ from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episod
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import Mixture, ParseError, collate, make_dataloader, tfds
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.loading import ReadAheadLoader
+from torch_tfrecord.order import RecordBatchSampler
 from torch_tfrecord.tfds import RLDSDataset, dataset_statistics
 
 # openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from rlds_episodes import write_episodes
 from sidecars import changed, flipped_in_place, flips, taken_apart
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, tfds
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, tfds
+from torch_tfrecord.records import sidecar_path
 from torch_tfrecord.rlds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds import RLDSDataset
 

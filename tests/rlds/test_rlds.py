@@ -34,9 +34,9 @@ from torch_tfrecord import (
     decode_image,
     tfds,
 )
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.protobuf.messages import Example
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records import sidecar_path
 from torch_tfrecord.rlds import dataset as rlds
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.rlds.episode_reader import Frames

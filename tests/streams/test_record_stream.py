@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.random_stream import RandomStream
-from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.scan import Block
+from torch_tfrecord.records import Block, PackedRecords
 from torch_tfrecord.streams.record_stream import RecordStream
 from torch_tfrecord.streams.stream_pieces import Piece, deal_out, picked_pieces
 

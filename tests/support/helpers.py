@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from torch_tfrecord import native
-from torch_tfrecord.tables.inference import features_of
+from torch_tfrecord.tables import features_of
 from torch_tfrecord.tables.spread import SpreadRecord
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"

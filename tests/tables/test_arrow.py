@@ -45,9 +45,8 @@ from torch_tfrecord import (
     serialize_tensor,
     write_arrow,
 )
-from torch_tfrecord.columns.record_parsers import make_parser
-from torch_tfrecord.tables import arrow
-from torch_tfrecord.tables.arrow import ArrowColumns
+from torch_tfrecord.columns import make_parser
+from torch_tfrecord.tables import ArrowColumns, arrow
 
 
 def batch_of(records, features, **options):

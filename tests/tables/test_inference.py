@@ -14,25 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import range_server
 
-from torch_tfrecord.columns.feature import SequenceFeatures
-from torch_tfrecord.columns.lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from torch_tfrecord.columns.one_value import SerializedTensor, Text
-from torch_tfrecord.columns.raw_tensor import RawTensor
-from torch_tfrecord.columns.record_parsers import parse_example, parse_sequence_example
-from torch_tfrecord.columns.tensors import serialize_tensor
-from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.media.codec import encode_image
-from torch_tfrecord.media.image import Image
-from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
-from torch_tfrecord.records.framing import frame
-from torch_tfrecord.records.writer import TFRecordWriter
-from torch_tfrecord.streams.iterable_dataset import TFRecordIterableDataset
-from torch_tfrecord.tables import spread
-from torch_tfrecord.tables.inference import (
-    InferredFeatures,
-    features_of,
+from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
+    ParseError,
+    RawTensor,
+    SequenceFeatures,
+    SerializedTensor,
+    Text,
+    TFRecordError,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    VarLenFeature,
+    encode_example,
+    encode_image,
+    encode_sequence_example,
     infer_features,
+    parse_example,
+    parse_sequence_example,
+    serialize_tensor,
 )
+from torch_tfrecord.records.framing import frame
+from torch_tfrecord.tables import features_of, spread
+from torch_tfrecord.tables.inference import InferredFeatures
 from torch_tfrecord.tables.spread import SpreadRecord
 
 

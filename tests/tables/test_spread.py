@@ -9,12 +9,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord import CorruptRecordError, TFRecordWriter
+from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.records.writer import TFRecordWriter
-from torch_tfrecord.tables import spread
-from torch_tfrecord.tables.spread import spread_records
+from torch_tfrecord.tables import spread, spread_records
 
 
 @pytest.fixture(autouse=True)

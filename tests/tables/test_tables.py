@@ -36,7 +36,8 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns
+from torch_tfrecord.tables import StoredColumns
+from torch_tfrecord.tables.kept_columns import KeptColumn
 
 FEATURES = {
     "label": FixedLenFeature((), torch.int64),

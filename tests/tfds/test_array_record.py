@@ -37,8 +37,8 @@ from torch_tfrecord import (
     per_process,
 )
 from torch_tfrecord.files import descriptors
+from torch_tfrecord.records import ArrayRecordFile
 from torch_tfrecord.records import array_record as our_module
-from torch_tfrecord.records.array_record import ArrayRecordFile
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.tfds import elements
 

@@ -27,9 +27,8 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.columns import parsers, plan_parts
-from torch_tfrecord.columns.containers import Nested
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.columns import Nested, parsers, plan_parts
+from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.native import has_native
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.parser import TFDSParser

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.tfds.splits import ReadInstruction, SplitRange, even_splits, resolve_split
+from torch_tfrecord.tfds import ReadInstruction, even_splits
+from torch_tfrecord.tfds.splits import SplitRange, resolve_split
 
 SIZES = {"train": (4, 3, 4), "test-b": (5,)}
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum).map(tuple)

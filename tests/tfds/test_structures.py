@@ -17,7 +17,7 @@ from tfds_values import assert_equal, assert_same
 from torchvision import tv_tensors
 
 from torch_tfrecord import TFRecordWriter, tfds
-from torch_tfrecord.columns.containers import rows_of
+from torch_tfrecord.columns import rows_of
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
 from torch_tfrecord.tfds.parser import Decoding, TFDSParser

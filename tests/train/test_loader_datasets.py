@@ -41,10 +41,9 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading import ColumnBatch, ReadAheadLoader
 from torch_tfrecord.loading.nested_dataset import NestedDataset
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

@@ -15,7 +15,7 @@ from torch_tfrecord import (
     VarLenFeature,
     make_dataloader,
 )
-from torch_tfrecord.order.orders import Permutation
+from torch_tfrecord.order import Permutation
 
 NUM_RECORDS = 23
 FEATURES = {

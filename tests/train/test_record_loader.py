@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, get_worker_info
 
-from torch_tfrecord import FixedLenFeature, ShardedTFRecordWriter, TFRecordDataset, make_dataloader
-from torch_tfrecord.order.samplers import RecordBatchSampler
-from torch_tfrecord.train.record_loader import RecordLoader
+from torch_tfrecord import (
+    FixedLenFeature,
+    RecordLoader,
+    ShardedTFRecordWriter,
+    TFRecordDataset,
+    make_dataloader,
+)
+from torch_tfrecord.order import RecordBatchSampler
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
 # where threads run.

@@ -23,10 +23,10 @@ from torch_tfrecord import (
     TFRecordDataset,
     VarLenFeature,
     build_index,
+    decode_example,
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.protobuf.example import decode_example
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

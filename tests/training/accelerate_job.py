@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from trainer_loaders import BATCH_SIZE, FEATURES, NAMES, Loaders, caught, ids, two_epochs
 
 from torch_tfrecord import RecordSampler, TFRecordIterableDataset, collate
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 
 def accelerator(**config):

@@ -30,8 +30,8 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.loading import ReadAheadLoader
+from torch_tfrecord.order import RecordBatchSampler
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}

@@ -14,7 +14,7 @@ import pytest
 from jobs import run_job, torchrun
 
 from torch_tfrecord import ShardedTFRecordWriter, TFRecordDataset
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 # Not imported: only the jobs need it, and it takes two seconds in each process of the tests.
 pytestmark = pytest.mark.skipif(

@@ -23,9 +23,9 @@ from torch_tfrecord import (
     encode_image,
     make_dataloader,
 )
-from torch_tfrecord.loading.read_ahead import ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
+from torch_tfrecord.order import RecordBatchSampler
 from torch_tfrecord.order.position_batch import EpochPosition
-from torch_tfrecord.order.samplers import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

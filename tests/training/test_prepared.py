@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
 from torch_tfrecord import RecordSampler, collate, make_dataloader
+from torch_tfrecord.order import RecordBatchSampler
 from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.samplers import RecordBatchSampler
 
 pytest.importorskip("accelerate")
 from accelerate.data_loader import prepare_data_loader, skip_first_batches

@@ -11,7 +11,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler
 
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 BATCH_SIZE = 8

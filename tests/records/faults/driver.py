@@ -25,10 +25,10 @@ from torch_tfrecord import (
     TFRecordError,
     TFRecordWriter,
     build_index,
+    find_files,
     read_records,
     tfds,
 )
-from torch_tfrecord.records.paths import find_files
 
 NONE, FAIL, KILL, SHORT, INTERRUPT = range(5)
 LIBRARY = ctypes.CDLL(None)
