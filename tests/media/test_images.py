@@ -767,6 +767,16 @@ def test_16_bit_png_round_trips(size, channels):
         picture.verify()
 
 
+@pytest.mark.parametrize("format", ["jpeg", "webp", "gif"])
+def test_lossy_formats_are_near_and_repeatable(format):
+    image = torch.from_numpy(chw(draw()))
+    data = encode_image(image, format)
+    assert data == encode_image(image.clone(), format)
+    assert (decode_image(data).int() - image.int()).abs().float().mean() < 12
+    if format != "gif":
+        assert len(encode_image(image, format, quality=20)) < len(data)
+
+
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
 def test_pil_images_are_encoded(mode):
     picture = draw().convert(mode)
