@@ -11,8 +11,8 @@ from helpers import framed, pure_python
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_tfrecord.files import open_file
 from torch_tfrecord.files.read import plan_reads
-from torch_tfrecord.files.storage import open_file
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
 jobs = pytest.importorskip("torch_tfrecord.native.jobs")

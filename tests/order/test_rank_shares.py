@@ -9,9 +9,9 @@ import pytest
 from helpers import for_each
 from torch.utils.data import DistributedSampler
 
+from torch_tfrecord.order import Permutation, Rank
 from torch_tfrecord.order.epochs import RecordSteps
-from torch_tfrecord.order.orders import Permutation, Sequential
-from torch_tfrecord.order.ranks import Rank
+from torch_tfrecord.order.orders import Sequential
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]

@@ -8,8 +8,7 @@ from helpers import inferred
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
+from torch_tfrecord import ParseError, encode_example, encode_sequence_example
 from torch_tfrecord.tables.guesses import guess_message, is_bare
 
 
