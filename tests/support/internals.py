@@ -31,6 +31,7 @@ OUR_NAMES = {
         "_inner_batches",
         "_iterate",
         "_load_samples",
+        "_makes_objects",
     ),
     *("_needs_salt", "_record_files", "_record_lengths", "_record_places", "_row"),
 }
