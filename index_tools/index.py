@@ -45,8 +45,6 @@ from torch_tfrecord.manifests import write_manifest
 from torch_tfrecord.records import (
     SkippedBytes,
     found_files,
-    index_source,
-    load_fresh,
     open_stream,
     sidecar_path,
     write_sidecar,
@@ -273,7 +271,7 @@ def _index_file(
     fresh = None if force else _fresh_index(file, place, format)
     if fresh is not None and fresh._kept.keys() >= {*columns}:
         return _Indexed(len(fresh), file.file_size, place, is_new=False)
-    index = index_source(
+    index = RecordIndex._build(
         file,
         verify_crc=verify_crc,
         trusts_members=not verify_crc,
@@ -297,7 +295,7 @@ def _reader(columns: Sequence[str]) -> Any:
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:
     try:
         if format == _SIDECAR:
-            return load_fresh(place, file)
+            return RecordIndex._load_fresh(place, file)
         # The text form has no information on the data file, so compare modification times, like
         # make.
         is_fresh = os.stat(place).st_mtime_ns >= file.mtime_ns
@@ -389,7 +387,7 @@ def _decode_file(features: str | None, file: FileSource) -> _Checked:
 
 def _verify_file(file: FileSource) -> _Checked:
     skipped = SkippedBytes()
-    index = index_source(file, skipped=skipped)
+    index = RecordIndex._build(file, skipped=skipped)
     num_records = len(index) - len(index._damaged or ())
     report = SalvageReport.of(num_records, skipped)
     found = _Checked(num_records, file.file_size, report, skipped.first)
@@ -397,7 +395,7 @@ def _verify_file(file: FileSource) -> _Checked:
         return found
     for place in (sidecar_path(file.path), f"{file.path}.index.safetensors"):
         try:
-            stored = load_fresh(place, file)
+            stored = RecordIndex._load_fresh(place, file)
         except OSError:  # there is none
             continue
         except IndexMismatchError as error:

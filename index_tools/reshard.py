@@ -51,7 +51,6 @@ from torch_tfrecord.records import (
     IndexKeeper,
     PackedRecords,
     RecordTable,
-    index_source,
 )
 from torch_tfrecord.remote import first_bytes
 from torch_tfrecord.shown import without_secrets
@@ -79,8 +78,8 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
         if index._find_kept().keys() >= {*columns}:
             return index
     if not columns:
-        return index_source(file, verify_crc=False, trusts_members=True)
-    return index_source(file, reader=ExampleColumns([*columns]))
+        return RecordIndex._build(file, verify_crc=False, trusts_members=True)
+    return RecordIndex._build(file, reader=ExampleColumns([*columns]))
 
 
 def _select(

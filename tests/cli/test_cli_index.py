@@ -238,7 +238,7 @@ def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
     for name in "abc":
         write(folder / f"{name}.tfrecord")
     if jobs == 1:
-        monkeypatch.setattr(index, "index_source", interrupt)
+        monkeypatch.setattr(index.RecordIndex, "_build", interrupt)
     else:
         monkeypatch.setattr(_workers, "wait", interrupt)
     assert main(["index", ".", "--jobs", str(jobs)]) == 130
@@ -364,7 +364,7 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
     def fail(*arguments, **options):
         raise OSError(5, "Input/output error", "a.tfrecord")
 
-    monkeypatch.setattr(index, "index_source", fail)
+    monkeypatch.setattr(index.RecordIndex, "_build", fail)
     assert main(["verify", "a.tfrecord"]) == 1
     assert (
         capsys.readouterr().out
@@ -444,7 +444,9 @@ def test_an_index_from_the_headers_of_members(folder, capsys, monkeypatch):
         for number in range(300):
             writer.write(b"record %d" % number * 9)
     whole = build_index("a.gz")
-    monkeypatch.setattr(index.index_source.__globals__["RecordScanner"], "__iter__", None)
+    monkeypatch.setattr(
+        index.RecordIndex._build.__func__.__globals__["RecordScanner"], "__iter__", None
+    )
     assert main(["index", "a.gz", "--no-crc"]) == 0
     assert RecordIndex.load(sidecar_path("a.gz")) == whole
 

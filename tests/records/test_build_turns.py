@@ -40,15 +40,15 @@ def log(tmp_path, monkeypatch):
     """
     path = tmp_path / "log"
     path.touch()
-    real = index_keeper.index_source
+    real = IndexKeeper._build
 
-    def index_source(file, **options):
+    def build(self, file):
         with open(path, "a") as lines:
             lines.write(f"{os.getpid()} {file.path}\n")
         time.sleep(0.05)
-        return real(file, **options)
+        return real(self, file)
 
-    monkeypatch.setattr(index_keeper, "index_source", index_source)
+    monkeypatch.setattr(IndexKeeper, "_build", build)
     return path
 
 
@@ -93,12 +93,12 @@ def test_ranks_begin_with_their_share(monkeypatch):
 def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
     ready = FORK.Event()
 
-    def build_for_ever(file, **options):
+    def build_for_ever(self, file):
         ready.set()
         time.sleep(1000)
 
     def child():
-        index_keeper.index_source = build_for_ever
+        IndexKeeper._build = build_for_ever
         list(IndexKeeper().each(files[:1]))
 
     builder = FORK.Process(target=child)
@@ -188,13 +188,13 @@ import os, sys, time
 from torch_tfrecord import TFRecordDataset
 from torch_tfrecord.records import index_keeper
 
-real = index_keeper.index_source
+real = index_keeper.RecordIndex._build
 def index_source(file, **options):
     with open(sys.argv[1] + "/log", "a") as lines:
         lines.write(os.environ["RANK"] + " " + file.path + "\\n")
     time.sleep(0.2)
     return real(file, **options)
-index_keeper.index_source = index_source
+index_keeper.RecordIndex._build = index_source
 
 ds = TFRecordDataset(sys.argv[1] + "/x-*")
 assert len(ds) == 12 and ds[11] == b"abc"

@@ -27,7 +27,7 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.files import open_file
-from torch_tfrecord.records import RecordReader, index_source, load_fresh
+from torch_tfrecord.records import RecordReader
 from torch_tfrecord.records import index as index_module
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
@@ -192,7 +192,7 @@ def test_building(tmp_path, kind):
     index = build_index(path)
     assert index.compression_type == kind
     assert index.lengths.tolist() == list(map(len, payloads))
-    assert index == index_source(open_file(str(path)))
+    assert index == RecordIndex._build(open_file(str(path)))
     assert index.file_size == path.stat().st_size
     assert index.mtime_ns == path.stat().st_mtime_ns
 
@@ -213,9 +213,9 @@ def test_building_over_a_file_that_is_cut_meanwhile(data, monkeypatch):
     source = open_file(str(data))
     os.truncate(data, 35)
     with pytest.raises(CorruptRecordError, match="truncated file: expected 101 bytes, got 35"):
-        index_source(source)
+        RecordIndex._build(source)
     with pytest.raises(CorruptRecordError, match="truncated file: expected 101 bytes, got 35"):
-        index_source(source, verify_crc=False)
+        RecordIndex._build(source, verify_crc=False)
 
 
 # Fresh or stale. robustness 55, 59, 83
@@ -477,7 +477,7 @@ def test_an_index_of_terabytes_is_not_read(data, tmp_path, size):
             IndexMismatchError,
             match=r"expected a file of 1099511627776 bytes|expected an index with at",
         ):
-            load_fresh(str(tmp_path / "i"), open_file(str(data)))
+            RecordIndex._load_fresh(str(tmp_path / "i"), open_file(str(data)))
         if not size:
             with pytest.raises(
                 IndexMismatchError, match="expected an index with at most 96 bytes of arrays"
@@ -493,7 +493,7 @@ def test_a_compression_that_the_data_do_not_have(data, tmp_path):
     with pytest.raises(
         IndexMismatchError, match=r"^.*/x: .*expected compression 'GZIP', got a file of another"
     ):
-        load_fresh(str(tmp_path / "i"), open_file(str(data)))
+        RecordIndex._load_fresh(str(tmp_path / "i"), open_file(str(data)))
 
 
 def test_an_index_of_a_nested_record_is_none(tmp_path):

@@ -29,7 +29,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import IndexKeeper, index_keeper, index_paths, sidecar_path
+from torch_tfrecord.records import IndexKeeper, index_paths, sidecar_path
 from torch_tfrecord.records.index_paths import index_paths as paths_of_index
 from torch_tfrecord.records.index_paths import visible_sidecar_path
 
@@ -52,13 +52,13 @@ def _cache():
 def builds(monkeypatch):
     """The paths for which an index was built."""
     built = []
-    real = index_keeper.index_source
+    real = IndexKeeper._build
 
-    def index_source(file, **options):
+    def build(self, file):
         built.append(file.path)
-        return real(file, **options)
+        return real(self, file)
 
-    monkeypatch.setattr(index_keeper, "index_source", index_source)
+    monkeypatch.setattr(IndexKeeper, "_build", build)
     return built
 
 

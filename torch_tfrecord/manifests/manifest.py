@@ -23,7 +23,6 @@ from crc32c import crc32c
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, open_file, read_pieces
 from torch_tfrecord.records import (
-    COMPRESSION_TYPES,
     OVERHEAD_BYTES,
     RecordIndex,
     SidecarFormat,
@@ -34,6 +33,7 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "BLOCK_RECORDS",
     "INDEX_SUFFIX",
+    "KINDS",
     "SUFFIX",
     "Manifest",
     "ShardRow",
@@ -47,6 +47,7 @@ __all__ = [
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
+KINDS = ("", "GZIP", "ZLIB", "SNAPPY")  # of compression, by their numbers in a manifest
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".index.safetensors"
 BLOCK_RECORDS = 2048  # whose lengths are read and checked together
@@ -57,7 +58,7 @@ _SHARD_ROWS = {
     "num_records": "int64",
     "mtimes_ns": "int64",  # 0 if unknown
     "fingerprints": "int64",  # -1 if unknown
-    "compression": "uint8",  # number in COMPRESSION_TYPES
+    "compression": "uint8",  # number in KINDS
 }
 _BLOCK_ROWS = ("block_offsets", "block_crcs")
 _FORMAT = SidecarFormat(
@@ -133,7 +134,7 @@ def pack_manifest(names: Sequence[str], rows: Sequence[ShardRow]) -> bytes:
         "fingerprints": [
             _UNKNOWN if index.fingerprint is None else index.fingerprint for index in facts
         ],
-        "compression": [COMPRESSION_TYPES.index(index.compression_type) for index in facts],
+        "compression": [KINDS.index(index.compression_type) for index in facts],
         "block_offsets": np.cumsum(block_bytes) - block_bytes,
         "block_crcs": [crc32c(block.data) for block in blocks],
     }
@@ -224,7 +225,7 @@ class Manifest:
                 f"expected a row for each shard in each column, got {sorted(counts)}"
             )
         is_bad = (self.num_records > self.stream_sizes // OVERHEAD_BYTES) | (
-            self.compression >= len(COMPRESSION_TYPES)
+            self.compression >= len(KINDS)
         )
         for column in (self.file_sizes, self.stream_sizes, self.num_records, self.mtimes_ns):
             is_bad |= (column < 0) | (column >= _FAR)
@@ -274,7 +275,7 @@ class Manifest:
         fingerprint = self.fingerprints.item(shard)
         return RecordIndex._bare(
             self.file_sizes.item(shard),
-            COMPRESSION_TYPES[self.compression.item(shard)],
+            KINDS[self.compression.item(shard)],
             self.mtimes_ns.item(shard),
             None if fingerprint == _UNKNOWN else fingerprint,
             (self.etags[shard] or None) if self.etags else None,

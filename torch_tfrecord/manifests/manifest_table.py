@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, open_file
-from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, Manifest, manifest_path
+from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, KINDS, Manifest, manifest_path
 from torch_tfrecord.per_process import PerProcess, each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import (
-    COMPRESSION_TYPES,
     OVERHEAD_BYTES,
     RecordIndex,
     RecordPlaces,
@@ -81,10 +80,10 @@ class ManifestTable(Table):
         if len(rows) and manifest.num_records[rows].sum() <= _READ_WHOLE_RECORDS:
             self._whole = RecordTable.of_borders([], manifest.offsets(rows))
         if compression_type != "auto":
-            is_other = kinds != COMPRESSION_TYPES.index(compression_type)
+            is_other = kinds != KINDS.index(compression_type)
             if is_other.any():
                 first = int(is_other.argmax())
-                got = repr(COMPRESSION_TYPES[kinds[first]])
+                got = repr(KINDS[kinds[first]])
                 raise self._stale(first, f"compression {compression_type!r}", got)
         self._set_up()
 

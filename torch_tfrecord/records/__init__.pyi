@@ -1,6 +1,6 @@
 from .array_record import ArrayRecordFile
 from .codecs import open_stream
-from .data_file import ArrayRecordIndex, FileIndex, array_record_indexes
+from .data_file import ArrayRecordIndex, FileIndex
 from .framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -11,7 +11,7 @@ from .framing import (
     is_header,
     payload_length,
 )
-from .index import COMPRESSION_TYPES, RecordIndex, index_source, load_fresh
+from .index import RecordIndex
 from .index_keeper import IndexKeeper, Kept, SidecarKeeper
 from .index_paths import remove_sidecar, sidecar_path, write_sidecar
 from .packed_records import PackedRecords
@@ -23,7 +23,6 @@ from .sidecar import SidecarFormat
 from .writer import ShardedTFRecordWriter, TFRecordWriter
 
 __all__ = [
-    "COMPRESSION_TYPES",
     "FOOTER_BYTES",
     "HEADER_BYTES",
     "OVERHEAD_BYTES",
@@ -46,15 +45,12 @@ __all__ = [
     "SkippedBytes",
     "TFRecordWriter",
     "Table",
-    "array_record_indexes",
     "check_payload",
     "checksum_error",
     "find_files",
     "find_headers",
     "found_files",
-    "index_source",
     "is_header",
-    "load_fresh",
     "open_stream",
     "open_table",
     "payload_length",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -16,7 +15,6 @@ from torch_tfrecord.records.index import RecordIndex
 __all__ = [
     "ArrayRecordIndex",
     "FileIndex",
-    "array_record_indexes",
 ]
 
 
@@ -40,6 +38,20 @@ class ArrayRecordIndex:
     compression_type: ClassVar[str] = ""
     _damaged: ClassVar[None] = None
     _has_ranges: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, path: str) -> ArrayRecordIndex:
+        """Open a file and read its number of records.
+
+        Raises:
+            CorruptRecordError: The file is damaged.
+            ImportError: The package array-record is missing.
+            OSError: The file cannot be opened.
+            ValueError: The path is remote.
+        """
+        length = len(ArrayRecordFile(path))
+        source = LocalFile(path)
+        return cls(length, source.file_size, source.mtime_ns, source.fingerprint())
 
     def __len__(self) -> int:
         return self.num_records
@@ -66,24 +78,6 @@ class ArrayRecordIndex:
     def check_fresh(self, source: LocalFile) -> None:
         """Raise IndexMismatchError unless the file is still the same."""
         RecordIndex._bare(self.file_size, "", self.mtime_ns, self.fingerprint).check_fresh(source)
-
-
-def array_record_indexes(paths: Sequence[str]) -> list[ArrayRecordIndex]:
-    """Open each file and read its number of records.
-
-    Raises:
-        CorruptRecordError: A file is damaged.
-        ImportError: The package array-record is missing.
-        OSError: A file cannot be opened.
-        ValueError: A path is remote.
-    """
-    return [_index(path) for path in paths]
-
-
-def _index(path: str) -> ArrayRecordIndex:
-    length = len(ArrayRecordFile(path))
-    source = LocalFile(path)
-    return ArrayRecordIndex(length, source.file_size, source.mtime_ns, source.fingerprint())
 
 
 FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"

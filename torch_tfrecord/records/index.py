@@ -43,7 +43,7 @@ from torch_tfrecord.records.sidecar import (
 )
 from torch_tfrecord.samples import RecordPlace
 
-__all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex", "index_source", "load_fresh"]
+__all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex"]
 
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
@@ -110,7 +110,7 @@ class RecordIndex:
     _kept_at: str | _KeptExtra | None = field(default=None, repr=False)
     # The columns; those of an index file are read when they are asked for.
     _kept: Mapping[str, _Column] = field(default_factory=dict, repr=False)
-    # Numbers of the entries that are no records, but what lies between two: see `index_source`.
+    # Numbers of the entries that are no records, but what lies between two: see `_build`.
     _damaged: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -331,6 +331,105 @@ class RecordIndex:
         return _load(local_path(path), None, Access(storage_options))
 
     @classmethod
+    def _build(
+        cls,
+        file: FileSource,
+        *,
+        verify_crc: bool = True,
+        compression_type: str | None = "auto",
+        index_bytes_ratio: float = 0.005,
+        trusts_members: bool = False,
+        skipped: SkippedBytes | None = None,
+        reader: ColumnReader | None = None,
+    ) -> RecordIndex:
+        """`build_index` of a file that is open already.
+
+        Args:
+            file, verify_crc, compression_type, index_bytes_ratio: See there.
+            trusts_members: Take the lengths of the records from the headers of gzip members, where
+                those of a local file have them; whoever reads a record finds out if they lie.
+            skipped: Then also of a damaged file: an entry of the index stands for what lies between
+                two records, and cannot be read.
+            reader: Reads the columns that are kept.
+        """
+        if not 0 <= index_bytes_ratio <= 1:
+            raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
+        gaps = None if skipped is None else skipped.gaps
+        kind = check_compression_type(compression_type)
+        stream, found = open_stream(file.ahead(), kind, index_bytes_ratio, gaps)
+        if found == "ARRAY_RECORD" and skipped is None:
+            raise IndexMismatchError(
+                "expected a TFRecord file, got an ArrayRecord file, which has its own index: a dataset has files of "
+                "one kind",
+                path=file.path,
+            )
+        # Starts with an empty one, as nothing cannot be concatenated.
+        offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        may_jump = (
+            trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
+        )
+        members = codecs().members(file, index_bytes_ratio) if may_jump else None
+        if members is not None:
+            of_members, points = members
+            offsets.append(np.cumsum(of_members + OVERHEAD_BYTES) - of_members - OVERHEAD_BYTES)
+            lengths.append(of_members)
+        else:
+            for block in RecordScanner(
+                stream, verify_crc=verify_crc, keep_payloads=reader is not None, skipped=skipped
+            ):
+                offsets.append(block.offsets)
+                lengths.append(block.lengths)
+                if reader is not None and block.records is not None:
+                    reader.add(block.records, partial(_place, block, file.path))
+            points = codecs().points_of(stream) if found in COMPRESSION_TYPES[1:] else None
+        facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
+        all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
+        if not skipped:
+            kept = {} if reader is None else reader.columns()
+            return cls(all_offsets, all_lengths, *facts, points, _kept=kept)
+        begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
+        numbers = np.searchsorted(all_offsets, begins)
+        return cls._bare(*facts)._with_facts(
+            offsets=np.insert(all_offsets, numbers, begins),
+            lengths=np.insert(all_lengths, numbers, ends - begins - OVERHEAD_BYTES),
+            _points=points,
+            _damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
+        )
+
+    @classmethod
+    def _load_fresh(
+        cls, path: str, data: FileSource, access: Access = DEFAULT_ACCESS
+    ) -> RecordIndex:
+        """The index at a path, if it is of the data file as it is now.
+
+        Args:
+            path: The index.
+            data: The data file.
+            access: How a remote index is reached.
+
+        Raises:
+            IndexMismatchError: it is not, or is none; nothing larger than an index of that file is
+                read.
+            OSError: the index cannot be opened.
+        """
+        index = _load(path, data, access)
+        index.check_fresh(data)
+        # A plain file needs no look: its records would not fill it. What is empty is of any
+        # compression.
+        if (
+            index.compression_type
+            and data.file_size
+            and codecs().detect(data.read(DETECTED_BYTES, 0)) != index.compression_type
+        ):
+            raise IndexMismatchError(
+                f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
+                "got a file of another",
+                path=data.path,
+            )
+        return index._of_version(data) if is_remote(data.path) else index
+
+    @classmethod
     def from_tfrecord2idx(
         cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]
     ) -> RecordIndex:
@@ -425,70 +524,6 @@ class ColumnReader(Protocol):
 
     def columns(self) -> Mapping[str, _Column]:
         """The columns of all blocks."""
-
-
-def index_source(
-    file: FileSource,
-    *,
-    verify_crc: bool = True,
-    compression_type: str | None = "auto",
-    index_bytes_ratio: float = 0.005,
-    trusts_members: bool = False,
-    skipped: SkippedBytes | None = None,
-    reader: ColumnReader | None = None,
-) -> RecordIndex:
-    """`build_index` of a file that is open already.
-
-    Args:
-        file, verify_crc, compression_type, index_bytes_ratio: See there.
-        trusts_members: Take the lengths of the records from the headers of gzip members, where
-            those of a local file have them; whoever reads a record finds out if they lie.
-        skipped: Then also of a damaged file: an entry of the index stands for what lies between
-            two records, and cannot be read.
-        reader: Reads the columns that are kept.
-    """
-    if not 0 <= index_bytes_ratio <= 1:
-        raise ValueError(f"index_bytes_ratio must be 0 to 1, got {index_bytes_ratio!r}")
-    gaps = None if skipped is None else skipped.gaps
-    kind = check_compression_type(compression_type)
-    stream, found = open_stream(file.ahead(), kind, index_bytes_ratio, gaps)
-    if found == "ARRAY_RECORD" and skipped is None:
-        raise IndexMismatchError(
-            "expected a TFRecord file, got an ArrayRecord file, which has its own index: a dataset has files of "
-            "one kind",
-            path=file.path,
-        )
-    # Starts with an empty one, as nothing cannot be concatenated.
-    offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    may_jump = trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
-    members = codecs().members(file, index_bytes_ratio) if may_jump else None
-    if members is not None:
-        of_members, points = members
-        offsets.append(np.cumsum(of_members + OVERHEAD_BYTES) - of_members - OVERHEAD_BYTES)
-        lengths.append(of_members)
-    else:
-        for block in RecordScanner(
-            stream, verify_crc=verify_crc, keep_payloads=reader is not None, skipped=skipped
-        ):
-            offsets.append(block.offsets)
-            lengths.append(block.lengths)
-            if reader is not None and block.records is not None:
-                reader.add(block.records, partial(_place, block, file.path))
-        points = codecs().points_of(stream) if found in COMPRESSION_TYPES[1:] else None
-    facts = (file.file_size, found, file.mtime_ns, file.fingerprint(), file.etag)
-    all_offsets, all_lengths = np.concatenate(offsets), np.concatenate(lengths)
-    if not skipped:
-        kept = {} if reader is None else reader.columns()
-        return RecordIndex(all_offsets, all_lengths, *facts, points, _kept=kept)
-    begins, ends = np.array(skipped.ranges, np.int64).reshape(-1, 2).T
-    numbers = np.searchsorted(all_offsets, begins)
-    return RecordIndex._bare(*facts)._with_facts(
-        offsets=np.insert(all_offsets, numbers, begins),
-        lengths=np.insert(all_lengths, numbers, ends - begins - OVERHEAD_BYTES),
-        _points=points,
-        _damaged=tuple((numbers + np.arange(len(numbers))).tolist()),
-    )
 
 
 def _place(block: Block, path: str, row: int) -> RecordPlace:
@@ -617,36 +652,6 @@ def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> Mapp
     if num_bytes and not described:
         raise IndexMismatchError("expected seek points and columns up to the end of the index")
     return {}
-
-
-def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:
-    """The index at a path, if it is of the data file as it is now.
-
-    Args:
-        path: The index.
-        data: The data file.
-        access: How a remote index is reached.
-
-    Raises:
-        IndexMismatchError: it is not, or is none; nothing larger than an index of that file is
-            read.
-        OSError: the index cannot be opened.
-    """
-    index = _load(path, data, access)
-    index.check_fresh(data)
-    # A plain file needs no look: its records would not fill it. What is empty is of any
-    # compression.
-    if (
-        index.compression_type
-        and data.file_size
-        and codecs().detect(data.read(DETECTED_BYTES, 0)) != index.compression_type
-    ):
-        raise IndexMismatchError(
-            f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
-            "got a file of another",
-            path=data.path,
-        )
-    return index._of_version(data) if is_remote(data.path) else index
 
 
 def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -45,7 +45,7 @@ from torch_tfrecord.files import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
     index_paths,
@@ -359,7 +359,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         return Kept(data.path, data.path, load, build, _content)
 
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
-        index = load_fresh(place, data, self._access)
+        index = RecordIndex._load_fresh(place, data, self._access)
         if self._compression_type not in ("auto", index.compression_type):
             text = f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index"
             raise IndexMismatchError(text, path=data.path)
@@ -367,7 +367,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def _build(self, data: FileSource) -> RecordIndex:
         build = partial(
-            index_source,
+            RecordIndex._build,
             data,
             verify_crc=self._verify,
             compression_type=self._compression_type,

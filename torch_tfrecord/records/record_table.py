@@ -16,7 +16,7 @@ from torch_tfrecord.files import DEFAULT_ACCESS, Access, RemoteInfo, local_path
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.array_record import is_array_record
-from torch_tfrecord.records.data_file import FileIndex, array_record_indexes
+from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import Paths, found_files, named_manifest
@@ -251,7 +251,7 @@ def open_table(
         if found is not None:
             return found
     if compression_type in ("auto", "") and is_array_record(files[0]):
-        return RecordTable(files, array_record_indexes(files))
+        return RecordTable(files, map(ArrayRecordIndex.of, files))
     keeper = IndexKeeper(
         policy,
         index_dir=index_dir,

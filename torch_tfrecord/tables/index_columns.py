@@ -23,7 +23,6 @@ from torch_tfrecord.records import (
     Paths,
     RecordIndex,
     found_files,
-    index_source,
     read_records,
 )
 from torch_tfrecord.samples import RecordPlace
@@ -210,7 +209,7 @@ def build_index(
     files, infos = found_files(paths, access)
 
     def build(path: str) -> RecordIndex:
-        return index_source(
+        return RecordIndex._build(
             open_file(path, access, infos.get(path)),
             verify_crc=verify_crc,
             compression_type=kind,

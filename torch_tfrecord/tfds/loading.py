@@ -18,7 +18,7 @@ from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.loading import RecordFiles
-from torch_tfrecord.records import FileIndex, IndexKeeper, RecordTable, array_record_indexes
+from torch_tfrecord.records import ArrayRecordIndex, FileIndex, IndexKeeper, RecordTable
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
@@ -189,7 +189,11 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
         FileNotFoundError, IndexMismatchError, ValueError: See `load`.
     """
     # ArrayRecord files have their own index inside.
-    indexes = array_record_indexes if info.file_format == "array_record" else keeper.indexes
+    is_array = info.file_format == "array_record"
+
+    def indexes(files: Sequence[str]) -> Sequence[FileIndex]:
+        return [*map(ArrayRecordIndex.of, files)] if is_array else keeper.indexes(files)
+
     known: dict[str, FileIndex] = {}
     counted = {name: _shard_lengths(info, name, indexes, known) for name in info.splits}
     ranges = resolve_split(split, counted)
