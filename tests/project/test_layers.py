@@ -5,7 +5,6 @@ import importlib
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,6 @@ EXTENSIONS = {
     "train": ["lengths", "mixing", "tables"],
 }
 ROOMS = [*CORE, *EXTENSIONS]
-# What rooms of the core import from extensions still, as room, extension and number of names:
-# only ever fewer.
-LEFT: dict[tuple[str, str], int] = {}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -108,27 +104,13 @@ def test_every_module_has_its_tests():
 def test_imports_only_from_rooms_above(name):
     room = room_of(name)
     if room in CORE:
-        allowed = {"", *CORE[: CORE.index(room) + 1]} | {other for r, other in LEFT if r == room}
+        allowed = {"", *CORE[: CORE.index(room) + 1]}
     elif room:
         allowed = {"", *CORE, room, *EXTENSIONS[room]}
     else:
         allowed = {"", "native"}
     found = imported_modules(source_of(name))
     assert {other for other in found if room_of(other) not in allowed} == set()
-
-
-def test_what_the_core_imports_from_extensions():
-    found = Counter()
-    for room in CORE:
-        names = {
-            (node.module.split(".")[1], alias.name)
-            for path in (PACKAGE / room).glob("*.py")
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("torch_tfrecord.")
-            for alias in node.names
-        }
-        found.update((room, other) for other, _ in names if other in EXTENSIONS)
-    assert found == LEFT
 
 
 # Who reads a file that it has written itself, in its own form.

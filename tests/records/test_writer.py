@@ -851,9 +851,9 @@ def test_indexes_written_beside_shards_are_fresh(options, suffix, tmp_path, monk
     payloads = random_payloads(60, 2)
     writer = write_shards(tmp_path / "x", payloads, suffix=suffix, write_index=True, **options)
     assert len(writer.paths) > 2
-    # nothing is built
-    monkeypatch.setattr("torch_tfrecord.records.index_keeper.RecordIndex._build", None)
-    indexes = IndexKeeper("require").indexes(writer.paths)
+    with monkeypatch.context() as patch:  # nothing is built
+        patch.setattr("torch_tfrecord.records.index_keeper.RecordIndex._build", None)
+        indexes = IndexKeeper("require").indexes(writer.paths)
     assert indexes == [build_index(path) for path in writer.paths]
     assert {index.compression_type for index in indexes} == {
         {".tfrecord.gz": "GZIP", ".zlib": "ZLIB"}.get(suffix, "")
