@@ -1,8 +1,7 @@
 """The viewer of docs/viewer.md: its reading part under node, by what TensorFlow, protobuf and Python gave; the page in
 headless Chromium, by what `tfrecord show --json` prints.
 
-Needs node (which playwright brings along) or else skips; the tests marked slow need playwright and Chromium, in
-`CHROMIUM` or on the path.
+Needs the node that playwright brings along, or else skips; some need Chromium, too, in `CHROMIUM` or on the path.
 """
 
 import base64
@@ -37,8 +36,9 @@ from torch_tfrecord import TFRecordWriter, build_index, encode_example, encode_i
 DATA = Path(__file__).parents[1] / "data"
 SCRIPT = DOCS / "site" / "viewer.js"
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package"),
-    pytest.mark.skipif(NODE is None, reason="neither playwright nor node is installed"),
+    pytest.mark.skipif(NODE is None, reason="playwright is not installed"),
 ]
 in_browser = pytest.mark.skipif(
     browser_path() is None, reason="playwright or Chromium is not installed"
@@ -245,7 +245,6 @@ def drawn_messages():
     return found
 
 
-@pytest.mark.slow
 def test_values_are_those_that_protobuf_reads_of_unusual_wire_forms():
     def flat(feature):
         kind, values = feature.WhichOneof("kind"), oracle_feature(feature)
@@ -417,7 +416,6 @@ def send_range(request, told=True, extra=()):
         request.send(206, {**headers, **dict(extra)}, BODY[begin:end])
 
 
-@pytest.mark.slow
 def test_ranges_of_an_address():
     parts = [base64_of(BODY[10:20]), base64_of(BODY[990:]), ""]
     ranges = [10, 20], [990, 1100], [2000, 2001]
@@ -442,7 +440,6 @@ def test_ranges_of_an_address():
     assert (found, size) == ([*parts[:1], ""], 2000)  # at most
 
 
-@pytest.mark.slow
 def test_answers_that_are_no_ranges():
     found, size, asked = read_remote(
         lambda request: request.send(200, {}, BODY), [10, 20], [990, 1100]
@@ -557,7 +554,6 @@ def write_golden(folder):
 
 
 @in_browser
-@pytest.mark.slow
 def test_the_page_shows_what_tfrecord_show_prints(viewer, tmp_path, capsys):
     records = DATA / "records"
     files = [
@@ -619,7 +615,6 @@ def hostile(tmp_path):
 
 
 @in_browser
-@pytest.mark.slow
 def test_nothing_of_a_record_is_interpreted(viewer, hostile):
     page = viewer.page
     found = viewer.open(hostile)
@@ -680,7 +675,6 @@ def long_file(tmp_path):
 
 
 @in_browser
-@pytest.mark.slow
 def test_long_records_and_places(viewer, long_file):
     def ids(found):
         return [int(row[3]) for one in found for row in one["rows"] if row[0] == "id"]
@@ -724,7 +718,6 @@ def test_long_records_and_places(viewer, long_file):
 
 
 @in_browser
-@pytest.mark.slow
 def test_indexes_dropped_beside_the_file(viewer, long_file, tmp_path):
     index = build_index(long_file)
     index.save(tmp_path / "index.safetensors")
@@ -752,7 +745,6 @@ def test_indexes_dropped_beside_the_file(viewer, long_file, tmp_path):
 
 
 @in_browser
-@pytest.mark.slow
 def test_addresses(viewer, long_file):
     body = long_file.read_bytes()
     offsets = build_index(long_file).offsets.tolist()
@@ -813,7 +805,6 @@ def test_addresses(viewer, long_file):
 
 
 @in_browser
-@pytest.mark.slow
 def test_a_file_is_dropped_and_a_walk_is_cancelled(viewer, tmp_path):
     path = tmp_path / "many.tfrecord"
     record = framed(encode_example({"id": 5}))

@@ -14,14 +14,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def _node() -> str | None:
-    """Node on the path, or the one that comes with playwright."""
+    """The Node that comes with playwright: older ones lose what was decompressed before damage."""
     with contextlib.suppress(ImportError):
         import playwright
 
         bundled = Path(playwright.__file__).parent / "driver" / "node"
         if bundled.is_file():
             return str(bundled)
-    return shutil.which("node")
+    return None
 
 
 NODE = _node()
