@@ -40,6 +40,7 @@ from torch_tfrecord.batch_memory import Array
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.shown import features_code, show_code
 
@@ -459,6 +460,9 @@ def _kinds(method: _Method) -> str:
     # All specs register as subclasses, once their modules are imported.
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         importlib.import_module(module.name)
+    if is_there("media"):
+        attached("media", "Image")
+        attached("media", "Video")
     known = [
         kind for kind in Feature.__subclasses__() if kind.__module__.startswith("torch_tfrecord.")
     ]
