@@ -25,10 +25,10 @@ from torch_tfrecord import (
     read_records,
     tfds,
 )
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import DEFAULT_ACCESS, open_file
 from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.rlds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
+from torch_tfrecord.rlds.episode_index import EpisodeIndex, build_episode_index, episode_indexes
 from torch_tfrecord.rlds.episode_reader import EpisodeReader
 from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns
 
@@ -228,10 +228,8 @@ def _check(kind):
             or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
         )
     elif kind == b"e":
-        keeper = EpisodeIndexKeeper("require")
-        episodes, _ = outcome(
-            keeper.indexes, [_DATA], [_RECORDS], _STEP_LISTS, errors=IndexMismatchError
-        )
+        given = ([_DATA], [_RECORDS], _STEP_LISTS, "require", None, DEFAULT_ACCESS)
+        episodes, _ = outcome(episode_indexes, *given, errors=IndexMismatchError)
         lists, _ = (None, None) if episodes is None else outcome(_lists, episodes[0])
         assert episodes is None or episodes[0].num_steps.tolist() == _EPISODES.num_steps.tolist()
         assert lists is None or same(lists, _TRUE_LISTS)

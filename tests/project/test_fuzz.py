@@ -40,6 +40,13 @@ def test_every_target_is_counted():
 
 
 @pytest.mark.slow
+def test_every_target_uses_what_there_is(monkeypatch):
+    monkeypatch.syspath_prepend(ENGINE.parent)
+    for path in ENGINE.parent.glob("targets/*.py"):
+        assert callable(importlib.import_module(f"targets.{path.stem}").check)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # what is skipped is checked
 @pytest.mark.parametrize(
     "name", ["compressed", "lists", "salvage", "seek_points", "sounds", "values"]
