@@ -38,6 +38,7 @@ def attached(room: str, name: str) -> object:
     return found
 
 
+@functools.cache
 def is_there(room: str) -> bool:
     """Whether an extension is there, for what is only quicker or more with it."""
     return importlib.util.find_spec(f"torch_tfrecord.{room}") is not None
