@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import runpy
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from torch_tfrecord import infer_features
-from torch_tfrecord.arguments import OnError
 from torch_tfrecord.columns import is_record_features
-from torch_tfrecord.records import read_blocks
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["Record", "add_features", "load_code", "load_features", "records_of"]
-
-
-Record: TypeAlias = tuple[str, "int | None", int, bytes]
-"""Path, position, offset in the file, payload."""
+__all__ = ["add_features", "load_code", "load_features"]
 
 
 def add_features(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +54,3 @@ def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) 
             f"{source}: expected code that assigns `features`, a dict of specs, got {shown_value(found)}"
         )
     return code
-
-
-def records_of(path: str, on_error: OnError = "raise", **options: Any) -> Iterator[Record]:
-    """All records of a file; the options are those of `read_blocks`."""
-    for block in read_blocks(path, "auto", verify_crc=True, on_error=on_error, **options):
-        for number, payload in enumerate(block.payloads or ()):
-            yield path, block.position + number, int(block.offsets[number]), payload

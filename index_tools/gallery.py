@@ -26,7 +26,7 @@ from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.media import Parts
 from torch_tfrecord.shown import printable, shown_value
-from torch_tfrecord.tables import decode_record
+from torch_tfrecord.tables import FoundRecord
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -131,7 +131,7 @@ class Gallery:
             if self.dataset._record_files.table.find_one(number)[-1] > _MOST_BYTES:
                 raise TFRecordError(f"expected a record of at most {_MOST_BYTES} bytes")
             sample = {"record": self.dataset.raw(position)}
-            context, lists = decode_record(sample["record"])
+            context, lists = FoundRecord("", position, 0, sample["record"]).decode()
             sample = context | lists or sample
             if self.dataset.features and not self._tree:
                 sample = self.dataset[position]

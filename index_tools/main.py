@@ -34,7 +34,7 @@ _VERBS = {
     "convert": ("convert", "convert to TFRecord and back: images, Parquet, CSV, JSON lines, tar"),
     "from-images": ("from_images", "write an image folder as TFRecord shards"),
     "reencode": ("reencode", "write the pictures of records in another encoding"),
-    "replay": ("replay", "show the records of a step of a training run"),
+    "replay": ("show", "show the records of a step of a training run"),
     "bench": ("bench", "find what bounds a loader on this machine"),
     "cache": ("cache", "show or clear the disk cache of remote data"),
     "doctor": ("doctor", "report what runs compiled, what decodes images, and what is missing"),

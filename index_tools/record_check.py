@@ -4,16 +4,15 @@ sounds decode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
-from index_tools._features import load_features, records_of
+from index_tools._features import load_features
 from torch_tfrecord import Audio, TFRecordError, decode_image
 from torch_tfrecord.columns import make_parser
 from torch_tfrecord.files import FileSource
 from torch_tfrecord.media import image_format
-from torch_tfrecord.tables import decode_record
+from torch_tfrecord.tables import FoundRecord
 
 __all__ = ["check_records"]
 
@@ -30,20 +29,21 @@ def check_records(file: FileSource, source: str | None) -> Iterator[TFRecordErro
     Yields:
         The error of each record that does not parse or decode.
     """
-    check: Callable[[bytes], object] = _decode
-    if source is not None:
-        check = make_parser(load_features(source, [])).single
+    parse = None if source is None else make_parser(load_features(source, [])).single
     # damage is found by others
-    options: dict[str, Any] = {"open_source": lambda _: file, "report": lambda *_: None}
-    for path, position, offset, payload in records_of(file.path, "skip", **options):
+    for record in FoundRecord.all_of(file.path, on_error="skip", report=lambda *_: None):
         try:
-            check(payload)
+            if parse is None:
+                _decode(record)
+            else:
+                parse(record.payload)
         except TFRecordError as error:
+            path, position, offset, _ = record
             yield error.locate(path=path, position=position, offset=offset)
 
 
-def _decode(record: bytes) -> None:
-    context, lists = decode_record(record)
+def _decode(record: FoundRecord) -> None:
+    context, lists = record.decode()
     steps = ((name, values) for name, each in lists.items() for values in each)
     for name, values in chain(context.items(), steps):
         for value in values if isinstance(values, list) else ():  # numbers are neither

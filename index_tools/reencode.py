@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from index_tools._features import Record, records_of
 from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import Verb, add_jobs, add_json, add_paths, data_files
 from index_tools.image_prices import print_prices
@@ -22,7 +21,7 @@ from torch_tfrecord.media import image_format
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import Paths, open_stream
-from torch_tfrecord.tables import spread_records
+from torch_tfrecord.tables import FoundRecord, Survey
 
 __all__ = ["REENCODE", "reencode"]
 
@@ -88,7 +87,7 @@ def reencode(
     output = Output(prefix, **shards)
     output.check()
 
-    records = chain.from_iterable(map(records_of, files))
+    records = chain.from_iterable(map(FoundRecord.all_of, files))
     work = partial(_reencode_record, feature, encoding)
     done = map_in_threads(work, records, num_threads)
     with create_folders(os.path.dirname(prefix)), output.writer() as writer:
@@ -101,7 +100,7 @@ def reencode(
 
 
 def _reencode_record(
-    feature: str, encoding: Encoding, record: Record
+    feature: str, encoding: Encoding, record: FoundRecord
 ) -> tuple[bytes, Counter[str]]:
     path, position, offset, payload = record
     counts, is_new = Counter(records=1), False
@@ -150,7 +149,7 @@ def _run(
     if encoding is None:
         raise ValueError("expected --image-format or --image-quality")
     if is_table:
-        records = spread_records(files, _SPREAD)
+        records = Survey(files, num_records=_SPREAD).records
         messages = (parse_message(each.payload, "SequenceExample") for each in records)
         lists = (values for message in messages for values in _values(message, feature))
         pictures = chain.from_iterable(lists)

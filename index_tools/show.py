@@ -1,21 +1,22 @@
-"""``tfrecord show``: records as readable text, and the features to read them with."""
+"""``tfrecord show``: records as readable text, and the features to read them with; ``tfrecord replay``:
+those of a step of a training run.
+"""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from index_tools._features import Record, records_of
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
@@ -44,17 +45,12 @@ from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format, image_size
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import Block, IndexKeeper, RecordReader, RecordScanner, open_stream
-from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import (
-    decode_record,
-    features_of,
-    looks_like,
-    spread_records,
-)
+from torch_tfrecord.shown import shown_value, without_secrets
+from torch_tfrecord.tables import FoundRecord, Survey
+from torch_tfrecord.train import replay
 
-__all__ = ["SHOW", "describe_bytes", "describe_record", "describe_values", "show_record"]
+__all__ = ["REPLAY", "SHOW", "describe_bytes", "describe_values", "show_record"]
 
-_T = TypeVar("_T")
 _Row: TypeAlias = tuple[str, str, str, str]
 """Indented name, kind, count and values."""
 
@@ -136,23 +132,29 @@ def _run(
     files = data_files([path])
     if num_records is None:
         num_records = _DEFAULT_RECORDS if position is None else 1
-    wanted = _stream_records(files) if position is None else _records_from(files, position)
+    every = enumerate(chain.from_iterable(map(FoundRecord.all_of, files)))
+    wanted: Iterator[FoundRecord] = (record._replace(position=number) for number, record in every)
+    if position is not None:
+        wanted = _records_from(files, position)
     named: dict[str, Any] = {}
     if recipe:
         exec(RECIPES[recipe], named)
     read = make_parser(named["features"]).single if recipe else None
-    show = functools.partial(show_record, read, as_json)
-    shown, damage = _until_damage(map(show, itertools.islice(wanted, num_records)))
-    for text in shown:
-        print(text)
-    if not (shown or damage or as_json) and num_records > 0:
+    damage, num_shown = None, 0
+    try:
+        for record in islice(wanted, num_records):
+            print(show_record(record, as_json, read))
+            num_shown += 1
+    except TFRecordError as error:
+        damage = error
+    if not (num_shown or damage or as_json) and num_records > 0:
         print("no records\n")
     if not no_features:
-        looked_at = () if recipe else spread_records(files, _INFER_RECORDS)
-        samples, later_damage = _until_damage(looked_at)
-        damage = damage or later_damage
-        features = RECIPES[recipe] if recipe else _features(samples)
-        print(json.dumps({"features": features}) if as_json else features)
+        code = RECIPES[recipe] if recipe else ""
+        if not recipe:
+            survey = Survey(files, num_records=_INFER_RECORDS, until_damage=True)
+            damage, code = damage or survey.damage, _features(survey)
+        print(json.dumps({"features": code}) if as_json else code)
     sys.stdout.flush()  # keeps the order if both go to one terminal
     if damage:
         raise damage
@@ -162,23 +164,15 @@ def _run(
 SHOW = Verb(_DESCRIPTION, _add_arguments, _run)
 
 
-def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
-    found: list[_T] = []
-    try:
-        for item in items:
-            found.append(item)
-    except TFRecordError as error:
-        return found, error
-    return found, None
-
-
-def show_record(read: Callable[[bytes], object] | None, as_json: bool, record: Record) -> str:
+def show_record(
+    record: FoundRecord, as_json: bool = False, read: Callable[[bytes], object] | None = None
+) -> str:
     """A record as text or as JSON; an error if `read`, where there is one, does not read it."""
     path, position, offset, payload = record
     try:
         if read is not None:
             read(payload)  # raises where the record does not fit
-        kind, rows = _describe(payload)
+        kind, rows = _describe(record)
     except TFRecordError as error:
         raise error.locate(path=path, position=position, offset=offset) from error.__cause__
     path, length = without_secrets(path), len(payload)
@@ -195,22 +189,16 @@ def show_record(read: Callable[[bytes], object] | None, as_json: bool, record: R
 # One record.
 
 
-def describe_record(record: bytes) -> tuple[str, list[str]]:
-    """The kind of a record, and its lines of text, one per feature."""
-    kind, rows = _describe(record)
-    return kind, align(rows, _SIDES)
-
-
-def _describe(record: bytes) -> tuple[str, list[_Row]]:
+def _describe(record: FoundRecord) -> tuple[str, list[_Row]]:
     try:
-        context, feature_lists = decode_record(record)
+        context, feature_lists = record.decode()
     except ParseError:
         # TFRecord files may contain anything
-        looks, _ = looks_like(record)
+        looks, _ = record.looks_like()
         if "event" in looks:
             with suppress(ParseError):
-                return _describe_event(parse_message(record, "Event"))
-        return f"looks like {looks}", [(f"  {describe_bytes(record)}", "", "", "")]
+                return _describe_event(parse_message(record.payload, "Event"))
+        return f"looks like {looks}", [(f"  {describe_bytes(record.payload)}", "", "", "")]
     if not feature_lists:
         return f"Example, {pluralize(len(context), 'feature')}", _feature_rows(context)
     rows = [*_feature_rows(context, "context "), *_feature_rows(feature_lists, "list ")]
@@ -289,33 +277,22 @@ def describe_values(values: _Values) -> str:
         most = _MAX_STEPS if isinstance(next(iter(values), None), steps) else _MAX_STRINGS
         shown = [
             f"[{describe_values(value)}]" if isinstance(value, steps) else describe_bytes(value)
-            for value in itertools.islice(values, most)
+            for value in islice(values, most)
         ]
     return ", ".join([*shown, *(["..."] if len(values) > len(shown) else [])])
 
 
-# Records by their position over all files, from the first or from any record.
-
-
-def _stream_records(files: Sequence[str]) -> Iterator[Record]:
-    """All records from the first on; reads little more than what is taken, and needs no index."""
-    records = itertools.chain.from_iterable(map(records_of, files))
-    for position, (path, _, offset, payload) in enumerate(records):
-        yield path, position, offset, payload
-
-
-def _records_from(files: Sequence[str], position: int) -> Iterator[Record]:
-    """The records from a position on, which counts from the end if it is negative; earlier ones are
-    skipped without reading their payloads.
+def _records_from(files: Sequence[str], position: int) -> Iterator[FoundRecord]:
+    """The records from a position over all files on, which counts from the end if it is negative;
+    earlier ones are skipped without reading their payloads.
 
     Raises:
         ValueError: There are fewer records (raised at the end); the message gives their number.
     """
-    total, base, reader = 0, 0, RecordReader()
+    total, base = 0, 0
     if position < 0:
         total = sum(len(block.offsets) for path in files for block in _blocks(path))
     wanted = position + total
-    # files before the position are passed over by their records' number alone
     for path in files if wanted >= 0 else ():
         stream = None
         for block in _blocks(path):
@@ -323,8 +300,8 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[Record]:
                 # opened once a record of it is wanted
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 offset, length = int(block.offsets[number]), int(block.lengths[number])
-                payload = reader.read(stream, offset, length)
-                yield path, base + number, offset, payload
+                payload = RecordReader().read(stream, offset, length)
+                yield FoundRecord(path, base + number, offset, payload)
             base += len(block.offsets)
     total = max(total, base)
     if not total:
@@ -351,26 +328,27 @@ def _blocks(path: str) -> Iterator[RecordIndex | Block]:
 # Features.
 
 
-def _features(samples: Sequence[Any]) -> str:
+def _features(survey: Survey) -> str:
     """The features as code, or a comment that says why there are none."""
+    records, features = survey.records, None
     try:
-        features = features_of(samples)
+        features = survey.features() if records else None
     except ParseError as error:
         return f"# no features: {error_text(error)}"
-    num_files = len({sample.path for sample in samples})
-    source = f"from {pluralize(len(samples), 'record')} of {pluralize(num_files, 'file')}"
+    num_files = len({record.path for record in records})
+    source = f"from {pluralize(len(records), 'record')} of {pluralize(num_files, 'file')}"
     if not features:
         return f"# no features {source}"
     notes: Iterable[str] = ()
     if not isinstance(features, ListFeatures):
         specs = features if isinstance(features, Mapping) else features.context_features
-        notes = _notes_on_images(specs or {}, samples)
+        notes = _notes_on_images(specs or {}, records)
     return "\n".join([f"# inferred {source}", *notes, str(features)])
 
 
-def _notes_on_images(specs: Mapping[str, Feature], samples: Sequence[Any]) -> Iterator[str]:
+def _notes_on_images(specs: Mapping[str, Feature], samples: Sequence[FoundRecord]) -> Iterator[str]:
     """Why a feature is read as bytes although it has images: the first value that is none."""
-    contexts = [decode_record(sample.payload)[0] for sample in samples]
+    contexts = [sample.decode()[0] for sample in samples]
     for name, spec in specs.items():
         if spec != FixedLenFeature((), bytes):
             continue
@@ -382,3 +360,76 @@ def _notes_on_images(specs: Mapping[str, Feature], samples: Sequence[Any]) -> It
                     text = f"{name} is not Image(): {sample.path}: record at byte {sample.offset}"
                     yield escape(f"# {text}: {error}")
                 break
+
+
+# The records of a step of a training run, from the state that it saved.
+
+_REPLAY = """\
+STATE is the file of a `loader.state_dict()`, written by json.dump or torch.save. Prints the records of a
+step as `tfrecord show` does, those of rank 0 first; the position is that in the dataset. Steps count from 0
+in their epoch, before and after a resumption, whatever world sizes the run had, and with the weights that a
+Mixture had there. Earlier epochs are as if the last job had read them.
+
+The files must be where they were. The state of a loader over any other dataset than paths, slices and
+mixtures of these does not say which files it reads: call loader.records_of(step) in the program.
+
+examples:
+  tfrecord replay state.json --step 41203
+  tfrecord replay state.pt --step 41203 --json -n 1"""
+
+
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("state", metavar="STATE", help="a saved loader.state_dict()")
+    parser.add_argument("--step", type=integer(0), required=True, help="from 0 in its epoch")
+    parser.add_argument("--epoch", type=integer(0), help="default: that of the state")
+    parser.add_argument(
+        "-n",
+        dest="num_records",
+        type=integer(0),
+        metavar="N",
+        help="print the first N (default: all)",
+    )
+    add_json(parser)
+
+
+def _run_replay(
+    state: str, step: int, epoch: int | None, num_records: int | None, as_json: bool
+) -> int:
+    saved = _read_state(state)
+    if saved["run"]["dataset"] is None:
+        raise ValueError(
+            f"{state}: the state does not say which records the loader reads (a Subset, an array of lengths, ...): "
+            "call loader.records_of(step) in the program"
+        )
+    try:
+        records = replay(saved, step, epoch, num_records)
+    except IndexError as error:  # wrong use
+        raise ValueError(f"{state}: {error}") from None
+    for path, offset, position, payload in records:
+        print(show_record(FoundRecord(path, position, offset, payload), as_json))
+    return 0
+
+
+def _read_state(path: str) -> Mapping[str, Any]:
+    """The state in a file.
+
+    Raises:
+        ValueError: It is none that a loader saved.
+    """
+    with Path(path).open("rb") as file:
+        head = file.read(1)
+        file.seek(0)
+        try:
+            found = json.load(file) if head == b"{" else torch.load(file, weights_only=True)
+        except Exception as error:  # whatever pickle raises
+            raise ValueError(
+                f"{path}: expected a state, got {type(error).__name__}: {error}"
+            ) from None
+    if not isinstance(found, Mapping) or not isinstance(found.get("run"), Mapping):
+        raise ValueError(
+            f"{path}: expected the state_dict() of a loader that make_dataloader made, got {shown_value(found)}"
+        )
+    return found
+
+
+REPLAY = Verb(_REPLAY, _add_replay_arguments, _run_replay)

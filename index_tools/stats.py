@@ -35,12 +35,7 @@ from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.tables import (
-    decode_record,
-    features_of,
-    looks_like,
-    spread_records,
-)
+from torch_tfrecord.tables import Survey
 
 with needs_extra("tfrecord stats", "tools"):
     from index_tools.feature_statistics import (
@@ -143,19 +138,17 @@ STATS = Verb(_DESCRIPTION, _add_arguments, _run)
 
 def _usual_features(files: Sequence[str]) -> tuple[Any, int]:
     """The features of most of some records, and the number of these; damage ends the search, and is reported later."""
-    records: list[Any] = []
-    samples = []
-    with suppress(TFRecordError):
-        records.extend(spread_records(files, _INFER_RECORDS))
+    survey = Survey(files, num_records=_INFER_RECORDS, until_damage=True)
+    records, samples = survey.records, []
     for record in records[:: 1 + len(records) // (_INFER_RECORDS + 1)]:
         with suppress(ParseError):
-            samples.append((record, _kinds(*decode_record(record.payload))))
+            samples.append((record, _kinds(*record.decode())))
     pairs = Counter(pair for _, kinds in samples for pair in kinds)
     usual = dict(pair for pair, _ in reversed(pairs.most_common()))
     if usual:
-        fit = [record for record, kinds in samples if kinds <= usual.items()]
-        return features_of(fit), len(fit)
-    looks = looks_like(records[0].payload)[1] if records else ""
+        survey.records = [record for record, kinds in samples if kinds <= usual.items()]
+        return survey.features(), len(survey.records)
+    looks = records[0].looks_like()[1] if records else ""
     return {"Image()": Image(), "Text()": Text()}.get(looks), len(records)
 
 

@@ -10,7 +10,7 @@ import torch
 
 import torch_tfrecord
 from index_tools.main import main
-from index_tools.show import describe_bytes, describe_record
+from index_tools.show import describe_bytes, show_record
 from torch_tfrecord import (
     ParseError,
     TFRecordDataset,
@@ -23,7 +23,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.tables import spread
+from torch_tfrecord.tables import FoundRecord, found_records
 
 # The first record of tensorflow_ranking/examples/data/train_elwc.tfrecord.
 TF_RANKING = bytes.fromhex(
@@ -189,7 +189,9 @@ def test_an_image_that_does_not_decode_says_why_it_is_read_as_bytes(capsys):
     ],
 )
 def test_what_a_record_is(record, kind, lines):
-    assert describe_record(record) == (kind, lines)
+    head, *found = show_record(FoundRecord("a", 0, 0, record)).split("\n")
+    size = f"{len(record)} byte{'s' * (len(record) != 1)}"
+    assert (head, found) == (f"record 0: a, offset 0, {size}, {kind}", [*lines, ""])
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
         return data
 
     monkeypatch.setattr(LocalFile, "read", counting)
-    monkeypatch.setattr(spread, "_SMALL_FILES", 1 << 20)
+    monkeypatch.setattr(found_records, "_SMALL_FILES", 1 << 20)
     assert main(["show", "a.tfrecord"]) == 0
     assert positions(capsys.readouterr().out) == [0, 1, 2]
     assert sum(num_read) < 3 << 20
@@ -338,7 +340,7 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
 
 
 def test_features_are_inferred_from_records_of_the_whole_file(monkeypatch, capsys):
-    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
+    monkeypatch.setattr(found_records, "_SMALL_FILES", 1)
     write(
         "a.tfrecord",
         [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)],

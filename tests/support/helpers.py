@@ -14,14 +14,13 @@ import random
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
 import pytest
 
-from torch_tfrecord import native
-from torch_tfrecord.tables import features_of
-from torch_tfrecord.tables.spread import SpreadRecord
+from torch_tfrecord import TFRecordError, TFRecordWriter, infer_features, native
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
 
@@ -140,7 +139,16 @@ def compressed(data, kind):
 
 def inferred(records):
     """The features that are proposed for serialized records."""
-    return features_of([SpreadRecord("", at, None, each) for at, each in enumerate(records)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.tfrecord")
+        with TFRecordWriter(path) as writer:
+            for record in records:
+                writer.write(record)
+        try:
+            return infer_features(path, num_records=max(len(records), 1))
+        except TFRecordError as error:
+            error.path = error.offset = None
+            raise
 
 
 def random_payloads(count, seed, max_bytes=200):

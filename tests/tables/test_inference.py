@@ -36,9 +36,8 @@ from torch_tfrecord import (
     serialize_tensor,
 )
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.tables import features_of, spread
+from torch_tfrecord.tables import found_records as spread
 from torch_tfrecord.tables.inference import InferredFeatures
-from torch_tfrecord.tables.spread import SpreadRecord
 
 
 def infer(*rows):
@@ -108,7 +107,6 @@ def test_raw_arrays(rows, spec):
 
 
 def test_nothing_to_go_by():
-    assert infer() is None
     assert infer({}) == {}
     # a kind that is never set
     assert inferred([bytes.fromhex("0a070a050a01611200")]) == {}
@@ -380,12 +378,6 @@ def test_each_error_names_file_record_and_byte(kind, tmp_path, monkeypatch):
                 list(TFRecordIterableDataset(path, "auto"))
             start = f"{path}: record {at} at byte {len(first)}: {message}"
             assert str(caught.value).startswith(start)
-    # Where one before it is damaged, its number is unknown.
-    data = frame(b"x" * 40) + flipped + text
-    samples = [SpreadRecord(path, None, len(data) - len(text), b"a line of text")]
-    Path(tmp_path / "0").write_bytes(data)
-    with pytest.raises(ParseError, match=f"0: at byte {samples[0].offset}: expected an Example"):
-        features_of([samples[0]._replace(path=str(tmp_path / "0"))])
 
 
 @pytest.mark.daily

@@ -1,4 +1,4 @@
-"""A few records of many: spread over files and over each of them, at a cost that does not grow with
+"""Records of many, and what each is: spread over files and over each of them, at a cost that does not grow with
 the files.
 """
 
@@ -12,7 +12,8 @@ import pytest
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.tables import spread, spread_records
+from torch_tfrecord.tables import found_records as spread
+from torch_tfrecord.tables.found_records import spread_records
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def test_many_files_are_all_looked_at_and_each_elsewhere(tmp_path):
     assert len(set((found % 100 // 10).tolist())) == 10
     few = np.array(numbers(spread_records(paths, 5)))
     assert (few // 100).tolist() == [0, 10, 20, 29, 39]
-    assert (few % 100).tolist() == [0, 25, 50, 75, 99]
+    assert (few % 100).tolist() == [0, 20, 40, 60, 80]
 
 
 def test_later_files_make_up_for_short_ones(tmp_path):
@@ -132,7 +133,7 @@ def test_fewer_of_long_records_are_read(tmp_path, num_read, monkeypatch):
     monkeypatch.setattr(spread, "_MOST_BYTES", 8_000_000)
     num_read.clear()
     found = numbers(spread_records([path], 100))
-    assert found == [0, 8, 16, 24]
+    assert found == [0, 10, 20]
     assert sum(num_read) < 8_100_000  # what is read before a record counts, too
 
 
@@ -167,7 +168,7 @@ def test_damage(tmp_path):
     content[1 << 20 : 2 << 20] = bytes(1 << 20)
     path.write_bytes(content)
     found = numbers(spread_records([str(path)], 100))  # places between are passed over
-    assert found[0] == 0 and found[-1] == 4999 and len(found) > 70
+    assert found[0] == 0 and found[-1] > 4700 and len(found) > 70
     content[15] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptRecordError, match="record 0 at byte 0"):
@@ -179,9 +180,9 @@ def test_remote_files(tmp_path):
     records = [payload(number, 500) for number in range(5000)]
     fsspec.filesystem("memory").pipe("/spread/a", b"".join(map(frame, records)))
     found = numbers(spread_records(["memory://spread/a"], 51))
-    assert found[0] == 0 and found[-1] == 4999 and max(np.diff(found)) <= 200
+    assert found[0] == 0 and found[-1] > 4700 and max(np.diff(found)) <= 200
     long = [payload(number, 100_000) for number in range(40)]
     fsspec.filesystem("memory").pipe("/spread/b", b"".join(map(frame, long)))
     # The first record that begins at each of those places, or later.
-    places = [math.ceil(place / 9 * 40) for place in range(9)]
-    assert numbers(spread_records(["memory://spread/b"], 10)) == [*places, 39]
+    places = [math.ceil(place / 10 * 40) for place in range(10)]
+    assert numbers(spread_records(["memory://spread/b"], 10)) == places

@@ -61,6 +61,13 @@ __all__ = [
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 
 
+class _Survey(Protocol):
+    """Some records of files; see `tables.Survey`."""
+
+    def features(self) -> RecordFeatures:
+        """The features that read all of them."""
+
+
 class SampleParser(Protocol):
     """Parses the records of a dataset: `BatchParser`, or a parser of a higher layer."""
 
@@ -173,8 +180,8 @@ class SampleMaker:
         """
         if isinstance(features, str):
             one_of("features", features, "auto", None)
-            infer = attached("tables", "infer_through")
-            features = cast("Callable[[Access, Paths], RecordFeatures]", infer)(access, paths)
+            survey = cast("Callable[[Paths, Access], _Survey]", attached("tables", "Survey"))
+            features = survey(paths, access).features()
         names = [*features] if isinstance(features, Mapping) else None
         if label_key is not None and label_key not in (names or ()):
             raise ValueError(

@@ -7,18 +7,15 @@ missing from some record, is a ``VarLenFeature``.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, nearest
@@ -32,34 +29,35 @@ from torch_tfrecord.columns import (
     SerializedTensor,
     Text,
     VarLenFeature,
-    decode_text,
     make_parser,
 )
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
 from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote
-from torch_tfrecord.media import Image, guess_content, image_format, image_size
+from torch_tfrecord.media import Image, image_size
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
     decode_example,
-    decode_sequence_example,
-    parse_json,
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords, Paths, found_files
 from torch_tfrecord.shown import features_code, shown_keys
-from torch_tfrecord.tables.guesses import guess_message, is_bare
-from torch_tfrecord.tables.spread import SpreadRecord, all_records, spread_records
+from torch_tfrecord.tables.found_records import (
+    Decoded,
+    FoundRecord,
+    Values,
+    all_read,
+    decode_record,
+    guess_message,
+    read_text,
+    spread_records,
+)
 
 __all__ = [
     "InferredFeatures",
     "KeyCheck",
-    "decode_record",
-    "features_of",
+    "Survey",
     "infer_features",
-    "infer_through",
-    "looks_like",
-    "read_text",
 ]
 
 # Common names for the sizes stored next to an array, outermost dimension first.
@@ -75,12 +73,6 @@ _RAW_DTYPES = (
 _PLAUSIBLE_FLOAT = 1e15
 # Looked at for a key that the first record lacks.
 _MOST_RECORDS = 1000
-# What a protobuf message may look like, too.
-_VAGUE = ("an unknown format", "an image truncated in its first bytes")
-
-Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
-Decoded: TypeAlias = "tuple[dict[str, Values], dict[str, list[Values]]]"
-"""A record's context and feature lists; an Example is a context without lists."""
 
 
 class InferredFeatures(dict[str, Feature]):
@@ -132,50 +124,79 @@ def infer_features(
         >>> infer_features("train-*")  # doctest: +SKIP
         {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
     """
-    return infer_through(Access(storage_options), paths, num_records)
+    return Survey(paths, Access(storage_options), num_records).features()
 
 
-def infer_through(
-    access: Access, paths: Paths, num_records: int = 100
-) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
-    """`infer_features` of files that are read as an access says."""
-    at_least(1, "num_records", num_records)
-    files, _ = found_files(paths, access.without_cache())
-    access = access.for_files(files)
-    features = features_of([*spread_records(files, num_records, access)], access)
-    if features is None:
-        raise ValueError(
-            f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."
-        )
-    return features
+class Survey:
+    """Some records of files, and the features that read them.
 
+    Args:
+        paths, num_records: See `infer_features`.
+        access: How the files are read.
+        until_damage: At a damaged part, keep the records before it, and the error, in place of
+            raising it.
 
-def features_of(
-    samples: Sequence[SpreadRecord], access: Access = DEFAULT_ACCESS
-) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
-    """The narrowest spec that reads all of some records, as `infer_features` proposes it; None if
-    there are none.
+    Attributes:
+        records: They may be replaced by some of them.
+        damage: The error that ended the search, or None.
 
-    A RawTensor is one whose size matches the height, width and depth stored next to it. A key whose
-    kind is never set is left out. Of feature lists, a constant number of values in all steps gives
-    a FixedLenSequenceFeature.
+    Raises:
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
     """
-    try:
-        return _propose_any(samples)
-    except ParseError as error:
-        # The first that does not fit those before it.
-        number = bisect_left(
-            range(len(samples)), True, key=lambda last: not _agree(samples[: last + 1])
-        )
-        path, position, offset, _ = samples[number]
-        with suppress(TFRecordError):  # of a record before it
-            if position is None:
-                records = all_records(path, access)
-                position = next(record.position for record in records if record.offset == offset)
-        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
+
+    def __init__(
+        self,
+        paths: Paths,
+        access: Access = DEFAULT_ACCESS,
+        num_records: int = 100,
+        *,
+        until_damage: bool = False,
+    ) -> None:
+        at_least(1, "num_records", num_records)
+        self._files, _ = found_files(paths, access.without_cache())
+        self._access = access.for_files(self._files)
+        self.records: list[FoundRecord] = []
+        self.damage: TFRecordError | None = None
+        try:
+            for record in spread_records(self._files, num_records, self._access):
+                self.records.append(record)
+        except TFRecordError as error:
+            if not until_damage:
+                raise
+            self.damage = error
+
+    def features(self) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
+        """The narrowest spec that reads all of the records, as `infer_features` proposes it.
+
+        A RawTensor is one whose size matches the height, width and depth stored next to it. A key
+        whose kind is never set is left out. Of feature lists, a constant number of values in all
+        steps gives a FixedLenSequenceFeature.
+
+        Raises:
+            ParseError, ValueError: See there.
+        """
+        records = self.records
+        if not records:
+            raise ValueError(
+                f"expected at least one record to look at, got none in {len(self._files)} files: "
+                f"{self._files[0]}, ..."
+            )
+        try:
+            return _propose_any(records)
+        except ParseError as error:
+            # The first that does not fit those before it.
+            number = bisect_left(
+                range(len(records)), True, key=lambda last: not _agree(records[: last + 1])
+            )
+            path, position, offset, _ = records[number]
+            with suppress(TFRecordError):  # of a record before it
+                if position is None:
+                    before = FoundRecord.all_of(path, self._access)
+                    position = next(one.position for one in before if one.offset == offset)
+            raise error.locate(path=path, position=position, offset=offset) from error.__cause__
 
 
-def _agree(samples: Sequence[SpreadRecord]) -> bool:
+def _agree(samples: Sequence[FoundRecord]) -> bool:
     try:
         _propose_any(samples)
     except ParseError:
@@ -184,10 +205,8 @@ def _agree(samples: Sequence[SpreadRecord]) -> bool:
 
 
 def _propose_any(
-    samples: Sequence[SpreadRecord],
-) -> dict[str, Feature] | SequenceFeatures | ListFeatures | None:
-    if not samples:
-        return None
+    samples: Sequence[FoundRecord],
+) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
     if "ELWC" in str(guess_message(samples[0].payload)):
         what = "ExampleListWithContext", "example list"
         lists = [parse_message(sample.payload, *what) for sample in samples]
@@ -236,50 +255,6 @@ def _steps_as_examples(
             **context,
             **{name: steps[number] for name, steps in lists.items() if number < len(steps)},
         }
-
-
-def decode_record(record: bytes) -> Decoded:
-    """Decode an Example, or a SequenceExample, which alone has feature lists.
-
-    protobuf takes most short texts, and other messages, for an Example without features.
-
-    Raises:
-        ParseError: It is neither; says what it looks like, and which spec reads it.
-    """
-    with suppress(ParseError):
-        context, lists = sample = decode_sequence_example(record)
-        found = itertools.chain(context.values(), *lists.values())
-        # or at least says their kind
-        has_values = any(isinstance(values, np.ndarray) or values for values in found)
-        if has_values or (is_bare(record) and "ELWC" not in str(guess_message(record))):
-            return sample
-    looks, spec = looks_like(record)
-    raise ParseError(
-        f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
-        f"features={spec} reads them"
-    )
-
-
-def looks_like(record: bytes) -> tuple[str, str]:
-    """What a record is that is no Example, and the `features` that read it.
-
-    Example:
-        >>> looks_like(b"a line of text")
-        ('text', 'Text()')
-    """
-    image = image_format(record)
-    if image is not None:
-        return f"a {image.upper()} image", "Image()"
-    content = guess_content(record)
-    if content in (*_VAGUE, "text"):
-        if _all_read(read_text, [record]):
-            return (
-                ("JSON text", "Json()") if _all_read(parse_json, [record]) else ("text", "Text()")
-            )
-        message = guess_message(record)
-        if message is not None:
-            return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
-    return content, "None"
 
 
 class KeyCheck:
@@ -365,7 +340,7 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
         flat = [value for values in stored for value in values]
         if counts == {1}:
             return _propose_bytes(key, flat, samples)
-        dtype = str if _all_read(read_text, flat) else bytes
+        dtype = str if all_read(read_text, flat) else bytes
     if len(counts) > 1 or counts == {0}:
         return VarLenFeature(dtype)
     count = counts.pop()
@@ -383,32 +358,14 @@ def _propose_bytes(
     key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
 ) -> Feature:
     # First what a header tells: bytes without one could be an array or a text by chance.
-    if _all_read(image_size, values):
+    if all_read(image_size, values):
         return Image()
-    if _all_read(make_parser(SerializedTensor()).single, values):
+    if all_read(make_parser(SerializedTensor()).single, values):
         return SerializedTensor()
     raw = _propose_raw(key, values, samples)
     if raw is not None:
         return raw
-    return Text() if _all_read(read_text, values) else FixedLenFeature((), bytes)
-
-
-def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
-    """Whether ``read`` accepts all values; False if there are none, or only empty ones."""
-    try:
-        for value in values:
-            read(value)
-    except TFRecordError:
-        return False
-    return any(values)
-
-
-def read_text(value: bytes) -> str:
-    """Decode a text without control characters but tabs and line ends; ParseError if it is none."""
-    text = decode_text(value)
-    if not re.sub("[\t\n\r]", "", text).isprintable():
-        raise ParseError("expected printable text")
-    return text
+    return Text() if all_read(read_text, values) else FixedLenFeature((), bytes)
 
 
 def _propose_raw(
