@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from index_tools._terminal import byte_size, integer
 from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
-from torch_tfrecord.files import DEFAULT_ACCESS, AtomicFile, FileSource, LocalFile, is_remote
+from torch_tfrecord.files import Access, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
     RecordScanner,
     open_stream,
@@ -204,7 +204,7 @@ def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ())
         if os.path.realpath(path) in read:
             raise ValueError(f"{path}: expected an output that is no input")
         if is_remote(path):
-            is_free = force or not RemoteNames(DEFAULT_ACCESS).exists(path)
+            is_free = force or not RemoteNames(Access.DEFAULT).exists(path)
         else:  # a device or a folder stays in any case
             is_free = not os.path.lexists(path) or (force and os.path.isfile(path))
         if not is_free:

@@ -7,7 +7,7 @@ import json
 import os
 
 from index_tools._terminal import Verb, add_json, escape, format_size, pluralize
-from torch_tfrecord.files import user_cache
+from torch_tfrecord.files import Access
 from torch_tfrecord.remote import cache_info
 
 __all__ = ["CACHE"]
@@ -34,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(folder: str | None, clear: bool, as_json: bool) -> int:
-    folder = folder or os.path.join(user_cache(), "remote")
+    folder = folder or os.path.join(Access.user_cache(), "remote")
     info, name = cache_info(folder, clears=clear), escape(folder)
     if as_json:
         print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))

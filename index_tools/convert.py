@@ -35,7 +35,7 @@ from torch_tfrecord import (
     write_arrow,
 )
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.files import hidden_name, is_remote
+from torch_tfrecord.files import AtomicFile, is_remote
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import features_code
 from torch_tfrecord.tables import ArrowColumns
@@ -161,7 +161,10 @@ def _convert(
     ages = [(os.path.getsize(path), os.path.getmtime(path)) for path in local]
     request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
     folder = os.path.dirname(out)
-    staged = [os.path.join(folder, hidden_name(request + path, f"part{ending}")) for path in paths]
+    staged = [
+        os.path.join(folder, AtomicFile.hidden_name(request + path, f"part{ending}"))
+        for path in paths
+    ]
     check_outputs(paths, force)
     with create_folders(folder), _staging(staged, paths):
         parts = zip(reads, staged, strict=True)

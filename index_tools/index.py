@@ -40,7 +40,7 @@ from torch_tfrecord import (
     find_files,
     read_records,
 )
-from torch_tfrecord.files import DEFAULT_ACCESS, FileSource, is_remote
+from torch_tfrecord.files import Access, FileSource, is_remote
 from torch_tfrecord.manifests import write_manifest
 from torch_tfrecord.records import (
     SkippedBytes,
@@ -344,7 +344,7 @@ def _run_verify(
         except (OSError, ValueError, TFRecordError) as error:
             outcomes.append(Outcome(path, error=error))
             with suppress(OSError, ValueError, TFRecordError):  # the shards that are there
-                files += found_files(path, DEFAULT_ACCESS, are_whole=False)[0]
+                files += found_files(path, Access.DEFAULT, are_whole=False)[0]
     is_decoded = decode or bool(features)
     task = functools.partial(_decode_file, features) if is_decoded else _verify_file
     with open_executor(executor) as workers:

@@ -41,7 +41,7 @@ from torch_tfrecord import (
     build_manifest,
     read_records,
 )
-from torch_tfrecord.files import DEFAULT_ACCESS, is_remote, open_file
+from torch_tfrecord.files import Access, is_remote, open_file
 from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.order import Permutation
 from torch_tfrecord.per_process import each_at_once
@@ -419,7 +419,7 @@ def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options
     if len(paths) == 1 and is_remote(paths[0]):
         # By one request; where it fails, the usual way says why.
         with contextlib.suppress(Exception):
-            begin = io.BytesIO(first_bytes(paths[0], _HEAD_BYTES, DEFAULT_ACCESS))
+            begin = io.BytesIO(first_bytes(paths[0], _HEAD_BYTES, Access.DEFAULT))
             first += islice(read_records(begin), count)
     if len(first) == count:
         return _fill([], {out: count}, first, **options)

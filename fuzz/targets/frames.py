@@ -8,7 +8,7 @@ import numpy as np
 from tools import File, damage, framed, good_records, header, outcome, record_at
 
 from torch_tfrecord import build_index, read_records
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.records.packed_records import _walk, walk
 from torch_tfrecord.records.reader import RecordReader
 

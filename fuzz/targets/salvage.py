@@ -45,7 +45,7 @@ from torch_tfrecord import (
     read_records,
     salvage,
 )
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.records.index_paths import sidecar_path
 
 COMPILED = True

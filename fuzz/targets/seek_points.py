@@ -51,7 +51,7 @@ from torch_tfrecord.compression import gzip_members, seek_points
 from torch_tfrecord.compression import inflated as inflated_module
 from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
 from torch_tfrecord.compression.seek_points import SeekPoints
-from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.records import RecordTable
 from torch_tfrecord.records.index_paths import sidecar_path

@@ -25,7 +25,7 @@ from torch_tfrecord import (
     read_records,
     tfds,
 )
-from torch_tfrecord.files import DEFAULT_ACCESS, open_file
+from torch_tfrecord.files import Access, open_file
 from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.rlds.episode_index import EpisodeIndex, build_episode_index, episode_indexes
@@ -228,7 +228,7 @@ def _check(kind):
             or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
         )
     elif kind == b"e":
-        given = ([_DATA], [_RECORDS], _STEP_LISTS, "require", None, DEFAULT_ACCESS)
+        given = ([_DATA], [_RECORDS], _STEP_LISTS, "require", None, Access.DEFAULT)
         episodes, _ = outcome(episode_indexes, *given, errors=IndexMismatchError)
         lists, _ = (None, None) if episodes is None else outcome(_lists, episodes[0])
         assert episodes is None or episodes[0].num_steps.tolist() == _EPISODES.num_steps.tolist()

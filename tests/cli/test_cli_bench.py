@@ -18,7 +18,8 @@ from range_server import range_server
 from index_tools import bench
 from index_tools.main import main
 from torch_tfrecord import TFRecordWriter, encode_example
-from torch_tfrecord.records import framing, packed_records, reader
+from torch_tfrecord.files import LocalFile
+from torch_tfrecord.records import framing, packed_records
 
 HEAD = "import time, torch\nfrom torch_tfrecord import *\n"
 INTEGERS = HEAD + "features = {'x': FixedLenFeature((), torch.int64)}\n"
@@ -80,8 +81,8 @@ def test_a_slow_local_disk(folder, capsys, monkeypatch):
         time.sleep(0.01)
         return read(*arguments, **options)
 
-    read = reader.read_local_records
-    monkeypatch.setattr(reader, "read_local_records", slow)
+    read = LocalFile.read_records
+    monkeypatch.setattr(LocalFile, "read_records", slow)
     write(numbers(500))
     assert_names("disk", capsys, NUMBERS)
 

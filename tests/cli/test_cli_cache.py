@@ -7,7 +7,7 @@ import re
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.files import user_cache
+from torch_tfrecord.files import Access
 from torch_tfrecord.remote import disk_cache
 from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.store import FileRange, RemotePart
@@ -24,7 +24,9 @@ def fill(folder, monkeypatch):
 
 @pytest.mark.parametrize("is_default", [False, True])
 def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
-    folder = os.path.join(user_cache(), "remote") if is_default else str(tmp_path / "cache\n")
+    folder = (
+        os.path.join(Access.user_cache(), "remote") if is_default else str(tmp_path / "cache\n")
+    )
     arguments = ["cache"] if is_default else ["cache", folder]
     shown = folder.replace("\n", "\\n")
     assert main(arguments) == 0

@@ -1,6 +1,6 @@
 """Gzip and zlib streams: members, cuts, garbage, wrong types, bombs.
 
-Covers compression/inflated, compression/codecs, records/codecs, files/forward.
+Covers compression/inflated, compression/codecs, records/codecs, files/storage.
 """
 
 import gzip

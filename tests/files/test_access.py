@@ -13,7 +13,7 @@ from torch_tfrecord import (
     find_files,
     read_records,
 )
-from torch_tfrecord.files import DEFAULT_ACCESS, Access
+from torch_tfrecord.files import Access
 
 SECRETS = {
     "key": "me-and-nobody",
@@ -27,7 +27,7 @@ def test_equal_by_content():
     assert Access(SECRETS) == Access(copy.deepcopy(SECRETS))
     assert hash(Access(SECRETS)) == hash(Access(dict(reversed(SECRETS.items()))))
     assert Access(SECRETS) != Access({**SECRETS, "anon": 0})
-    assert Access() == DEFAULT_ACCESS == Access({}) != Access({"a": 1})
+    assert Access() == Access.DEFAULT == Access({}) != Access({"a": 1})
     assert pickle.loads(pickle.dumps(Access(SECRETS))) == Access(SECRETS)
 
 

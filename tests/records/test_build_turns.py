@@ -17,7 +17,7 @@ from helpers import framed
 from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
-from torch_tfrecord.files import hidden_name
+from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.records import IndexKeeper, index_keeper, sidecar_path
 from torch_tfrecord.records.index_keeper import build_alone
 from torch_tfrecord.records.index_paths import sidecar_folder
@@ -172,7 +172,7 @@ def test_a_file_system_without_locks(files, monkeypatch, number):
 def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
     """Who opened it before it was removed must not take it for the one that others see."""
     place = str(tmp_path / "kept")
-    (lock,) = (tmp_path / hidden_name("kept", "lock"),)
+    (lock,) = (tmp_path / AtomicFile.hidden_name("kept", "lock"),)
     with build_alone([place], sidecar_folder) as is_alone:
         assert is_alone and lock.exists()
         with build_alone([place], sidecar_folder) as other:

@@ -1,5 +1,7 @@
 """Few descriptors for any number of shards and threads: each program runs in a process that may
 open 32 files.
+
+Covers files/local_file.
 """
 
 import gc
@@ -12,7 +14,7 @@ import pytest
 from helpers import run_program
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
-from torch_tfrecord.files import LocalFile, descriptors
+from torch_tfrecord.files import LocalFile, local_file
 
 NUM_SHARDS = 300
 
@@ -84,7 +86,7 @@ def test_32_descriptors_are_enough(shards, how, tmp_path):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     gc.collect()
-    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)
+    monkeypatch.setattr(local_file, "_most_open", lambda: 4)
     for number in range(40):
         (tmp_path / str(number)).write_bytes(b"%04d" % number * 3)
     return [LocalFile(str(tmp_path / str(number))) for number in range(40)]
@@ -139,7 +141,7 @@ def test_who_holds_none_waits_for_a_reader(files):
 
 
 def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
-    monkeypatch.setattr(descriptors, "_MOST_WAITS", 3)
+    monkeypatch.setattr(local_file, "_MOST_WAITS", 3)
     held = [file.hold() for file in files[:4]]
     assert files[30].read(4, 0) == b"0030"
     assert len(held) == 4
@@ -167,13 +169,13 @@ def test_threads_that_open_and_close_all_the_time(files, tmp_path):
 def test_a_relative_path_after_a_change_of_folder(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = LocalFile("3")
-    descriptors._POOL.get().close_all()
+    local_file._POOL.get().close_all()
     monkeypatch.chdir("/")
     assert source.read(4, 0) == b"0003"
 
 
 def test_another_file_in_its_place(files, tmp_path):
-    descriptors._POOL.get().close_all()
+    local_file._POOL.get().close_all()
     time.sleep(0.01)
     (tmp_path / "new").write_bytes(b"another file")
     os.replace(tmp_path / "new", tmp_path / "5")
@@ -192,7 +194,7 @@ def test_open_files_of_others_are_let_go_first(tmp_path):
         (tmp_path / str(number)).write_bytes(b"%d" % number)
     program = """
 import os, resource, sys
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files import LocalFile
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 files = [LocalFile(f"{sys.argv[1]}/{number}") for number in range(4)]
 taken = []
@@ -212,7 +214,7 @@ ELSEWHERE = """
 import os, resource, sys, warnings
 import torch, torch_tfrecord as tfr
 from torch_tfrecord import tfds
-from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files import LocalFile
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 def write_one(name):

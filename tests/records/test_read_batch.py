@@ -105,7 +105,7 @@ def test_few_calls_for_neighbours(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(source), "read_into", counted)
     # the compiled core reads by itself
-    monkeypatch.setattr("torch_tfrecord.files.read._local_job", lambda *_: None)
+    monkeypatch.setattr("torch_tfrecord.files.local_file._job", lambda *_: None)
     RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
     assert seen == [0]
 

@@ -11,7 +11,7 @@ import torch  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import torch_tfrecord as t  # noqa: E402
-from torch_tfrecord.files.access import Access  # noqa: E402
+from torch_tfrecord.files import Access  # noqa: E402
 from torch_tfrecord.remote import stores  # noqa: E402
 
 FEATURES = {"number": t.FixedLenFeature([], torch.int64)}

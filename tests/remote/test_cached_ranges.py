@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from range_server import range_server
 
-from torch_tfrecord.files import Access, user_cache
+from torch_tfrecord.files import Access
 from torch_tfrecord.remote import cache_info
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.remote.transfers import (
@@ -208,7 +208,7 @@ def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
 
 
 def test_bytes_alone_take_the_users_cache_and_a_folder_alone_a_tenth(tmp_path):
-    assert Access(cache_bytes=1_000_000).cache_dir == os.path.join(user_cache(), "remote")
+    assert Access(cache_bytes=1_000_000).cache_dir == os.path.join(Access.user_cache(), "remote")
     assert Access().cache is None and Access().cache_dir is None
     access = Access(cache_dir=str(tmp_path / "cache"))
     free = os.statvfs(tmp_path)

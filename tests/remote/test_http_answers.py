@@ -13,7 +13,7 @@ import pytest
 from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import DEFAULT_ACCESS, Access
+from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests, stores
 from torch_tfrecord.remote.transfers import infos, listing
@@ -202,7 +202,7 @@ def test_a_page_without_an_end_is_not_listed():
 
         def fails():
             with pytest.raises(RemoteError, match="expected a page of at most"):
-                listing(f"{server.url}/folder/", DEFAULT_ACCESS)
+                listing(f"{server.url}/folder/", Access.DEFAULT)
 
         assert peak_of(fails) < 100 * MIB
 

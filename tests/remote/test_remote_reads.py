@@ -23,7 +23,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files import DEFAULT_ACCESS, open_file, open_files
+from torch_tfrecord.files import Access, open_file
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote import requests, stores, transfers
@@ -145,7 +145,7 @@ def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
 
 
 def test_opened_at_once(server, client):
-    files = open_files(paths(server), DEFAULT_ACCESS)
+    files = Access.DEFAULT.open_files(paths(server))
     assert [file.file_size for file in files] == [NUM_RECORDS * (LENGTH + OVERHEAD)] * NUM_FILES
     assert all(file.etag for file in files)
     assert (server.stats()["requests"], server.stats()["most_at_once"]) == (NUM_FILES, NUM_FILES)

@@ -21,7 +21,7 @@ from torch_tfrecord import (  # noqa: E402
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files.access import Access  # noqa: E402
+from torch_tfrecord.files import Access  # noqa: E402
 from torch_tfrecord.per_process import PerProcess  # noqa: E402
 from torch_tfrecord.protobuf.example import encode_example  # noqa: E402
 from torch_tfrecord.remote import stores  # noqa: E402

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from torch_tfrecord import CorruptRecordError, RemoteError
-from torch_tfrecord.files import DEFAULT_ACCESS
+from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import requests
 from torch_tfrecord.remote.requests import Job, Transfer
@@ -26,7 +26,7 @@ def quick(monkeypatch):
 def transfer(*calls, num_bytes=1):
     return Transfer(
         [Job("memory://x", f"part {number}", num_bytes, call) for number, call in enumerate(calls)],
-        DEFAULT_ACCESS,
+        Access.DEFAULT,
     )
 
 
@@ -204,10 +204,10 @@ def test_what_breaks_is_no_refusal(new_engine):
 def test_the_end_of_python_does_not_wait():
     code = (
         "import time; from torch_tfrecord.remote.requests import Job, Transfer\n"
-        "from torch_tfrecord.files.access import DEFAULT_ACCESS\n"
+        "from torch_tfrecord.files import Access\n"
         "asked = []\n"
         "def call(store, name): asked.append(1); time.sleep(600)\n"
-        "transfer = Transfer([Job('memory://x', 'it', 1, call)] * 100, DEFAULT_ACCESS)\n"
+        "transfer = Transfer([Job('memory://x', 'it', 1, call)] * 100, Access.DEFAULT)\n"
         "while not asked: time.sleep(0.01)\n"
         "print('end')"
     )

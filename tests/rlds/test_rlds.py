@@ -519,7 +519,7 @@ def reads(monkeypatch):
     monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "preadv", preadv)
     # the compiled core reads by itself
-    monkeypatch.setattr("torch_tfrecord.files.read._local_job", lambda *_: None)
+    monkeypatch.setattr("torch_tfrecord.files.local_file._job", lambda *_: None)
     return found
 
 

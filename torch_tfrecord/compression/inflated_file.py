@@ -6,20 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from typing import TypeAlias
 
 from torch_tfrecord.compression.deflate import MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.compression.seek_points import BEGINNING, SeekPoints
 from torch_tfrecord.compression.snappy import SnappySource
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import FileSource, LocalFile, SourceRange
+from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.per_process import ProcessCache
 
 __all__ = ["InflatedFile", "InflatedFiles"]
 
 # A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
 _MOST_STRETCH_BYTES = 1 << 26
+
+_Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
 
 
 class InflatedFiles(ProcessCache[InflatedSource]):
@@ -87,7 +90,7 @@ class InflatedFile(FileSource):
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
         self._file, self._type, self._points = file, compression_type, points or BEGINNING
         self._stretches, self._number = stretches, number
-        self.together = None if file.together is None else _TOGETHER
+        self.together = None if file.together is None else _read_together
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file.
@@ -130,10 +133,12 @@ class InflatedFile(FileSource):
             self._stretches.drop((self._number, number))
         return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
 
-    def missing(self, begin: int, end: int) -> dict[tuple[int, int], SourceRange]:
+    def missing(
+        self, begin: int, end: int
+    ) -> dict[tuple[int, int], tuple[FileSource, int, int, int]]:
         """The compressed bytes of stretches of a range that are not kept, by file and number."""
         return {
-            key: SourceRange(self._file, number, *self._extent(number), 0)
+            key: (self._file, number, *self._extent(number))
             for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
             if self._is_short(number) and (key := (self._number, number)) not in self._stretches
         }
@@ -181,31 +186,26 @@ class InflatedFile(FileSource):
         return stretch
 
 
-class _Together:
-    """Ranges of compressed files that are read together; see `RangeReader`."""
-
-    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
-        """Get the compressed bytes of all of them at once, then read one after the other."""
-        wanted: dict[tuple[int, int], tuple[InflatedFile, SourceRange]] = {}
-        num_bytes = 0
-        for file, _, begin, end, _ in ranges:
-            if not isinstance(file, InflatedFile):
-                continue
-            for key, part in file.missing(begin, end).items():
+def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
+    """Get the compressed bytes of all ranges at once, then read one after the other; see
+    `FileSource.together`.
+    """
+    wanted: dict[tuple[int, int], tuple[InflatedFile, _Range]] = {}
+    num_bytes = 0
+    for file, _, begin, end, _ in ranges:
+        if isinstance(file, InflatedFile):
+            for key, (source, number, first, last) in file.missing(begin, end).items():
                 if key not in wanted:
-                    wanted[key] = file, part._replace(start=num_bytes)
-                    num_bytes += part.end - part.begin
-        parts = [part for _, part in wanted.values()]
-        if parts and parts[0].file.together is not None:
-            data = memoryview(bytearray(num_bytes))
-            parts[0].file.together.read(parts, data)
-            for inflated, (_, number, begin, end, start) in wanted.values():
-                inflated.give(number, data[start : start + end - begin])
-        for file, group in groupby(ranges, attrgetter("file")):
-            file.read_ranges([each[2:] for each in group], buffer)
-
-
-_TOGETHER = _Together()
+                    wanted[key] = file, (source, number, first, last, num_bytes)
+                    num_bytes += last - first
+    parts = [part for _, part in wanted.values()]
+    if parts and (read := parts[0][0].together) is not None:
+        data = memoryview(bytearray(num_bytes))
+        read(parts, data)
+        for inflated, (_, number, begin, end, start) in wanted.values():
+            inflated.give(number, data[start : start + end - begin])
+    for file, group in groupby(ranges, itemgetter(0)):
+        file.read_ranges([each[2:] for each in group], buffer)
 
 
 class _Part(FileSource):

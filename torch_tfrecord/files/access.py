@@ -1,26 +1,21 @@
-"""How remote data is reached: the user's options of the storage, and where copies of it are
-kept.
+"""Opening files: local ones here, those with a ``scheme://`` by the extension `remote`, with the
+user's options of the storage, and copies of them on the disk.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from torch_tfrecord.extensions import attached
+from torch_tfrecord.files.local_file import LocalFile
+from torch_tfrecord.files.storage import FileSource, RemoteInfo, is_remote
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["DEFAULT_ACCESS", "Access", "RangeCache", "user_cache"]
-
-
-def user_cache() -> str:
-    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "torch_tfrecord")
-
+__all__ = ["Access", "RangeCache", "open_file"]
 
 _SHORTEST_SECRET = 4  # letters: shorter texts are in any text
 
@@ -31,13 +26,37 @@ class RangeCache(Protocol):
     folder: str
 
 
-class _Caches(Protocol):
-    def cache(self, folder: str, max_bytes: int | None, group: str) -> RangeCache: ...
+class _Storages(Protocol):
+    """Files of storages; `remote` attaches it as ``STORAGES``."""
+
+    def open(
+        self,
+        paths: Sequence[str],
+        access: Access,
+        known: Mapping[str, RemoteInfo],
+        *,
+        is_current: bool,
+    ) -> list[FileSource]:
+        """Open files; of those that are not known the storages are asked, all at once: see
+        `open_file`.
+        """
+
+    def open_in_turn(
+        self, paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo]
+    ) -> Callable[[str], FileSource]:
+        """See `Access.open_in_turn`."""
+
+    def cache(self, folder: str, max_bytes: int | None, group: str) -> RangeCache:
+        """See `Access`; the files of a group are used together."""
+
+
+def _storages() -> _Storages:
+    return cast("_Storages", attached("remote", "STORAGES"))
 
 
 class Access:
-    """The user's options of a storage, and of the cache on the disk; it has no client, so that it
-    may be pickled.
+    """Opens files, by the user's options of a storage and of the cache on the disk; it has no
+    client, so that it may be pickled.
 
     Two of equal content are equal, and have the same hash. No value of an option is in a `repr`
     or an error.
@@ -51,6 +70,7 @@ class Access:
             disk.
 
     Attributes:
+        DEFAULT: Without any options.
         cache: Keeps copies of remote files; None for none.
         endpoint: Which storage paths are of, where the options say it; no secret.
 
@@ -65,6 +85,8 @@ class Access:
         >>> Access({"anon": True}) == Access({"anon": True})
         True
     """
+
+    DEFAULT: ClassVar[Access]
 
     def __init__(
         self,
@@ -84,10 +106,46 @@ class Access:
                 f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
             )
         if cache_dir is None and cache_bytes is not None:
-            cache_dir = os.path.join(user_cache(), "remote")
+            cache_dir = os.path.join(self.user_cache(), "remote")
         self.cache_bytes = cache_bytes
         self.cache = None if cache_dir is None else self._cache(os.fspath(cache_dir), self.endpoint)
         self.cache_dir = None if self.cache is None else self.cache.folder
+
+    @staticmethod
+    def user_cache() -> str:
+        """The folder of the user's cache, for what cannot be kept beside the data."""
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return os.path.join(base, "torch_tfrecord")
+
+    def open_files(
+        self, paths: Sequence[str], known: Mapping[str, RemoteInfo] | None = None
+    ) -> list[FileSource]:
+        """Open several files; storages are asked at once for all of theirs that are not known."""
+        remote = [*filter(is_remote, paths)]
+        found = iter(_storages().open(remote, self, known or {}, is_current=True) if remote else ())
+        return [next(found) if is_remote(path) else LocalFile(path) for path in paths]
+
+    def open_in_turn(
+        self, paths: Iterable[str], known: Mapping[str, RemoteInfo] | None = None
+    ) -> Callable[[str], FileSource]:
+        """A function that opens the files of a stream, each to be read from front to back; remote
+        ones are read ahead, as far as the next files.
+
+        Args:
+            paths: In the order in which they will most likely be opened.
+            known: Answers of storages about them, where these are known.
+        """
+        open_remote: Callable[[str], FileSource] | None = None
+
+        def open_next(path: str) -> FileSource:
+            nonlocal open_remote
+            if not is_remote(path):
+                return LocalFile(path)
+            if open_remote is None:
+                open_remote = _storages().open_in_turn(filter(is_remote, paths), self, known or {})
+            return open_remote(path)
+
+        return open_next
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""
@@ -105,8 +163,7 @@ class Access:
         return self._with_cache(self._cache(self.cache_dir, group))
 
     def _cache(self, folder: str, group: str) -> RangeCache:
-        caches = cast("_Caches", attached("remote", "STORAGES"))
-        return caches.cache(folder, self.cache_bytes, group)
+        return _storages().cache(folder, self.cache_bytes, group)
 
     def _with_cache(self, cache: RangeCache | None) -> Access:
         other = copy.copy(self)
@@ -187,4 +244,30 @@ def _texts(value: Any) -> set[str]:
     return set().union(*map(_texts, value)) if isinstance(value, (list, tuple)) else set()
 
 
-DEFAULT_ACCESS: Access = Access()
+Access.DEFAULT = Access()
+
+
+def open_file(
+    path: str,
+    access: Access = Access.DEFAULT,
+    info: RemoteInfo | None = None,
+    *,
+    is_current: bool = True,
+) -> FileSource:
+    """Open a local or remote file for reading ranges of it.
+
+    Args:
+        path: Local, or with a ``scheme://``.
+        access: How a remote file is reached.
+        info: Its storage's answer about it, where that is known.
+        is_current: Whether `info` is of now. Older facts are used only where a read notices that
+            the file has changed since.
+
+    Raises:
+        ImportError: It is remote, and the extension is not installed.
+    """
+    if not is_remote(path):
+        return LocalFile(path)
+    known = {} if info is None else {path: info}
+    (file,) = _storages().open([path], access, known, is_current=is_current)
+    return file

@@ -19,15 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_tfrecord.errors import name_path
-from torch_tfrecord.files.descriptors import open_path
+from torch_tfrecord.files.local_file import open_path
 
-__all__ = [
-    "AtomicFile",
-    "HiddenFolder",
-    "clear_dead",
-    "hidden_name",
-    "temporary_names",
-]
+__all__ = ["AtomicFile", "HiddenFolder"]
 
 _BUFFER_BYTES = 1 << 18
 _ATTEMPTS = 3  # at a name that others remove meanwhile
@@ -69,7 +63,7 @@ class AtomicFile:
             fd = open_path(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(fd, True)
             return fd
-        clear_dead(temporary_names(self._target))
+        _clear_dead(_temporary_names(self._target))
         flags = os.O_RDWR | os.O_CLOEXEC
         if hasattr(os, "O_TMPFILE"):
             try:
@@ -82,7 +76,7 @@ class AtomicFile:
                     raise
         flags |= os.O_CREAT | os.O_EXCL
         self._temporary, fd = _claim(
-            temporary_names(self._target), lambda path: open_path(os.open, path, flags, 0o666)
+            _temporary_names(self._target), lambda path: open_path(os.open, path, flags, 0o666)
         )
         return fd
 
@@ -101,6 +95,13 @@ class AtomicFile:
         except BaseException:
             file.discard()
             raise
+
+    @staticmethod
+    def hidden_name(key: str, ending: str) -> str:
+        """A hidden name without the final one in it, as ``*train*`` in TensorFlow and pathlib
+        matches hidden names.
+        """
+        return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
 
     @property
     def is_regular(self) -> bool:
@@ -161,7 +162,7 @@ class AtomicFile:
             self.path, self._target = path, _target(path)
         if not self._direct:
             with name_path(self.path):
-                clear_dead(temporary_names(self._target))
+                _clear_dead(_temporary_names(self._target))
                 is_new = self._link(self._target)
                 try:
                     _sync_directory(self._target.parent)
@@ -191,7 +192,7 @@ class AtomicFile:
                 with contextlib.suppress(OSError):  # a file system without locks
                     # before it has a name that others may remove
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._temporary, _ = _claim(temporary_names(place), self._link_unnamed)
+                self._temporary, _ = _claim(_temporary_names(place), self._link_unnamed)
         is_free = not os.path.lexists(place)
         self._temporary.replace(place)
         self._temporary = None
@@ -233,17 +234,11 @@ def _fd_path(fd: int) -> str:
 # derived from the final name, so the next run finds them without listing the folder.
 
 
-def hidden_name(key: str, ending: str) -> str:
-    """A hidden name without the final one in it, as ``*train*`` in TensorFlow and pathlib matches
-    hidden names.
-    """
-    return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
-
-
-def temporary_names(path: Path) -> Iterator[Path]:
+def _temporary_names(path: Path) -> Iterator[Path]:
     """Yield the temporary names for a path, in the order in which they are used."""
     return (
-        path.parent / hidden_name(f"{number}/{path.name}", "tmp") for number in itertools.count()
+        path.parent / AtomicFile.hidden_name(f"{number}/{path.name}", "tmp")
+        for number in itertools.count()
     )
 
 
@@ -251,7 +246,7 @@ def _claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, 
     """Create and lock a file or folder under the first free name.
 
     Args:
-        names: Names from `temporary_names`.
+        names: Names from `_temporary_names`.
         create: Creates it and returns its descriptor; raises FileExistsError if the name is taken.
 
     Raises:
@@ -298,12 +293,12 @@ class HiddenFolder:
         self._descriptor, self._pid = -1, os.getpid()
 
     def _names(self) -> Iterator[Path]:
-        for path in temporary_names(self._path):
+        for path in _temporary_names(self._path):
             yield path if self._name_of is None else path.parent / self._name_of(path)
 
     def clear(self) -> None:
         """Remove what killed processes left."""
-        clear_dead(self._names())
+        _clear_dead(self._names())
 
     def make(self) -> Path:
         """The folder, which is made if it is not there yet."""
@@ -355,7 +350,7 @@ def _remove_folder(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def clear_dead(names: Iterator[Path]) -> None:
+def _clear_dead(names: Iterator[Path]) -> None:
     """Remove what killed processes left under these names, up to the first name that is free or in
     use.
     """

@@ -6,22 +6,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.extensions import attached
-from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
-    Access,
-    FileSource,
-    RangeReader,
-    RemoteInfo,
-    is_remote,
-    open_file,
-)
+from torch_tfrecord.files import Access, FileSource, RemoteInfo, is_remote, open_file
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import (
@@ -44,6 +36,11 @@ __all__ = [
 _MOST_OPEN = 256
 
 
+_ReadTogether: TypeAlias = (
+    "Callable[[Sequence[tuple[FileSource, int, int, int, int]], memoryview], None]"
+)
+
+
 class _InflatedFiles(Protocol):
     """Compressed files that are read at random, and what is kept of them, decompressed."""
 
@@ -58,7 +55,7 @@ class _InflatedFiles(Protocol):
 class _Storages(Protocol):
     def by_blocks(
         self, extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
-    ) -> RangeReader:
+    ) -> _ReadTogether:
         """Reads whole blocks of files and keeps them for a while, as all of a block is read soon.
 
         Args:
@@ -100,12 +97,12 @@ class RecordFiles:
     are_array_records = False
 
     def __init__(
-        self, table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS
+        self, table: Table, verify_crc: bool = True, access: Access = Access.DEFAULT
     ) -> None:
         self.table, self.verify_crc, self.access = table, verify_crc, access
         self._reader = RecordReader(verify_crc)
         self.is_remote = any(map(is_remote, table.files))
-        self._blocks: RangeReader | None = None
+        self._blocks: _ReadTogether | None = None
         self.extent = len(table.files), len(table), int(table.file_bytes.sum())
         self.first_compressed = table.first_compressed
         self._inflated: _InflatedFiles | None = None
@@ -118,7 +115,7 @@ class RecordFiles:
         self._sources: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     @staticmethod
-    def of(table: Table, verify_crc: bool = True, access: Access = DEFAULT_ACCESS) -> RecordFiles:
+    def of(table: Table, verify_crc: bool = True, access: Access = Access.DEFAULT) -> RecordFiles:
         """The reader of the files of a table, by the kind of its first one."""
         is_array = bool(table.files) and isinstance(table.facts(0), ArrayRecordIndex)
         return ArrayRecordFiles(table) if is_array else RecordFiles(table, verify_crc, access)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, open_file, read_pieces
+from torch_tfrecord.files import Access, is_remote, open_file, read_pieces
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
     RecordIndex,
@@ -191,7 +191,7 @@ class Manifest:
     block_crcs: npt.NDArray[np.uint32]
 
     def __init__(
-        self, path: str, access: Access = DEFAULT_ACCESS, checksum: str | None = None
+        self, path: str, access: Access = Access.DEFAULT, checksum: str | None = None
     ) -> None:
         self.path, self.access = path, access
         self._source = open_file(path, access)

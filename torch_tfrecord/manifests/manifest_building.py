@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
-    Access,
-    AtomicFile,
-    RemoteInfo,
-    is_remote,
-    local_path,
-    open_file,
-)
+from torch_tfrecord.files import Access, AtomicFile, RemoteInfo, is_remote, local_path, open_file
 from torch_tfrecord.manifests.manifest import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -101,7 +93,7 @@ def write_manifest(
     out: str | os.PathLike[str] | None = None,
     *,
     index_dir: str | None = None,
-    access: Access = DEFAULT_ACCESS,
+    access: Access = Access.DEFAULT,
     again: bool = False,
 ) -> WrittenManifest:
     """`build_manifest`, with its figures.

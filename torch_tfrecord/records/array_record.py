@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tfrecord.errors import CorruptRecordError, needs_extra
-from torch_tfrecord.files import Descriptor, FileSource, LocalFile, is_remote, reserve_descriptor
+from torch_tfrecord.files import Descriptor, FileSource, LocalFile, is_remote
 from torch_tfrecord.per_process import compiled_copy, module_of_process
 from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, OVERHEAD_BYTES, frame
 from torch_tfrecord.shown import without_secrets
@@ -113,7 +113,7 @@ class ArrayRecordFile:
             if self._check is not None:
                 self._check(source)
             del source  # its descriptor, before waiting for another
-            held = reserve_descriptor(self)
+            held = Descriptor.reserve(self)
             held.holds = _OpenReader(_reader(self._place, self.path))
             self._held = held
         held.is_used = True

@@ -23,15 +23,7 @@ from crc32c import crc32c
 from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.extensions import attached, is_there
-from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
-    Access,
-    AtomicFile,
-    FileSource,
-    is_remote,
-    local_path,
-    open_file,
-)
+from torch_tfrecord.files import Access, AtomicFile, FileSource, is_remote, local_path, open_file
 from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, open_stream
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import RecordReader
@@ -149,7 +141,7 @@ class RecordIndex:
             self.etag,
         )
 
-    def _seek_points(self, access: Access = DEFAULT_ACCESS) -> SeekPoints | None:
+    def _seek_points(self, access: Access = Access.DEFAULT) -> SeekPoints | None:
         """Where the compressed file can be entered; read from the index file if need be.
 
         Returns:
@@ -169,7 +161,7 @@ class RecordIndex:
         """See the class."""
         return {name: column.array() for name, column in self._kept.items()}
 
-    def _find_kept(self, access: Access = DEFAULT_ACCESS) -> Mapping[str, _Column]:
+    def _find_kept(self, access: Access = Access.DEFAULT) -> Mapping[str, _Column]:
         """`_kept`, from the index file if it was not read."""
         if self._kept or not isinstance(self._kept_at, str):
             return self._kept
@@ -399,7 +391,7 @@ class RecordIndex:
 
     @classmethod
     def _load_fresh(
-        cls, path: str, data: FileSource, access: Access = DEFAULT_ACCESS
+        cls, path: str, data: FileSource, access: Access = Access.DEFAULT
     ) -> RecordIndex:
         """The index at a path, if it is of the data file as it is now.
 

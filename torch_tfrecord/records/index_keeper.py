@@ -33,15 +33,13 @@ from torch_tfrecord.errors import (
     outer_level,
 )
 from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
     Access,
+    AtomicFile,
     FileSource,
     RemoteInfo,
-    hidden_name,
     is_remote,
     local_path,
     open_file,
-    open_files,
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
@@ -86,7 +84,8 @@ def build_alone(
         # The lock lies where the index will: processes that may write there meet at it.
         for place in places:
             lock = FileLock(
-                Path(place).parent / hidden_name(os.path.basename(place), "lock"), mode=0o666
+                Path(place).parent / AtomicFile.hidden_name(os.path.basename(place), "lock"),
+                mode=0o666,
             )
             try:
                 with contextlib.ExitStack() as own:
@@ -293,7 +292,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         index_dir: str | os.PathLike[str] | None = None,
         verify_crc: bool = True,
         compression_type: str = "auto",
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
         note: Callable[[str, str], object] | None = None,
     ) -> None:
         super().__init__(
@@ -339,7 +338,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         """The same of files some of which are remote: of many of them at once."""
         for begin in range(0, len(paths), _FILES_AT_ONCE):
             yield from each_at_once(
-                self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos)
+                self.index, self._access.open_files(paths[begin : begin + _FILES_AT_ONCE], infos)
             )
 
     def index(self, data: FileSource) -> RecordIndex:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files import AtomicFile, is_remote, user_cache
+from torch_tfrecord.files import Access, AtomicFile, is_remote
 from torch_tfrecord.records.sidecar import is_marked
 from torch_tfrecord.shown import without_secrets, without_signature
 
@@ -70,7 +70,7 @@ def new_index_paths(data_path: str, index_dir: str | None = None) -> Iterator[st
     if index_dir is not None or not is_remote(data_path):
         yield sidecar_path(data_path, index_dir)
     # The data may be read-only, or on a server.
-    yield sidecar_path(data_path, user_cache())
+    yield sidecar_path(data_path, Access.user_cache())
 
 
 def index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:

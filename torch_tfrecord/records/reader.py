@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias, cast, get_args
@@ -21,15 +21,12 @@ from torch_tfrecord.errors import (
     TFRecordError,
 )
 from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
     Access,
     FileSource,
     LocalFile,
-    RangeReader,
     SequentialSource,
     local_path,
     open_file,
-    read_local_records,
     read_pieces,
 )
 from torch_tfrecord.records.codecs import open_stream
@@ -48,6 +45,9 @@ from torch_tfrecord.shown import printable
 __all__ = ["RecordReader", "read_blocks", "read_records"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+_ReadTogether: TypeAlias = (
+    "Callable[[Sequence[tuple[FileSource, int, int, int, int]], memoryview], None]"
+)
 
 # From this length on, the header of a record of a stream is read first.
 _LONG_BYTES = 1 << 15
@@ -111,7 +111,7 @@ def read_blocks(
     verify_crc: bool,
     on_error: OnError,
     reuse_buffer: bool = False,
-    access: Access = DEFAULT_ACCESS,
+    access: Access = Access.DEFAULT,
     open_source: Callable[[str], FileSource] | None = None,
     report: Callable[[str, SkippedBytes], None] | None = None,
 ) -> Iterator[Block]:
@@ -239,7 +239,7 @@ class RecordReader:
         lengths: _Integers,
         *,
         is_remote: bool = False,
-        blocks: RangeReader | None = None,
+        blocks: _ReadTogether | None = None,
     ) -> PackedRecords:
         """Read records of several files, in the requested order; a record may be requested more
         than once.
@@ -259,7 +259,9 @@ class RecordReader:
         # The core reads, checks and packs a local batch at once, when its bytes are first used; it
         # gives up where it finds anything wrong, and the code below says what.
         if not is_remote:
-            found = read_local_records(source_of, files, offsets, lengths, verify_crc=self._verify)
+            found = LocalFile.read_records(
+                source_of, files, offsets, lengths, verify_crc=self._verify
+            )
             if found is not None:
                 buffer, places, job = found
                 again = partial(self._read_pieces, source_of, files, offsets, lengths)
@@ -272,7 +274,7 @@ class RecordReader:
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
-        blocks: RangeReader | None = None,
+        blocks: _ReadTogether | None = None,
     ) -> PackedRecords:
         buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)
         records = PackedRecords(buffer, places + HEADER_BYTES, lengths)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.extensions import attached, is_there
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, RemoteInfo, local_path
+from torch_tfrecord.files import Access, RemoteInfo, local_path
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.array_record import is_array_record
@@ -224,7 +224,7 @@ def open_table(
     index_dir: str | os.PathLike[str] | None = None,
     verify_crc: bool = True,
     compression_type: str = "auto",
-    access: Access = DEFAULT_ACCESS,
+    access: Access = Access.DEFAULT,
     note: Callable[[str, str], object] | None = None,
 ) -> Table:
     """The table of a data set: of a manifest that is named or beside the files, or of the files'

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, open_file
+from torch_tfrecord.files import Access, FileSource, open_file
 
 __all__ = [
     "ArrayPlace",
@@ -117,7 +117,7 @@ class SidecarFormat(NamedTuple):
         file: str | FileSource,
         most_bytes: Callable[[Mapping[str, str]], int],
         owner: str = "the data file",
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
     ) -> Sidecar:
         """Read what `pack` wrote, and check everything that can be checked without the data.
 

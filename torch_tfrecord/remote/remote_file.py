@@ -10,10 +10,11 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from crc32c import crc32c
 
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, RemoteInfo, SourceRange
+from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.requests import Transfer
 from torch_tfrecord.remote.store import FileRange, RemotePart
@@ -36,19 +37,17 @@ _MOST_FILES = 64  # opened ahead: many small ones fit in the window
 _MOST_BLOCK_BYTES = 1 << 29
 
 
-class _Together:
-    """Ranges of any files, by requests at once; see `RangeReader`."""
-
-    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
-        parts, access = [], DEFAULT_ACCESS
-        for file, _, begin, end, _ in ranges:
-            if isinstance(file, RemoteFile):
-                parts.append(FileRange(file.part, begin, end))
-                access = file.access
-        read_into(parts, [each.start for each in ranges], buffer, access)
+_Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
 
 
-_TOGETHER = _Together()
+def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
+    """Ranges of any files, by requests at once; see `FileSource.together`."""
+    parts, access = [], Access.DEFAULT
+    for file, _, begin, end, _ in ranges:
+        if isinstance(file, RemoteFile):
+            parts.append(FileRange(file.part, begin, end))
+            access = file.access
+    read_into(parts, [start for *_, start in ranges], buffer, access)
 
 
 class RemoteFile(FileSource):
@@ -82,7 +81,7 @@ class RemoteFile(FileSource):
         self.size = self.file_size = info.size
         self.mtime_ns, self.etag = info.mtime_ns, info.etag
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
-        self.together, self.num_forgotten = _TOGETHER, 0
+        self.together, self.num_forgotten = _read_together, 0
         if access.cache is not None:
             self.max_gap_bytes = 0  # the bytes between two pieces may be there already
 
@@ -209,7 +208,7 @@ class FilesAhead:
     The window grows with what is read, so that who reads little asks for little.
 
     Args:
-        paths, access, infos: See `files.open_in_turn`; all of them remote.
+        paths, access, infos: See `Access.open_in_turn`; all of them remote.
     """
 
     def __init__(
@@ -344,7 +343,7 @@ class BlockMemory:
         self._extent_of, self._block_bytes, self._most_bytes = extent_of, block_bytes, most_bytes
         self._kept = PerProcess(_Blocks)
 
-    def read(self, ranges: Sequence[SourceRange], buffer: memoryview) -> None:
+    def read(self, ranges: Sequence[_Range], buffer: memoryview) -> None:
         """Read ranges to their places in a buffer."""
         wanted = []
         for file, number, begin, end, start in ranges:

@@ -16,7 +16,12 @@ __all__ = ["STORAGES"]
 
 
 class _Storages:
-    by_blocks = BlockMemory
+    @staticmethod
+    def by_blocks(
+        extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
+    ) -> Callable[..., None]:
+        return BlockMemory(extent_of, block_bytes).read
+
     names = RemoteNames
     new_file = UploadFile
     upload = staticmethod(upload_files)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_tfrecord.errors import needs_extra, optional_import, warn_once
-from torch_tfrecord.files import DEFAULT_ACCESS, Access
+from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess, module_of_process
 from torch_tfrecord.remote.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
 from torch_tfrecord.remote.obstore_options import ObstoreConfig, obstore_config
@@ -68,7 +68,7 @@ class _Stores:
 _STORES = PerProcess(_Stores, keeps_parents=True)
 
 
-def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
+def store_of(path: str, access: Access = Access.DEFAULT) -> tuple[Store, str]:
     """The store of a path with a scheme, and what it calls the path.
 
     Clients are made in the process that asks, when it first asks, and kept.

@@ -35,7 +35,7 @@ from torch_tfrecord.columns import (
     Want,
 )
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource
+from torch_tfrecord.files import Access, FileSource
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
 from torch_tfrecord.records import (
@@ -176,7 +176,7 @@ class EpisodeIndex:
         path: str,
         records: FileIndex,
         step_lists: Mapping[str, int],
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
     ) -> EpisodeIndex:
         """Read what `to_bytes` wrote for the same records; the pieces are checked and stay in the
         file.

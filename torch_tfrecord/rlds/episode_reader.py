@@ -19,14 +19,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import (
-    DEFAULT_ACCESS,
-    Access,
-    FileSource,
-    LocalFile,
-    open_file,
-    read_pieces,
-)
+from torch_tfrecord.files import Access, FileSource, LocalFile, open_file, read_pieces
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.protobuf import varint
 from torch_tfrecord.records import (
@@ -65,7 +58,7 @@ class EpisodeReader:
         files: Sequence[str],
         records: Sequence[FileIndex],
         episodes: Sequence[EpisodeIndex],
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
     ) -> None:
         self.files, self.records, self.episodes = files, records, episodes
         self._access = access

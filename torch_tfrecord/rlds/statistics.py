@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
-from torch_tfrecord.files import is_remote, local_path, open_file, user_cache
+from torch_tfrecord.files import Access, is_remote, local_path, open_file
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import SidecarFormat, write_sidecar
 from torch_tfrecord.rlds.episode_columns import NumberColumn
@@ -319,9 +319,9 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
     """The local paths where the result may be cached, in order of preference, and where else it may
     lie.
     """
-    folders = [found.directory, user_cache()]
+    folders = [found.directory, Access.user_cache()]
     if index_dir is not None or is_remote(found.directory):
-        folders = [user_cache(), found.directory]
+        folders = [Access.user_cache(), found.directory]
     if index_dir is not None:
         folders.insert(0, local_path(index_dir))
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]

@@ -24,7 +24,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files import Access, FileSource, open_in_turn
+from torch_tfrecord.files import Access, FileSource
 from torch_tfrecord.loading import (
     RecordRows,
     SampleMaker,
@@ -307,7 +307,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
         files = (self.files[piece.file] for piece in pieces)
-        open_source = open_in_turn(files, self._access, self._infos)
+        open_source = self._access.open_in_turn(files, self._infos)
         return RecordStream(
             pieces,
             partial(self._read, open_source),

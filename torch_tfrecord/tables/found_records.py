@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import OnError
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, FileSource, is_remote, open_file
+from torch_tfrecord.files import Access, FileSource, is_remote, open_file
 from torch_tfrecord.media import guess_content, image_format
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.protobuf import (
@@ -105,7 +105,7 @@ class FoundRecord(NamedTuple):
     def all_of(
         cls,
         path: str,
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
         on_error: OnError = "raise",
         report: Callable[[str, SkippedBytes], None] | None = None,
     ) -> Iterator[FoundRecord]:
@@ -243,7 +243,7 @@ def _is_example_list(fields: list[tuple[int, int, bytes]]) -> bool:
 
 
 def spread_records(
-    paths: Sequence[str], num_records: int, access: Access = DEFAULT_ACCESS
+    paths: Sequence[str], num_records: int, access: Access = Access.DEFAULT
 ) -> Iterator[FoundRecord]:
     """Records spread as evenly as their files allow, the first record of the first file among them.
 

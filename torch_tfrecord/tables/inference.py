@@ -33,7 +33,7 @@ from torch_tfrecord.columns import (
 )
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote
+from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.media import Image, image_size
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
@@ -147,7 +147,7 @@ class Survey:
     def __init__(
         self,
         paths: Paths,
-        access: Access = DEFAULT_ACCESS,
+        access: Access = Access.DEFAULT,
         num_records: int = 100,
         *,
         until_damage: bool = False,

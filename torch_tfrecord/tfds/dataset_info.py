@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeGuard, TypeVar
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import Feature, RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, is_remote, local_path, open_path
+from torch_tfrecord.files import Access, is_remote, local_path, open_path
 from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.features_json import (
@@ -110,7 +110,7 @@ class DatasetInfo:
     citation: str = ""
     license: str = ""
     raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
-    access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
+    access: Access = field(default=Access.DEFAULT, repr=False, compare=False)
     file_format: str = "tfrecord"
 
     @property

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.files import DEFAULT_ACCESS, Access, open_file
+from torch_tfrecord.files import Access, open_file
 from torch_tfrecord.shown import shown_value
 from torch_tfrecord.tfds.features import Shape, innermost, set_fields
 
@@ -209,7 +209,7 @@ def json_integer(value: object) -> int | None:
     return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
 
 
-def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
+def read_text(path: str, access: Access = Access.DEFAULT) -> str:
     """Read a text file from a local path or a URL.
 
     Raises:
@@ -226,7 +226,7 @@ def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
         ) from None
 
 
-def read_json(path: str, access: Access = DEFAULT_ACCESS) -> object:
+def read_json(path: str, access: Access = Access.DEFAULT) -> object:
     """Read a JSON file.
 
     Raises:

@@ -1,0 +1,431 @@
+"""Local files, read by pread: few are open for any number of sources and threads, closed when others
+need one, and reopened.
+
+They are never memory-mapped: a file that is cut while mapped kills the process with SIGBUS, which
+Python cannot catch. Reads name their offset, so there is no file position to share between threads
+or after a fork.
+
+A limit of 32 open files must be enough for thousands of shards, so a reader keeps a descriptor only
+while it reads. Its other state (offsets, a decompressor) is kept, as every read names its offset.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.errors import CorruptRecordError, name_path
+from torch_tfrecord.files.storage import MOST_BYTES, WINDOW_BYTES, FileSource, SourceOf
+from torch_tfrecord.native import native_module
+from torch_tfrecord.per_process import PerProcess
+
+if TYPE_CHECKING:
+    from torch_tfrecord.native.jobs import Job
+
+__all__ = ["Descriptor", "LocalFile", "Owner", "open_path"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+_NONE: _Integers = np.empty(0, np.int64)
+
+_Opened = TypeVar("_Opened")
+_Path = TypeVar("_Path", bound="str | os.PathLike[str]")
+_Rest = ParamSpec("_Rest")
+
+_MOST_OPEN = 256
+_WAIT_SECONDS = 0.001
+_MOST_WAITS = 2000  # then open one more: the others may be held by exceptions that somebody keeps
+_MAX_READ_BYTES = 0x7FFF_F000  # Linux transfers at most this much in one call
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+class Owner(Protocol):
+    """An object that keeps a descriptor between reads, but can do without."""
+
+    _held: Descriptor | None
+
+
+class Descriptor:
+    """A place among the open files, closed with its last reference: a reader keeps one until the
+    read has ended.
+
+    Attributes:
+        number: The file descriptor; -1 before `open`.
+        is_used: Whether it was read from since the pool last checked.
+        holds: Keeps a file open in place of the number, where another package opens it.
+    """
+
+    __slots__ = ("__weakref__", "_pool", "holds", "is_used", "number")
+
+    def __init__(self, pool: _Pool) -> None:
+        self.number = -1
+        self.holds: Any = None
+        self.is_used = True
+        self._pool = pool
+        pool.alive.add(id(self))
+
+    @staticmethod
+    def reserve(owner: Owner) -> Descriptor:
+        """One that is not open yet; waits where readers hold all of them.
+
+        Args:
+            owner: Keeps it as `_held`, which may later become None.
+        """
+        pool, waits = _POOL.get(), 0
+        while (held := pool.reserve(owner, is_over=waits == _MOST_WAITS)) is None:
+            time.sleep(_WAIT_SECONDS)
+            waits += 1
+        return held
+
+    @staticmethod
+    def reserve_free(owner: Owner) -> Descriptor | None:
+        """As `reserve`; None where readers hold all of them."""
+        return _POOL.get().reserve(owner)
+
+    def open(self, path: str) -> Descriptor:
+        """Open a file for reading, without blocking on a FIFO.
+
+        Raises:
+            OSError: See `open_path`.
+        """
+        self.number = open_path(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return self
+
+    # No finalizer of the package uses a global: when Python ends, they are None.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.number >= 0:
+            try:  # noqa: SIM105
+                close(self.number)
+            except OSError:
+                pass
+        # without the lock, as the garbage collector may call this anywhere
+        self._pool.alive.discard(id(self))
+
+
+class _Pool:
+    """The descriptors of one process."""
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self._lock = threading.Lock()
+        # Clock eviction: a descriptor that was used gets another turn.
+        self._owners: deque[tuple[weakref.ref[Owner], weakref.ref[Descriptor]]] = deque()
+
+    def reserve(self, owner: Owner, *, is_over: bool = False) -> Descriptor | None:
+        """A descriptor that is not open yet; None if readers hold all of them, unless it may be one
+        more.
+        """
+        with self._lock:
+            if not is_over and len(self.alive) >= _most_open() and not self._close_one():
+                return None
+            if len(self._owners) > 4 * _MOST_OPEN:  # most of them are closed
+                self._owners = deque(pair for pair in self._owners if pair[1]() is not None)
+            held = Descriptor(self)
+            self._owners.append((weakref.ref(owner), weakref.ref(held)))
+            return held
+
+    def _close_one(self) -> bool:
+        """Take a descriptor from its owner; False if all are being read from."""
+        for _ in range(2 * len(self._owners)):
+            if not self._owners:
+                break
+            pair = self._owners.popleft()
+            owner, held = pair[0](), pair[1]()
+            if held is None:
+                continue
+            # being opened or read, or read recently
+            if owner is None or owner._held is not held or held.is_used:
+                held.is_used = False
+                self._owners.append(pair)
+                continue
+            before = len(self.alive)
+            owner._held = held = None
+            if len(self.alive) < before:
+                return True
+            self._owners.append(pair)
+        return False
+
+    def close_all(self) -> None:
+        """Take the descriptors from all owners."""
+        with self._lock:
+            while self._close_one():
+                pass
+
+
+# A fork may have copied a lock held by another thread, and descriptors in use.
+_POOL = PerProcess(_Pool)
+
+
+def open_path(
+    function: Callable[Concatenate[_Path, _Rest], _Opened],
+    path: _Path,
+    *arguments: _Rest.args,
+    **options: _Rest.kwargs,
+) -> _Opened:
+    """Call a function that opens a path; if too many files are open, close those that nobody reads
+    and retry.
+
+    Raises:
+        OSError: See the function; if the process still has too many open files, the error names the
+            limit.
+
+    Example:
+        >>> open_path(os.listdir, "/dev/fd")  # doctest: +SKIP
+    """
+    try:
+        return function(path, *arguments, **options)
+    except OSError as error:
+        if error.errno not in _TOO_MANY:
+            raise
+    # Ours are the only ones that we may close.
+    _POOL.get().close_all()
+    try:
+        return function(path, *arguments, **options)
+    except OSError as error:
+        if error.errno not in _TOO_MANY:
+            raise
+        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = (
+            f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
+        )
+        raise OSError(error.errno, f"{os.strerror(error.errno)} ({limit})", str(path)) from error
+
+
+def _most_open() -> int:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(4, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))
+
+
+class LocalFile(FileSource):
+    """A regular file of this machine, closed when the last reference goes, or others need the
+    descriptor: see `hold`.
+
+    Raises:
+        OSError: as `open` does, always with the path; also for what is no regular file, without
+            waiting on a FIFO.
+    """
+
+    chunk_bytes = 1 << 19  # measured: larger chunks leave the processor's cache
+    max_gap_bytes = 1 << 12  # copying 4 KiB costs as much as a call
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._place = os.path.abspath(path)  # the folder may be another one when it is opened again
+        self._held: Descriptor | None = None
+        held = Descriptor.reserve(self).open(path)
+        status = os.fstat(held.number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(
+                errno.EINVAL, "expected a regular file, got a pipe, socket or device", path
+            )
+        self.size = self.file_size = status.st_size
+        self.mtime_ns = status.st_mtime_ns
+        self._identity = status.st_dev, status.st_ino
+        self._held = held
+
+    def hold(self) -> Descriptor:
+        """The open file, for one read: it is not closed while its caller keeps this."""
+        return self._opened(self._held or Descriptor.reserve(self))
+
+    def hold_if_free(self) -> Descriptor | None:
+        """As `hold`, for callers that hold some already, two of which could wait for each other for
+        ever; None where too many are open.
+        """
+        held = self._held or Descriptor.reserve_free(self)
+        return None if held is None else self._opened(held)
+
+    def _opened(self, held: Descriptor) -> Descriptor:
+        """A descriptor of the file; opened again if others have needed the one of before."""
+        if held.number < 0:
+            with name_path(self.path):
+                status = os.fstat(held.open(self._place).number)
+            is_same = (status.st_dev, status.st_ino) == self._identity
+            # Some network file systems give a file another number each time.
+            facts = status.st_size, status.st_mtime_ns
+            if not is_same and facts != (self.file_size, self.mtime_ns):
+                raise CorruptRecordError(
+                    "expected the file that was opened, got another one in its place",
+                    path=self.path,
+                )
+            self._held = held
+        held.is_used = True
+        return held
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        left = self.file_size - offset
+        wanted = num_bytes if num_bytes < left else left  # pread allocates what it is asked for
+        if wanted <= 0:
+            return b""
+        fd = (held := self.hold()).number
+        try:
+            data = os.pread(fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
+            while len(data) < wanted:  # a signal or a full cache may cut a read short anywhere
+                piece = os.pread(fd, min(wanted - len(data), _MAX_READ_BYTES), offset + len(data))
+                if not piece:
+                    break
+                data += piece
+        except OSError as error:
+            error.filename = self.path
+            raise
+        finally:
+            del held
+        return data
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
+        the file.
+        """
+        wanted, done = min(len(buffer), self.file_size - offset), 0
+        held = self.hold()
+        try:
+            while done < wanted:
+                got = os.preadv(
+                    held.number, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done
+                )
+                if not got:
+                    break
+                done += got
+        except OSError as error:
+            error.filename = self.path
+            raise
+        finally:
+            del held
+        return done
+
+    def read_record(self, offset: int, length: int, *, verify_crc: bool) -> bytes | None:
+        """Payload of the record at `offset`, where there is a good one of that length; None in any
+        doubt.
+
+        A short cut: who gets None reads again, and finds what is wrong.
+        """
+        native = native_module("frames")
+        if native is None or offset < 0 or length > self.file_size - offset:
+            return None
+        held = self._held or self.hold()
+        held.is_used = True
+        payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
+        return payload
+
+    @staticmethod
+    def read_records(
+        source_of: SourceOf,
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
+        *,
+        verify_crc: bool,
+    ) -> tuple[_Bytes, _Integers, Job] | None:
+        """The short cut for records of local files: a job of the compiled core that reads and
+        checks them.
+
+        Returns:
+            The buffer, where each payload begins in it, and the job that reads them; None if in any
+            doubt, as is the job that does not succeed: who reads again finds the error.
+        """
+        native = native_module("frames")
+        if native is None:
+            return None
+        numbers = np.empty((5, len(files)), np.int64)
+        ranges, places = numbers[:4], numbers[4]
+        gap = LocalFile.max_gap_bytes
+        plan = native.plan_reads(files, offsets, lengths, gap, WINDOW_BYTES, ranges, places)
+        if plan is None or plan[1] > MOST_BYTES:
+            return None
+        num_ranges, num_bytes, files_read = plan
+        buffer = scratch_bytes(num_bytes)
+        job = _job(source_of, files_read, ranges, num_ranges, buffer, places, lengths, verify_crc)
+        return None if job is None else (buffer, places, job)
+
+    @staticmethod
+    def read_together(
+        source_of: SourceOf, files: Sequence[int], ranges: _Integers, buffer: _Bytes
+    ) -> bool:
+        """Read ranges of local files by the compiled core: see `_job`; False if in any doubt."""
+        return _is_done(_job(source_of, files, ranges, ranges.shape[1], buffer))
+
+
+def _is_done(job: Job | None) -> bool:
+    """Run a job; whether it succeeded."""
+    return job is not None and native_module("jobs").run([job]) == 1  # type: ignore[union-attr]
+
+
+def _job(
+    source_of: SourceOf,
+    files: Sequence[int],
+    ranges: _Integers,
+    num_ranges: int,
+    buffer: _Bytes,
+    places: _Integers = _NONE,
+    lengths: _Integers = _NONE,
+    verify_crc: bool = False,
+) -> Job | None:
+    """The job that reads ranges of local files by the compiled core, without the GIL, and checks
+    records in them; of more files than may be held open at once, those of the last, and the others
+    are read.
+
+    Args:
+        source_of, files: The files.
+        ranges: int64 [4, M]: number among `files`, first byte, size and place in the buffer.
+        num_ranges: How many of them, the first.
+        buffer: Receives them.
+        places, lengths: int64 [N], of the payloads to check in the buffer.
+        verify_crc: Also check their checksums.
+
+    Returns:
+        None in any doubt.
+    """
+    native = native_module("frames")
+    if native is None:
+        return None
+    begin = first = 0
+    while True:
+        held = _hold(source_of, files[first : first + native.MOST_SOURCES])
+        if held is None:
+            return None
+        last = first + len(held)
+        is_end = last >= len(files)
+        end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
+        checked = places if is_end else places[:0]
+        job: Job = native.ReadJob(
+            held, first, ranges, begin, end, buffer, checked, lengths, verify_crc
+        )
+        del held
+        if is_end:
+            return job
+        if not _is_done(job):
+            return None
+        del job  # before waiting for others
+        begin, first = end, last
+
+
+def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[int, int, Descriptor]] | None:
+    """Open as many of the files as allowed, at least one, as a batch may come from thousands;
+    return them with sizes, and what keeps each open.
+
+    None if one is not a local file.
+    """
+    sources = [source_of(file) for file in files]  # create all sources before holding a descriptor
+    held: list[tuple[int, int, Descriptor]] = []
+    for source in sources:
+        if not isinstance(source, LocalFile):
+            return None
+        descriptor = source.hold_if_free() if held else source.hold()
+        if descriptor is None:
+            break
+        held.append((descriptor.number, source.file_size, descriptor))
+    return held
