@@ -18,7 +18,6 @@ from range_server import range_server
 from index_tools import bench
 from index_tools.main import main
 from torch_tfrecord import TFRecordWriter, encode_example
-from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records import framing, packed_records
 
 HEAD = "import time, torch\nfrom torch_tfrecord import *\n"
@@ -76,17 +75,6 @@ def test_a_slow_disk(folder, capsys):
         assert_names("network", capsys, code, "--batch-size", "8", paths=f"{url}/a.tfrecord")
 
 
-def test_a_slow_local_disk(folder, capsys, monkeypatch):
-    def slow(*arguments, **options):
-        time.sleep(0.01)
-        return read(*arguments, **options)
-
-    read = LocalFile.read_records
-    monkeypatch.setattr(LocalFile, "read_records", slow)
-    write(numbers(500))
-    assert_names("disk", capsys, NUMBERS)
-
-
 def test_slow_checksums(folder, capsys, monkeypatch):
     def slow(payload):
         time.sleep(len(payload) * 1e-6)
@@ -113,14 +101,6 @@ def test_large_pictures(folder, capsys):
     assert_names("decode", capsys, code, "--batch-size", "4")
 
 
-def test_strings(folder, capsys):
-    names = [f"s{number}" for number in range(100)]
-    values = [b"word", b"another", b"more"]
-    write([encode_example({"x": 1.0} | dict.fromkeys(names, values))] * 2000)
-    code = NUMBERS + f"features |= {{name: VarLenFeature(bytes) for name in {names}}}"
-    assert_names("python", capsys, code)
-
-
 def test_too_many_workers(folder, capsys):
     write(numbers(5000))
     assert_names("transport", capsys, NUMBERS, "--num-workers", "2")
@@ -142,13 +122,6 @@ def test_parsing(folder, capsys, kind):
         code = HEAD + f"features = {{x: FixedLenFeature((), torch.int64) for x in {[*record]}}}"
     write([encode_example(record)] * 2000)
     assert_names("parse", capsys, code)
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_slow_collate_fn(folder, capsys, num_workers):
-    write(numbers())
-    code = NUMBERS + "def collate_fn(samples):\n    time.sleep(0.05)\n    return collate(samples)"
-    assert_names("collate", capsys, code, "--num-workers", f"{num_workers}")
 
 
 # What it prints, and what it does not take.

@@ -31,7 +31,6 @@ from torch_tfrecord import (
     TFRecordWriter,
     decode_example,
     encode_image,
-    infer_features,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -483,13 +482,6 @@ def test_a_missing_package_of_no_extra(monkeypatch, capsys):
 # Images, RLDS.
 
 
-def test_class_folders():
-    Path("photos/cat").mkdir(parents=True)
-    Path("photos/cat/1.jpg").write_bytes(JPEG)
-    run("photos", "out")
-    assert examples("out-*")[0]["image/class/text"] == [b"cat"]
-
-
 @pytest.mark.parametrize("header", ["", "id,label\n"])
 def test_a_flat_folder_with_labels(header, capsys):
     Path("photos").mkdir()
@@ -515,19 +507,6 @@ def test_wrong_labels(text, capsys):
     Path("photos/a.jpg").write_bytes(JPEG)
     Path("labels.csv").write_text(text)
     assert error(capsys, "photos", "out", "--labels-csv", "labels.csv").startswith("labels.csv: ")
-
-
-def test_the_printed_features_are_code(capsys):
-    write("a.tfrecord", ROWS)
-    run("a.tfrecord", "a.parquet")
-    first = capsys.readouterr().out
-    run("a.parquet", "b.tfrecord")
-    second = capsys.readouterr().out
-    found = {}
-    exec(first, found)
-    assert found["features"] == infer_features("a.tfrecord")
-    exec(second, found)
-    assert found["features"] == infer_features("b.tfrecord")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import torch_tfrecord
 from index_tools import _terminal, main, show
-from index_tools._terminal import byte_size, integer
+from index_tools._terminal import byte_size
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 
 VERBS = ("index", "verify", "show", "from-images", "cache", "doctor")
@@ -191,29 +191,7 @@ def test_escape_can_tell_an_escape_from_a_backslash():
     assert _terminal.escape("\\n\n", escape_backslash=True) == "\\\\n\\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("1", 1),
-        ("512B", 512),
-        ("100MB", 10**8),
-        ("1.5 gb", 1_500_000_000),
-        ("64MiB", 1 << 26),
-        ("2tib", 2 << 40),
-    ],
-)
-def test_byte_size(text, num_bytes):
-    assert byte_size(text) == num_bytes
-
-
 @pytest.mark.parametrize("text", ["", "MB", "0", "0.2B", "-1", "1e9", "10 MBs", "1M", "1XB", "nan"])
 def test_byte_size_refuses(text):
     with pytest.raises(argparse.ArgumentTypeError, match="such as 1000000, 100MB or 64MiB"):
         byte_size(text)
-
-
-def test_integer_has_both_bounds():
-    assert [integer(1, 3)(text) for text in "123"] == [1, 2, 3]
-    for text in ("0", "4", "1.5", ""):
-        with pytest.raises(argparse.ArgumentTypeError, match="from 1 to 3"):
-            integer(1, 3)(text)

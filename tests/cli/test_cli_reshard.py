@@ -24,7 +24,7 @@ from helpers import for_each
 from range_server import range_server
 
 from index_tools import reshard
-from index_tools._outputs import FileWriter, Output
+from index_tools._outputs import Output
 from index_tools.main import main
 from torch_tfrecord import (
     RecordIndex,
@@ -514,17 +514,6 @@ def test_many_files_do_not_stay_open(monkeypatch):
     damage(THOUSAND, 48_860)
     assert main(["reshard", THOUSAND, "out/b", "--num-shards", "40"]) == 1
     assert not [name for name in os.listdir("out") if not name.startswith(("a-", ".torch_index"))]
-
-
-def test_a_file_that_is_not_filled_leaves_nothing(folder):
-    os.mkdir("out")
-    with (
-        pytest.raises(ZeroDivisionError),
-        FileWriter("out/a.tfrecord", 2) as writer,
-    ):
-        assert writer.fill("out/a.tfrecord", [b"1", b"22"]) == (2, 35)
-        writer.fill("out/b.tfrecord", (1 // number for number in [0]))
-    assert os.listdir("out") == []
 
 
 @pytest.mark.slow

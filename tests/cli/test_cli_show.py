@@ -21,17 +21,8 @@ from torch_tfrecord import (
     infer_features,
     serialize_tensor,
 )
-from torch_tfrecord.files import LocalFile
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.tables import FoundRecord, found_records
-
-# The first record of tensorflow_ranking/examples/data/train_elwc.tfrecord.
-TF_RANKING = bytes.fromhex(
-    "0a4c0a4a0a120a0972656c6576616e636512051a030a01010a340a0f646f63756d656e745f746f6b656e7312210a1f0a0474"
-    "6869730a0269730a01610a0872656c6576616e740a06616e737765720a3f0a3d0a120a0972656c6576616e636512051a030a"
-    "01000a270a0f646f63756d656e745f746f6b656e7312140a120a0a697272656c6576616e740a046461746112370a350a330a"
-    "0c71756572795f746f6b656e7312230a210a04746869730a0269730a01610a0872656c6576616e740a087175657374696f6e"
-)
+from torch_tfrecord.tables import FoundRecord
 
 
 @pytest.fixture(autouse=True)
@@ -316,42 +307,6 @@ def test_a_position_of_an_empty_file(position, capsys):
     )
     assert main(["show", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("no records\n")
-
-
-def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
-    write("a.tfrecord", [b"x" * 1000] * 20_000)
-    num_read = []
-    read = LocalFile.read
-
-    def counting(self, num_bytes, offset):
-        data = read(self, num_bytes, offset)
-        num_read.append(len(data))
-        return data
-
-    monkeypatch.setattr(LocalFile, "read", counting)
-    monkeypatch.setattr(found_records, "_SMALL_FILES", 1 << 20)
-    assert main(["show", "a.tfrecord"]) == 0
-    assert positions(capsys.readouterr().out) == [0, 1, 2]
-    assert sum(num_read) < 3 << 20
-    num_read.clear()
-    assert main(["show", "a.tfrecord", "--position", "3", "--no-features"]) == 0
-    assert positions(capsys.readouterr().out) == [3]
-    assert sum(num_read) < 3 << 20
-
-
-def test_features_are_inferred_from_records_of_the_whole_file(monkeypatch, capsys):
-    monkeypatch.setattr(found_records, "_SMALL_FILES", 1)
-    write(
-        "a.tfrecord",
-        [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)],
-    )
-    write("b.tfrecord", [{"label": number} for number in range(200)])
-    assert main(["show", "a.tfrecord", "-n", "0"]) == 0
-    code = capsys.readouterr().out
-    assert code.startswith("# inferred from 100 records of 1 file\n")
-    assert '"late": VarLenFeature(torch.float32),' in code
-    assert main(["show", "*.tfrecord", "-n", "0"]) == 0
-    assert capsys.readouterr().out.startswith("# inferred from 100 records of 2 files\n")
 
 
 def test_records_that_are_no_examples_are_named(capsys):

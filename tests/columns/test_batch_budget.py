@@ -3,7 +3,6 @@ before they have them.
 """
 
 import io
-import pickle
 import re
 import textwrap
 
@@ -35,8 +34,6 @@ from torch_tfrecord import (
     parse_example,
     parse_sequence_example,
 )
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, reserve
-from torch_tfrecord.columns.parsers import ExampleParser
 
 I64 = torch.int64
 
@@ -184,13 +181,6 @@ def test_the_sum_over_columns_counts():
         parse_example(records, specs, max_batch_bytes=1599)
 
 
-def test_each_batch_begins_anew():
-    parser = ExampleParser({"x": ROWS}, max_batch_bytes=800)
-    records = [encode_example({"x": [1] * 10})] * 10
-    for _ in range(3):
-        assert parser.batch(records)["x"].shape == (10, 10)
-
-
 def test_an_error_of_a_record_comes_before_one_of_the_batch():
     records = [*BOMBS["padded numbers"][0], encode_example({"x": b"text"})]
     with pytest.raises(ParseError, match=r"^record 50: feature 'x'"):
@@ -209,12 +199,6 @@ def test_sequence_examples():
     ragged = encode_sequence_example({}, {"x": [[1]], "ids": [[9_999]]})
     with pytest.raises(LimitExceededError, match="max_batch_bytes"):
         parse_sequence_example([ragged] * 10, None, {"x": ROW_IDS}, max_batch_bytes=1_000_000)
-
-
-def test_parsers_pickle_with_their_budget():
-    parser = pickle.loads(pickle.dumps(ExampleParser({"x": ROWS}, max_batch_bytes=100)))
-    assert parser.max_batch_bytes == 100
-    assert ExampleParser({"x": ROWS}).max_batch_bytes == MAX_BATCH_BYTES == 4 << 30
 
 
 @pytest.fixture
@@ -322,17 +306,6 @@ def test_arguments(bombs, wrong):
             match=r"^max_batch_bytes must be an integer of at least 1, got",
         ):
             call()
-
-
-def test_the_outermost_budget_counts():
-    reserve(1 << 62)  # no budget
-    with BatchBudget(100):
-        with BatchBudget(10):
-            reserve(60)
-        with pytest.raises(LimitExceededError, match=r"at most 100 bytes .* needs 120$"):
-            reserve(60)
-    with BatchBudget(10):
-        reserve(10)
 
 
 @pytest.mark.daily

@@ -5,7 +5,6 @@ Covers columns/message_columns.
 """
 
 import io
-import pickle
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from helpers import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
-from torchvision import tv_tensors
 from wire_examples import UNKNOWN, WIRE_EXAMPLE
 
 from torch_tfrecord import (
@@ -36,7 +34,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import ColumnPlan, Nested, OneValueReader, parsers, plan_parts
 from torch_tfrecord.columns.containers import wrap_nested
-from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf import parse_message
@@ -262,22 +260,6 @@ def odd(record):
 
 
 @needs_core
-@pytest.mark.parametrize("where", [[0], [4], [1, 2], [0, 3, 4], [0, 1, 2, 3, 4]])
-def test_protobuf_sees_records_that_are_not_plain_and_no_other(monkeypatch, where):
-    rng = np.random.default_rng(0)
-    plain = [row(rng) for _ in range(5)]
-    features = {name: spec for name, spec in FEATURES.items() if name != "u16"}
-    wanted = outcome(lambda: ExampleParser(features).batch(plain))
-    records = [odd(record) if number in where else record for number, record in enumerate(plain)]
-    seen = counted_protobuf(monkeypatch)
-    for rows in (records, packed(records)):
-        assert outcome(lambda rows=rows: ExampleParser(features).batch(rows)) == wanted
-        assert seen == [records[number] for number in where]
-        seen.clear()
-    check(features, records)
-
-
-@needs_core
 def test_the_first_bad_record_is_the_error_among_odd_ones(monkeypatch):
     good, bad = encode_example({"a": 1, "t": "x"}), encode_example({"a": [1, 2], "t": "x"})
     late = encode_example({"a": 1, "t": b"\xff"})
@@ -427,13 +409,6 @@ def test_a_huge_shape_is_not_allocated():
         parser.batch([encode_example({"a": 1})] * 3)
 
 
-def test_a_parser_with_a_plan_pickles():
-    parser = ExampleParser({"a": FixedLenFeature((), I64)})
-    records = [encode_example({"a": number}) for number in range(5)]
-    parser.batch(records)
-    assert pickle.loads(pickle.dumps(parser)).batch(records)["a"].tolist() == [0, 1, 2, 3, 4]
-
-
 class Keyed(OneValueReader):
     """Adds the record's key to its first byte."""
 
@@ -464,20 +439,6 @@ def test_readers_that_draw_get_their_records_keys(make):
     assert parser.single(records[2], 5)["x"] == 67 + 5
     with pytest.raises(ValueError, match="a key for each of 5 records, got 4"):
         parser.batch(records, keys[:4])
-
-
-def test_samples_of_sequence_examples():
-    parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), I64)}, pads=False)
-    record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
-    assert [*take_apart(parser.batch([record] * 2), 2)] == [({}, {"x": torch.tensor([5])})] * 2
-    with pytest.raises(ParseError, match=r"^record 1: "):
-        parser.batch([record, b"\xff"])
-
-
-def test_images_come_as_images():
-    records = [encode_example({"image": picture(2, 3)})] * 5
-    samples = rows_of_batch(ExampleParser({"image": Image()}), records)
-    assert {type(sample["image"]) for sample in samples} == {tv_tensors.Image}
 
 
 # Outputs of one key

@@ -3,7 +3,6 @@ the hint to it.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
-import pickle
 import re
 import zlib
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import pure_python
-from torchvision.transforms import v2
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -25,11 +23,9 @@ from torch_tfrecord import (
     ResizedCenterCrop,
     Text,
     TFRecordDataset,
-    TFRecordIterableDataset,
     TFRecordWriter,
     encode_example,
     encode_image,
-    make_dataloader,
     parse_example,
     parse_sequence_example,
     parse_single_example,
@@ -125,32 +121,6 @@ def test_contexts_nested_examples_and_lists_of_examples():
         parse_single_sequence_example(b"", None, {"x": Text(default_value="none")})
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("transform", [None, v2.Compose([v2.RandomCrop(3)])])
-def test_datasets(tmp_path, transform, num_workers):
-    path = tmp_path / "a.tfrecord"
-    with TFRecordWriter(path) as writer:
-        for record in (FULL, b"", FULL):
-            writer.write(record)
-    features = {name: FEATURES[name] for name in ("text", "image")}
-    ds = TFRecordDataset(path, features, transform=transform)
-    stream = TFRecordIterableDataset(path, features, transform=transform, batch_size=3)
-    for batch in (
-        *make_dataloader(ds, 3, num_workers=num_workers, shuffle=False),
-        *stream,
-        ds[[0, 1, 2]],
-    ):
-        assert batch["text"] == ["one", "none", "one"]
-        assert (
-            batch["image"].amax((1, 2, 3)).tolist()
-            == batch["image"].amin((1, 2, 3)).tolist()
-            == [9, 7, 9]
-        )
-    assert [sample["text"] for sample in ds] == ["one", "none", "one"] and ds[1][
-        "image"
-    ].unique().tolist() == [7]
-
-
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
@@ -171,18 +141,6 @@ def test_wrong_defaults(make, kind, text):
     with pytest.raises(kind) as caught:
         make()
     assert str(caught.value).startswith(text)
-
-
-def test_a_spec_with_a_default_is_a_value():
-    for spec in FEATURES.values():
-        assert (
-            pickle.loads(pickle.dumps(spec)) == spec
-            and len({spec, pickle.loads(pickle.dumps(spec))}) == 1
-        )
-    assert repr(Text(default_value="none")) == "Text(default_value='none')"
-    assert (
-        repr(FEATURES["any"]) == r"RawTensor((-1,), torch.float32, default_value=b'\x00\x00\x00?')"
-    )
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,10 @@ from torch_tfrecord import (
     Video,
     encode_example,
     parse_example,
+    parse_sequence_example,
     parse_single_example,
 )
 from torch_tfrecord.columns import Feature
-from torch_tfrecord.columns.feature import make_context_reader, make_reader, make_step_reader
-from torch_tfrecord.samples import is_ragged, mark_ragged
 
 I64 = torch.int64
 SPECS = {
@@ -211,19 +210,11 @@ def test_wrong_specs(build, kind, text):
     assert str(caught.value) == text
 
 
-def test_the_ragged_mark():
-    tensor = torch.arange(3)
-    assert not is_ragged(tensor)
-    assert mark_ragged(tensor) is tensor
-    assert is_ragged(tensor)
-    assert not is_ragged(tensor + 1)
-
-
 ANYWHERE = "Image, Json, {}Proto, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('NestedExample, ')}, Source, SparseFeature, Text, VarLenFeature, Video"),
-    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('NestedExample, ')}, Source, Text, VarLenFeature, Video"),
-    "steps": (make_step_reader, f"a feature list: expected one of Audio, FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature, Video"),
+    "reader": (parse_example, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('NestedExample, ')}, Source, SparseFeature, Text, VarLenFeature, Video"),
+    "context": (parse_sequence_example, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('NestedExample, ')}, Source, Text, VarLenFeature, Video"),
+    "steps": (lambda rows, steps: parse_sequence_example(rows, None, steps), f"a feature list: expected one of Audio, FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature, Video"),
 }  # fmt: skip
 
 
@@ -231,7 +222,7 @@ PLACES = {
 def test_what_may_stand_where(place):
     make, text = PLACES[place]
     with pytest.raises(TypeError) as caught:
-        make("x", 5)
+        make([b""], {"x": 5})
     assert str(caught.value) == (
         f"Unsupported int for key 'x' of {text}; for one integer in each record: FixedLenFeature((), torch.int64)"
     )
@@ -255,7 +246,7 @@ def test_a_spec_makes_its_own_reader():
         ValueError,
         match=r"^Unsupported Doubled for key 'x' of a context: expected one of Audio, Fixed",
     ):
-        make_context_reader("x", Doubled())
+        parse_sequence_example([b""], {"x": Doubled()})
 
 
 EVERY_SPEC = [

@@ -21,8 +21,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns import rows_of
-from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.columns import make_parser, rows_of
 
 DTYPES = "any torch dtype is read, from the list that holds it"
 COUNTS = "values and indices that do not fit are the data's fault: ParseError, not TensorFlow's ValueError"
@@ -304,7 +303,7 @@ def test_a_sample_is_the_row_of_a_batch():
     for case in CASES:
         try:
             parser = (
-                ExampleParser(golden_specs(case, "features"), pads=False)
+                make_parser(golden_specs(case, "features"), pads=False)
                 if "features" in case
                 else None
             )

@@ -15,10 +15,8 @@ from test_golden import CASES, golden_specs, unbase64
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
-    Image,
     ParseError,
     RaggedFeature,
-    RaggedTensor,
     RawTensor,
     SequenceFeatures,
     SerializedTensor,
@@ -29,7 +27,6 @@ from torch_tfrecord import (
     VarLenFeature,
     collate,
     decode_sequence_example,
-    encode_image,
     encode_sequence_example,
     parse_sequence_example,
     parse_single_sequence_example,
@@ -37,7 +34,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import column_plan, parsers, plan_parts
 from torch_tfrecord.columns.parsers import SequenceExampleParser
-from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.sample import take_apart
 
 I64, F32 = torch.int64, torch.float32
@@ -163,31 +159,6 @@ def test_plain_records_never_become_messages(monkeypatch):
         parser.batch([*records, records[0] + UNKNOWN])
 
 
-@needs_core
-def test_only_odd_records_become_messages(monkeypatch):
-    asked = []
-    whole = plan_parts.parse_message
-    monkeypatch.setattr(
-        plan_parts,
-        "parse_message",
-        lambda row, *more: asked.append(bytes(row)) or whole(row, *more),
-    )
-    records = [record(number) for number in range(5)]
-    records[1] += UNKNOWN
-    records[3] += UNKNOWN
-    SequenceExampleParser(CONTEXT, STEPS).batch(records)
-    assert asked == [records[1], records[3]]
-
-
-@needs_core
-def test_one_key_is_read_in_several_ways():
-    floats, ints = VarLenFeature(F32, key="k"), VarLenFeature(I64, key="k")
-    empty = encode_sequence_example({}, {"k": []})
-    rows = [empty, encode_sequence_example({}, {}), bytes.fromhex("12 09 0a070a016b12020a00")]
-    check(None, {"floats": floats, "ints": ints}, rows)
-    check(None, {"floats": floats, "ints": ints}, [*rows, encode_sequence_example({}, {"k": [1]})])
-
-
 BAD = {
     "malformed": b"\xff",
     "no list": encode_sequence_example({"id": 1, "h": 1}, {}),
@@ -309,59 +280,6 @@ def write(path, records):
     with TFRecordWriter(path) as writer:
         for row in records:
             writer.write(row)
-
-
-@pytest.mark.slow
-def test_batches_of_datasets_are_columns(tmp_path):
-    records = [record(number, 1 + number % 3) for number in range(6)]
-    records[2] += UNKNOWN
-    write(tmp_path / "a", records)
-    steps = {name: spec for name, spec in STEPS.items() if name not in ("raw", "tensor", "text")}
-    features = SequenceFeatures(CONTEXT, steps)
-    ds = TFRecordDataset(tmp_path / "a", features, index="memory")
-    for positions in ([0, 1, 2, 3, 4, 5], [5, 2], [4]):
-        batch = ds.__getitems__(positions)
-        assert isinstance(batch, ColumnBatch)
-        assert batch.is_columns
-        columns = collate(batch)
-        assert batch.is_columns
-        assert bits(columns) == bits(collate([ds[position] for position in positions]))
-        samples = ds.__getitems__(positions)
-        for sample, position in zip(samples, positions, strict=True):
-            assert bits(sample) == bits(ds[position])
-    assert isinstance(columns[1]["v"], RaggedTensor)
-    stream = list(TFRecordIterableDataset(tmp_path / "a", features))
-    assert [bits(sample) for sample in stream] == [bits(ds[position]) for position in range(6)]
-    blocks = TFRecordIterableDataset(tmp_path / "a", features, batch_size=4)
-    for block, positions in zip(blocks, (range(4), range(4, 6)), strict=True):
-        assert bits(block) == bits(collate([ds[position] for position in positions]))
-
-
-def test_frames_of_a_dataset(tmp_path):
-    frames = [
-        encode_image(torch.full((3, 2, 4 + number // 2), number, dtype=torch.uint8), "png")
-        for number in range(4)
-    ]
-    rows = [[frames[0], frames[1]], [frames[1], frames[0]], [frames[0], frames[3]], [frames[0]], []]
-    write(tmp_path / "a", [encode_sequence_example({}, {"image": row}) for row in rows])
-    ds = TFRecordDataset(tmp_path / "a", SequenceFeatures(None, {"image": Image()}), index="memory")
-    video = collate(ds.__getitems__([0, 1]))[1]["image"]
-    assert type(video) is torch.Tensor
-    assert video.shape == (2, 2, 3, 2, 4)
-    assert bits(collate(ds.__getitems__([0, 1]))) == bits(collate([ds[0], ds[1]]))
-    assert ds.__getitems__([4])[0][1]["image"] == ds[4][1]["image"] == []
-    assert [image.shape for image in ds[2][1]["image"]] == [(3, 2, 4), (3, 2, 5)]
-    for positions in (
-        [0, 3],
-        [0, 2],
-        [3, 4],
-        [2, 4],
-    ):  # what cannot be a batch says so as samples do
-        with pytest.raises((TypeError, ValueError)) as batch:
-            collate(ds.__getitems__(positions))
-        with pytest.raises((TypeError, ValueError)) as samples:
-            collate([ds[position] for position in positions])
-        assert str(batch.value).startswith(str(samples.value))
 
 
 @pytest.mark.daily

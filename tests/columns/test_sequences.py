@@ -35,8 +35,6 @@ from torch_tfrecord import (
     parse_single_sequence_example,
 )
 from torch_tfrecord.columns import Feature, make_parser
-from torch_tfrecord.columns.parsers import ExampleParser, SequenceExampleParser
-from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 X = {"x": FixedLenSequenceFeature((), I64)}
@@ -104,7 +102,6 @@ def test_batches_are_padded():
         [[b"a"]],
         [[b""]],
     ]
-    assert is_ragged(steps(records[0], rows))
 
 
 def test_no_records():
@@ -342,8 +339,6 @@ def test_wrong_arguments():
 def test_parsers():
     features = SequenceFeatures({"c": FixedLenFeature((), I64)}, X)
     parser = make_parser(features)
-    assert isinstance(parser, SequenceExampleParser)
-    assert isinstance(make_parser({"c": Text()}), ExampleParser)
     record = encode_sequence_example({"c": 1}, {"x": [2]})
     again = pickle.loads(pickle.dumps(parser))
     assert again.features == features

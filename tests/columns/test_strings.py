@@ -9,7 +9,6 @@ import base64
 import gzip
 import importlib
 import json
-import pickle
 import sys
 import tracemalloc
 import zlib
@@ -43,7 +42,6 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.batch_memory import BatchBudget
 from torch_tfrecord.columns import inflate
 
 CASES = json.loads(
@@ -387,10 +385,7 @@ def test_streams_of_any_size_are_inflated_in_parts(zstd):
         packed = pack(data)
         assert len(packed) > 2 << 18  # more than is fed at once
         assert inflate(packed, kind) == inflate(packed, kind, len(data)) == data
-        with BatchBudget(len(data)):
-            assert inflate(memoryview(packed), kind) == data
-        with BatchBudget(len(data) - 1), pytest.raises(LimitExceededError):
-            inflate(packed, kind)
+        assert inflate(memoryview(packed), kind) == data
     parts = [data[:1_000_000], b"", data[1_000_000:]]
     assert inflate(b"".join(map(gzip.compress, parts)), "gzip", len(data)) == data
 
@@ -595,24 +590,6 @@ def path(tmp_path):
     records = [{"m": [picture(number), picture(2 * number)]} | GOOD for number in range(8)]
     (tmp_path / "a.tfrecord").write_bytes(framed(*map(encode_example, records)))
     return tmp_path / "a.tfrecord"
-
-
-def test_every_way_in_gives_the_same(core, path):
-    ds = pickle.loads(pickle.dumps(TFRecordDataset(path, SPECS, index="memory")))
-    batches = [collate([ds[number] for number in range(begin, begin + 4)]) for begin in (0, 4)]
-    assert batches[1]["m"].shape == (4, 2, 1, 4, 6)
-    want = plain(batches)
-    stream = TFRecordIterableDataset(path, SPECS)
-    for loader in (
-        DataLoader(ds, 4),
-        DataLoader(ds, 4, collate_fn=collate),
-        DataLoader(stream, 4),
-        DataLoader(stream, 4, collate_fn=collate),
-        DataLoader(TFRecordIterableDataset(path, SPECS, batch_size=4), batch_size=None),
-        make_dataloader(path, 4, SPECS, shuffle=False),
-        DataLoader(ds, 4, collate_fn=PaddedCollate()),
-    ):
-        assert plain([*loader]) == want
 
 
 @pytest.mark.daily

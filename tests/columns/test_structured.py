@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -29,7 +28,6 @@ from torch_tfrecord import (
     parse_single_example,
 )
 from torch_tfrecord.columns import stack_samples
-from torch_tfrecord.samples import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 R = RaggedFeature
@@ -61,7 +59,6 @@ def test_rows():
     rows = [{"x": [1, 2, 3, 4]}, {}, {"x": [5, 6]}]
     assert one(rows[0], spec).tolist() == [[1, 2], [3, 4]]
     assert one({}, spec).shape == (0, 2)
-    assert is_ragged(one(rows[0], spec))
     batch = many(rows, spec)
     assert batch.dtype == torch.int16
     assert batch.tolist() == [[[1, 2], [3, 4]], [[-1, -1], [-1, -1]], [[5, 6], [-1, -1]]]
@@ -355,28 +352,6 @@ def test_samples_that_do_not_stack():
         stack_samples([ragged(), torch.zeros(2)])
     with pytest.raises(ValueError, match="sparse samples of equal size"):
         stack_samples([SparseList(torch.zeros(1, 0, dtype=I64), [], (size,)) for size in (1, 2)])
-
-
-def test_containers_travel_through_workers():
-    rows = [{"v": [3, 1, 4], "p": [2, 0, 1], "s": ["a", "b", "c"], "i": [4, 2, 0]}] * 4
-    spec = {
-        "r": R(I64, "v", [R.UniformRowLength(1), R.RowLengths("p")]),
-        "s": SparseFeature("i", "s", bytes, 9),
-    }
-    data = [parse_single_example(encode_example(row), spec) for row in rows]
-
-    def batches(workers):
-        return list(DataLoader(data, batch_size=2, num_workers=workers, collate_fn=stack_columns))
-
-    assert (
-        batches(1)
-        == batches(0)
-        == [parse_example([encode_example(row) for row in rows[:2]], spec)] * 2
-    )
-
-
-def stack_columns(samples):
-    return {name: stack_samples([sample[name] for sample in samples]) for name in samples[0]}
 
 
 # --- sparse values

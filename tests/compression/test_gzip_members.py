@@ -15,7 +15,6 @@ import re
 import shutil
 import struct
 import subprocess
-import threading
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +35,6 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.compression import gzip_members
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.files import open_file
 from torch_tfrecord.records import index as index_module
@@ -330,20 +328,6 @@ def test_lengths_from_headers_are_those_of_a_scan(name, written, monkeypatch):
     assert trusted == scanned
     if scanned._points is not None:
         assert trusted._points.to_bytes() == scanned._points.to_bytes()
-
-
-def test_members_are_decompressed_once_each_and_ahead(written, monkeypatch):
-    taken, inflate = [], gzip_members._inflate
-
-    def counted(member):
-        taken.append((len(member), threading.current_thread() is threading.main_thread()))
-        return inflate(member)
-
-    monkeypatch.setattr(gzip_members, "_inflate", counted)
-    path = written / "lengths.gz"
-    assert list(read_records(path)) == SAME
-    found = members(path.read_bytes())
-    assert sorted(taken) == sorted((len(member.packed), False) for member in found)
 
 
 # Headers that lie.
@@ -761,30 +745,6 @@ def test_the_index_beside_it_is_that_of_a_second_pass(name, tmp_path, streams):
     ds = TFRecordDataset(path, index="require")
     order = random.Random(1).sample(range(len(records)), min(len(records), 100))
     assert [ds[number] for number in order] == [records[number] for number in order]
-
-
-@pytest.mark.parametrize("options", [{"num_shards": 3}, {"max_shard_bytes": 150_000}], ids=str)
-@pytest.mark.parametrize("suffix", [".tfrecord.gz", ".zlib"])
-def test_shards(suffix, options, tmp_path):
-    options = {**options, "suffix": suffix, "member_bytes": 20_000, "write_index": True}
-    with ShardedTFRecordWriter(tmp_path / "x", **options) as writer:
-        for record in TEXTS:
-            writer.write(record)
-    found = []
-    for path in writer.paths:
-        points = RecordIndex.load(sidecar_path(path))._seek_points()
-        if suffix == ".zlib":
-            found += split(zlib.decompress(Path(path).read_bytes()))
-        else:
-            parts = members(Path(path).read_bytes())
-            assert [20_000 <= len(one.data) < 21_000 for one in parts[:-1]].count(False) == 0
-            assert {*points.offsets} <= {*np.cumsum([0, *(len(one.data) for one in parts)])}
-            found += split(b"".join(one.data for one in parts))
-        assert np.diff(points.offsets).min() >= 1 << 16  # no closer, as they cost bytes
-        assert len(points) > 1
-    assert sorted(found) == sorted(TEXTS)
-    ds = TFRecordDataset(writer.paths, index="require")
-    assert sorted(ds[number] for number in range(len(ds))) == sorted(TEXTS)
 
 
 def test_other_subfields_are_passed_over(tmp_path):

@@ -14,13 +14,10 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import (
-    CompressionError,
     IndexMismatchError,
     TFRecordDataset,
     TFRecordError,
-    TFRecordWriter,
     build_index,
-    read_records,
 )
 from torch_tfrecord.compression import InflatedFiles, inflated, seek_points
 from torch_tfrecord.compression.deflate import lead_in
@@ -45,9 +42,8 @@ RECORDS = payloads()
 DATA = framed(*RECORDS)
 
 
-def deflated(data, kind, level=6, strategy=0):
-    bits = 31 if kind == "GZIP" else 15
-    packer = zlib.compressobj(level, zlib.DEFLATED, bits, 9, strategy)
+def deflated(data, kind, level):
+    packer = zlib.compressobj(level, zlib.DEFLATED, 31 if kind == "GZIP" else 15, 9)
     return packer.compress(data) + packer.flush()
 
 
@@ -59,30 +55,19 @@ def flushed(data, kind):
     return b"".join(packed) + packer.flush()
 
 
-def members(data, size, empty=False):
-    found = [gzip.compress(data[at : at + size], mtime=0) for at in range(0, len(data), size)]
-    return b"".join(one + gzip.compress(b"") * empty for one in found)
-
-
-def with_header_fields(data):
-    body = gzip.compress(data, mtime=0)
-    extra = b"AB\x04\x00wxyz"
-    head = body[:3] + b"\x1c" + body[4:10] + len(extra).to_bytes(2, "little") + extra
-    return head + b"name\0comment\0" + body[10:]
+def members(data, size):
+    return b"".join(
+        gzip.compress(data[at : at + size], mtime=0) for at in range(0, len(data), size)
+    )
 
 
 WAYS = {
     **{
         f"{kind}{level}": deflated(DATA, kind, level)
-        for kind in ("GZIP", "ZLIB")
-        for level in range(10)
+        for kind, level in [("GZIP", 1), ("GZIP", 6), ("GZIP", 9), ("ZLIB", 6)]
     },
-    **{f"{kind} fixed": deflated(DATA, kind, 6, zlib.Z_FIXED) for kind in ("GZIP", "ZLIB")},
-    **{f"{kind} flushed": flushed(DATA, kind) for kind in ("GZIP", "ZLIB")},
+    "GZIP flushed": flushed(DATA, "GZIP"),
     "members": members(DATA, 70_000),
-    "empty members": members(DATA, 200_000, empty=True),
-    "small members": members(DATA, 999),
-    "header fields": with_header_fields(DATA),
 }
 
 
@@ -92,21 +77,6 @@ def close_points(monkeypatch):
     monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 15)
     monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 14)
     monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
-
-
-@pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("way", WAYS)
-def test_at_random_as_in_order(tmp_path, way):
-    path = tmp_path / "x"
-    path.write_bytes(WAYS[way])
-    assert list(read_records(path)) == RECORDS
-    index = build_index(path)
-    if optional_module("inflate") is not None or "members" in way:
-        assert len(index._points) > 1
-    ds = TFRecordDataset(path)  # its points come from the index file
-    order = random.Random(1).sample(range(len(RECORDS)), 300)
-    assert [ds[number] for number in order] == [RECORDS[number] for number in order]
-    assert list(ds[::-1]) == RECORDS[::-1]
 
 
 @pytest.mark.parametrize("way", ["GZIP1", "GZIP9", "ZLIB6", "GZIP flushed", "members"])
@@ -184,11 +154,6 @@ def test_points_that_cannot_be(table):
         SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"", 100)
 
 
-def test_points_that_can_be():
-    table = np.array([(0, 0, 0, 0), (9, 5, 1, 2), (16, 6, 0, 2)], np.int64)
-    assert SeekPoints(table, b"ab", 100).offsets == [0, 5, 6]
-
-
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("shift", range(8))
 def test_blocks_that_begin_within_a_byte(shift):
@@ -197,32 +162,3 @@ def test_blocks_that_begin_within_a_byte(shift):
     data += b"\x03\x00\xfc\xff" + b"abc" + b"\x03\x00"
     inflater = inflated.fastest().decompressobj(-15)
     assert inflater.decompress(lead_in(data, shift)) == b"abc"
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zlib"])
-def test_what_we_write_is_entered_at_its_members(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    with TFRecordWriter(path, write_index=True, member_bytes=20_000) as writer:
-        for record in RECORDS:
-            writer.write(record)
-    inflater = gzip.decompress if suffix == ".gz" else zlib.decompress
-    assert inflater(path.read_bytes()) == DATA
-    ds = TFRecordDataset(path, index="require")
-    assert len(ds._record_files.table.facts(0)._seek_points()) > len(DATA) // 25_000
-    order = random.Random(1).sample(range(len(RECORDS)), 300)
-    assert [ds[number] for number in order] == [RECORDS[number] for number in order]
-
-
-def test_damage_behind_the_index_is_named(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(WAYS["members"])
-    index = build_index(path)
-    content = bytearray(WAYS["members"])
-    content[len(content) // 2] ^= 255
-    path.write_bytes(content)
-    file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), index._points, InflatedFiles())
-    try:
-        assert file.read(len(DATA), 0) != DATA  # the records' checksums tell
-    except CompressionError as error:
-        assert "x: gzip: the stream is damaged" in str(error)
-    assert file.read(1000, 0) == DATA[:1000]

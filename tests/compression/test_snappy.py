@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import collect, framed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
@@ -30,8 +28,6 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.compression.codecs import detect_compression
-from torch_tfrecord.compression.snappy import first_uncompressed
 
 cramjam = pytest.importorskip("cramjam")
 FOLDER = Path(__file__).parents[1] / "data/snappy"
@@ -189,29 +185,6 @@ def test_other_files_are_not_taken_for_snappy(tmp_path):
         match=r"expected a Snappy stream .*, got neither gzip nor zlib nor a record",
     ):
         list(read_records(path, compression_type="SNAPPY"))
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from([b"\0" * 9, b"a", b"abcd", b"\x01\0\0\0", bytes(range(40))]), max_size=30
-    ),
-    st.integers(5, 64),
-)
-def test_the_first_bytes_of_a_block(parts, cut):
-    data = b"".join(parts) or b"x"
-    compressed = blocks(data, 1 << 16)
-    assert first_uncompressed(compressed, 12) == data[:12]
-    assert data.startswith(first_uncompressed(compressed[:cut], 12))
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=64))
-def test_any_first_bytes(data):
-    assert len(first_uncompressed(data, 12)) <= 12
-    assert detect_compression(data) != "SNAPPY"
 
 
 def test_without_cramjam_the_error_names_the_extra(monkeypatch):

@@ -27,7 +27,6 @@ from torch_tfrecord import (
     read_records,
     salvage,
 )
-from torch_tfrecord.compression.codecs import detect_compression
 
 KINDS = [
     *[(kind,) for kind in ("flip", "cut", "insert", "zero", "double", "tail")],
@@ -249,7 +248,6 @@ def test_first_bytes_that_look_compressed(tmp_path):
     junk = b"\0\1\0\0\x7f\xec"  # a block of Snappy's that begins with 60 bytes as they are
     content = junk + framed(b"x" * 90, b"y")
     (tmp_path / "bad").write_bytes(content)
-    assert detect_compression(content[:64]) == "SNAPPY"
     for kind in ("", None):
         report = salvage(tmp_path / "bad", tmp_path / "good", compression_type=kind)
         assert report.num_records == 2

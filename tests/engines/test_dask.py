@@ -45,15 +45,6 @@ def test_queries(golden):  # noqa: F811
         assert nothing == (0, 5)
 
 
-def test_lists_stay_lists(golden):  # noqa: F811
-    frame = to_dataframe(golden["text"])
-    with dask.config.set(scheduler="threads"):
-        tokens = frame.compute()["tokens"]
-    assert str(tokens.dtype) == "list<item: int64>[pyarrow]"
-    wanted = TFRecordDataset(golden["text"], TEXT).to_arrow()
-    assert [list(row) for row in tokens] == wanted["tokens"].to_pylist()
-
-
 @pytest.fixture(scope="module")
 def cluster():
     distributed = pytest.importorskip("distributed")

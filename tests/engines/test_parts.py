@@ -14,7 +14,7 @@ from golden_tables import GOLDEN, golden, totals, totals_of_rows  # noqa: F401 -
 from helpers import for_each
 
 from torch_tfrecord import TFRecordDataset, infer_features
-from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
+from torch_tfrecord.engines.parts import PartFolder, open_dataset
 
 ENGINES = {"dask": "dask", "polars": "polars", "ray": "ray", "spark": "pyspark"}
 TOOLS = {
@@ -57,12 +57,6 @@ def test_tools_read_what_tensorflow_wrote(golden, name, tool):  # noqa: F811
     num_rows, wanted = totals(golden[name])
     assert len(rows) == num_rows
     assert totals_of_rows(rows) == wanted
-
-
-def test_features_are_inferred(golden):  # noqa: F811
-    ds = open_dataset(golden["thousand"], None, ["i"], {})
-    assert [*ds.features] == ["i"]
-    assert schema_of(ds) == pa.schema({"i": pa.int64()})
 
 
 def batch(*numbers):

@@ -5,13 +5,11 @@ Covers order/epochs.
 
 import itertools
 import json
-import pickle
 import re
 
 import pytest
-import torch
 from helpers import for_each
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from torch_tfrecord import RecordSampler
 from torch_tfrecord.order import RecordBatchSampler
@@ -132,28 +130,6 @@ def test_nothing_forever_is_nothing():
     assert list(make(2, 3, num_epochs=None, drop_last=True)) == []
 
 
-@pytest.mark.parametrize("sizes", [(2, 3, 1), (4, 2), (2, 4), (3, 5, 2)], ids=str)
-def test_other_ranks_and_other_batches_go_on(sizes):
-    n, order = 1003, list(RecordSampler(range(1003), seed=3))
-    state, taken = None, []
-    for number, world_size in enumerate(sizes):
-        ranks = [
-            make(n, 5 + number, rank=rank, world_size=world_size) for rank in range(world_size)
-        ]
-        for sampler in ranks:
-            if state:
-                sampler.load_state_dict(state)
-        iterators = [iter(sampler) for sampler in ranks]
-        for _ in range(len(ranks[0]) if number == len(sizes) - 1 else 20):
-            batches = [next(iterator) for iterator in iterators]
-            taken += [position for step in zip(*batches, strict=True) for position in step]
-        states = [sampler.state_dict() for sampler in ranks]
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert taken == [order[place % n] for place in range(len(taken))]
-    assert n <= len(taken) < n + sizes[-1]
-
-
 def test_epochs_can_be_chosen():
     sampler = make(10, 4)
     sampler.set_epoch(5)
@@ -182,27 +158,6 @@ def test_more_epochs_than_before():
     assert list(shorter) == slow_batches(10, 4, [1])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_in_a_loader_with_read_ahead(num_workers):
-    sampler = make(30, 4, num_epochs=2, rank=1, world_size=2)
-    loader = DataLoader(
-        range(30), batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator()
-    )
-    assert len(loader) == 8
-    for iteration in range(2):
-        received = []
-        for number, batch in enumerate(loader, 1):
-            received.append(batch.tolist())
-            state = sampler.state_dict(num_received=number)
-            fresh = make(30, 4, num_epochs=2, rank=1, world_size=2)
-            fresh.load_state_dict(state)
-            expected = slow_batches(
-                30, 4, range(2 * iteration, 2 * iteration + 2), rank=1, world_size=2
-            )
-            assert list(fresh) == expected[number:]
-        assert received == expected
-
-
 def test_wrong_use():
     with pytest.raises(ValueError, match="Batch size must be greater than zero, got 0"):
         make(3, 0)
@@ -224,11 +179,6 @@ def test_wrong_use():
         sampler.load_state_dict({**sampler.state_dict(), "seed": 4})
     with pytest.raises(ValueError, match="expected a state with the keys"):
         sampler.load_state_dict(RecordSampler(range(9), seed=3).state_dict())
-
-
-def test_pickles():
-    sampler = make(9, 2, num_epochs=2)
-    assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
 
 
 @pytest.mark.parametrize(

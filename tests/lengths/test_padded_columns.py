@@ -25,13 +25,11 @@ from torch_tfrecord import (
     TFRecordDataset,
     TFRecordWriter,
     VarLenFeature,
-    collate,
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.batch_memory import as_array, splits_of
+from torch_tfrecord.batch_memory import as_array
 from torch_tfrecord.columns import Nested
-from torch_tfrecord.lengths import padded_values
 from torch_tfrecord.loading import ColumnBatch
 
 DTYPES = [torch.int64, torch.float32, torch.bool, torch.uint8, torch.bfloat16, torch.float64]
@@ -105,7 +103,7 @@ def columns(draw, count, depth=1):
     return {
         "dense": lambda: numbers(dtype, (count, *inner)),
         "jagged": lambda: Nested(
-            as_array(numbers(dtype, (sum(lengths), *inner))), dtype, (splits_of(lengths),)
+            as_array(numbers(dtype, (sum(lengths), *inner))), dtype, (np.cumsum([0, *lengths]),)
         ),
         "strings": lambda: [word * length for length in lengths],
         "words": lambda: [[word] * length for length in lengths],
@@ -113,7 +111,7 @@ def columns(draw, count, depth=1):
         "image": lambda: tv_tensors.Image(numbers(torch.uint8, (count, 3, *(*inner, 2, 2)[:2]))),
         "none": lambda: [None] * count,
         "ragged": lambda: Nested(
-            numbers(dtype, (sum(lengths),)), dtype, (np.arange(count + 1), splits_of(lengths))
+            numbers(dtype, (sum(lengths),)), dtype, (np.arange(count + 1), np.cumsum([0, *lengths]))
         ),
         "sparse": lambda: torch.eye(count).to_sparse(),
         "sparse list": lambda: SparseList(torch.tensor([[0], [0]]), [word], (count, 2)),
@@ -234,19 +232,6 @@ def test_sparse_features_are_the_same_error(path):
     assert both_ways(PaddedCollate(), batch) == ((TypeError, f"{error} in sample 0"),) * 2
 
 
-def test_nothing_is_taken_apart(path, monkeypatch):
-    """Columns of numbers with rows of any length, steps and 2-D shapes, are filled as they are."""
-    monkeypatch.setattr(padded_values, "_tensors", None)
-    monkeypatch.setattr(ColumnBatch, "_all", None)
-    batch = TFRecordDataset(path, FEATURES).__getitems__([3, 1])
-    labels = batch.block._columns["label"]
-    padded = PaddedCollate({"pairs": [None, 3], "ids": [6]}, {"pairs": -1})(batch)
-    assert padded["ids"].tolist() == [[0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
-    assert padded["pairs"].tolist() == [[[0.5, 0.5, -1.0], [-1.0] * 3], [[0.5, 0.5, -1.0]] * 2]
-    assert padded["text"] == [["w0", ""], ["w0", "w1"]]
-    assert padded["label"].data_ptr() == labels.data_ptr()
-
-
 def test_samples_that_were_changed_count(path):
     batch = TFRecordDataset(path, {"ids": FEATURES["ids"]}).__getitems__([3, 1])
     batch[0] = {"ids": torch.tensor([7, 8, 9])}
@@ -283,12 +268,3 @@ def test_gradients_pass(column):
     batch = PaddedCollate({"x": [4]})(ColumnBatch({"x": column}, 2))
     assert batch["x"].shape == (2, 4)
     assert batch["x"].requires_grad
-
-
-@pytest.mark.parametrize("first", [PaddedCollate(), collate])
-@pytest.mark.parametrize("second", [PaddedCollate(), collate])
-def test_two_batches_of_the_same_samples_share_no_memory(first, second):
-    samples = ColumnBatch({"x": torch.tensor([1.0, 2.0])}, 2)
-    one, other = first(samples), second(samples)
-    one["x"].zero_()
-    assert other["x"].tolist() == [1, 2]

@@ -1,6 +1,5 @@
 """Blocks of remote files in memory: each is fetched once, whatever is read of it and by whom."""
 
-import pickle
 import threading
 
 import fsspec
@@ -69,25 +68,6 @@ def expected(contents, table, positions):
     ]
 
 
-def test_any_records_in_any_order(files, fetched):
-    contents, sources, table = files
-    memory, random = BlockMemory(table.block_extent, BLOCK), np.random.default_rng(0)
-    for _ in range(30):
-        positions = random.integers(0, len(table), random.integers(1, 40)).tolist()
-        assert read(memory, sources, table, positions) == expected(contents, table, positions)
-    assert len(fetched) == len(set(fetched))
-    assert sum(end - begin for _, begin, end in fetched) <= sum(map(len, contents))
-
-
-def test_blocks_are_those_of_the_order(files, fetched):
-    contents, sources, table = files
-    starts = table.block_starts(range(len(table)), BLOCK).tolist()
-    read(BlockMemory(table.block_extent, BLOCK), sources, table, range(len(table)))
-    _, offsets, _ = table.find(np.array(starts))
-    assert sorted(begin for _, begin, _ in fetched) == sorted(offsets.tolist())
-    assert sum(end - begin for _, begin, end in fetched) == sum(map(len, contents))
-
-
 def test_what_was_used_last_is_kept(files, fetched):
     _, sources, table = files
     memory = BlockMemory(table.block_extent, BLOCK, most_bytes=4000)
@@ -126,15 +106,6 @@ def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch
         read(memory, sources, table, [20])
     filesystem.mv("/blocks/away", "/blocks/1")
     assert read(memory, sources, table, [20]) == expected(contents, table, [20])
-
-
-def test_a_copy_is_empty(files, fetched):
-    _, sources, table = files
-    memory = BlockMemory(table.block_extent, BLOCK)
-    read(memory, sources, table, [20])
-    assert len(pickle.dumps(memory)) < len(pickle.dumps(table)) + 500
-    read(pickle.loads(pickle.dumps(memory)), sources, table, [20])
-    assert len(fetched) == 2
 
 
 def test_an_extent_of_every_record():

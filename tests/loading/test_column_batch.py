@@ -23,7 +23,6 @@ from torch_tfrecord import (
     RaggedTensor,
     RandomResizedCrop,
     RawTensor,
-    SequenceFeatures,
     SerializedTensor,
     SparseFeature,
     SparseList,
@@ -35,7 +34,6 @@ from torch_tfrecord import (
     collate,
     encode_example,
     encode_image,
-    encode_sequence_example,
     serialize_tensor,
 )
 from torch_tfrecord.columns.containers import make_sparse
@@ -215,17 +213,6 @@ def test_random_draws_of_several_batches_go_by_their_epochs(tmp_path):
         assert (collate(samples)["image"] == torch.stack(expected)).all()
 
 
-def test_a_batch_may_be_changed_without_the_others(folder):
-    ds = TFRecordDataset(
-        folder / "part-*", {name: SPECS[name] for name in ("scalar", "matrix", "ids")}
-    )
-    first, second = map(collate, ds._load_batches([[0, 1], [2, 3]]))
-    expected = collate(ds._load_samples([2, 3]))
-    for column in (first["scalar"], first["matrix"], first["ids"].values()):
-        column.fill_(77)
-    assert_same(second, expected)
-
-
 @pytest.mark.parametrize(
     "kind", [np.array, range, torch.tensor, tuple, lambda p: np.array(p, np.int32)]
 )
@@ -313,41 +300,6 @@ def test_without_features_and_with_a_transform_plain_lists(folder, dense):
     )
     assert seen.__getitems__([2, 1, 2]) == [1, 2, 3]  # one after another, in order
     assert [int(call["n"]) for call in calls] == [2, 1, 2]
-
-
-def test_values_left_in_lists_are_collated_as_ever(tmp_path):
-    # Images of unequal size cannot be stacked, and 1-D arrays of unequal length become jagged.
-    with TFRecordWriter(tmp_path / "a") as writer:
-        for size in (1, 2):
-            image = encode_image(torch.zeros(3, size, 1, dtype=torch.uint8), "png")
-            writer.write({"image": image, "raw": bytes(size)})
-    ds = TFRecordDataset(tmp_path / "a", {"image": Image(), "raw": RawTensor((-1,), torch.uint8)})
-    with pytest.raises(
-        ValueError,
-        match=r"^\['image'\]: cannot batch tensors with different shapes: \[3, 1, 1\] in",
-    ):
-        collate(ds.__getitems__([0, 1]))
-    raw = TFRecordDataset(tmp_path / "a", {"raw": RawTensor((-1,), torch.uint8)})
-    assert_same(collate(raw.__getitems__([0, 1])), collate([raw[0], raw[1]]))
-
-
-def test_sequence_examples(tmp_path):
-    with TFRecordWriter(tmp_path / "a") as writer:
-        for number in range(4):
-            writer.write(
-                encode_sequence_example(
-                    {"id": number}, {"x": [[1, 2], [3, 4]], "v": [[1]] * number}
-                )
-            )
-    features = SequenceFeatures(
-        {"id": FixedLenFeature((), torch.int64)},
-        {
-            "x": FixedLenSequenceFeature((2,), torch.int64),
-            "v": FixedLenSequenceFeature((), torch.int64, True),
-        },
-    )
-    ds = TFRecordDataset(tmp_path / "a", features)
-    assert_same(collate(ds.__getitems__([3, 1])), collate([ds[3], ds[1]]))
 
 
 BAD = {  # number of the record -> what is wrong with it, in the order in which a batch of all columns would see it

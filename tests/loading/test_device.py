@@ -15,15 +15,13 @@ import torch
 from batches import assert_same
 from streams import DoubleDevice
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from torch_tfrecord import (
     DevicePrefetcher,
     FixedLenFeature,
     Image,
-    Mixture,
-    PackedCollate,
     PaddedCollate,
     ParseError,
     RaggedFeature,
@@ -32,7 +30,6 @@ from torch_tfrecord import (
     SparseFeature,
     Text,
     TFRecordDataset,
-    TFRecordIterableDataset,
     TFRecordWriter,
     VarLenFeature,
     collate,
@@ -40,7 +37,6 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading import device as device_module
-from torch_tfrecord.loading import pinned as pinned_module
 from torch_tfrecord.loading import read_ahead
 from torch_tfrecord.loading.device import Streams
 
@@ -185,24 +181,6 @@ def test_workers_send_to_the_device(path, context):
     assert {len(copied) for copied in device.copies} == {1}  # one copy a batch
 
 
-@pytest.mark.slow
-def test_datasets_and_orders_of_any_kind(path):
-    features = {name: FEATURES[name] for name in ("n", "ids", "wide")}
-    ds = TFRecordDataset(path, features)
-    sizes = [n % 5 for n in range(NUM_RECORDS)]
-    for dataset, options in [
-        (Mixture([ds, ds[:10]], [2, 1]), {}),
-        (ConcatDataset([ds, ds[::2]]), {}),
-        (ds, {"lengths": sizes, "max_tokens": 20, "collate_fn": PaddedCollate()}),
-        (ds, {"lengths": sizes, "batch_size": 3, "collate_fn": PackedCollate(16)}),
-        (ds, {"collate_fn": PackedCollate(16, features=["ids"])}),
-        (ds, {"collate_fn": PackedCollate(16, layout="blocks")}),
-    ]:
-        options = {"batch_size": None if "max_tokens" in options else 7, **options}
-        expected = list(make_dataloader(dataset, **options))
-        assert_all_same(train(make_dataloader(dataset, device="cuda", **options)), expected)
-
-
 Pair = namedtuple("Pair", "left right")
 BATCHES = {
     "nested": {"a": (torch.arange(3), [torch.ones(2), b"x"]), "b": {"c": torch.zeros(2, 2)}},
@@ -283,22 +261,6 @@ def test_columns_share_no_version():
     assert weight.grad.tolist() == [1.0] * 8 and found["y"].tolist() == [2.0] * 8
 
 
-def test_large_columns_are_born_in_the_block_that_is_copied(path, monkeypatch):
-    """Without a copy on the host: a block for the fixed columns, one for pictures, one for the rest."""
-    features = {name: FEATURES[name] for name in ("n", "wide", "image")}
-    loader = make_dataloader(path, 20, features, device="cuda", num_threads=1)
-    copied = []
-    copy_in = pinned_module._PinnedPacker._copy
-    monkeypatch.setattr(
-        pinned_module._PinnedPacker,
-        "_copy",
-        lambda packer, numbers: copied.extend(numbers) or copy_in(packer, numbers),
-    )
-    assert_all_same(train(loader), list(make_dataloader(path, 20, features)))
-    assert copied == []
-    assert {len(blocks) for blocks in device_of(loader).copies} == {2}
-
-
 def test_depth_is_how_many_are_ahead(path):
     for depth in (1, 3):
         taken = []
@@ -340,43 +302,6 @@ def test_an_early_end_keeps_what_is_being_copied(path):
     [device.pinned(size) for copied in device.copies for size in copied]
     device.training.run()
     assert_same(batch, expected[0])
-
-
-def test_errors_come_in_their_order():
-    def batches():
-        for n in range(7):
-            yield torch.tensor(n)
-
-    class Loader:
-        def __iter__(self):
-            return Broken()
-
-    class Broken:
-        def __init__(self):
-            self.batches = batches()
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            batch = next(self.batches)
-            if batch == 3:
-                raise OSError("three")
-            return batch
-
-    loader = DevicePrefetcher(Loader(), "cuda")
-    found, iterator = [], iter(loader)
-    while True:
-        try:
-            found.append(next(iterator))
-        except OSError as error:
-            found.append(str(error))
-        except StopIteration:
-            break
-    device_of(loader).training.run()
-    assert found == [0, 1, 2, "three", 4, 5, 6]
-    with pytest.raises(StopIteration):
-        next(iterator)
 
 
 def test_a_record_that_fails_is_the_same_error(tmp_path):
@@ -445,15 +370,6 @@ def test_the_state_counts_what_was_received(path, wrap):
     assert resumed.stats()["batches"] == 1
 
 
-def test_streams_and_plain_loaders(path):
-    features = {name: FEATURES[name] for name in ("n", "ids", "wide")}
-    plain = DataLoader(TFRecordDataset(path, features), 8, collate_fn=collate)
-    stream = TFRecordIterableDataset(path, features, batch_size=8)
-    for loader in (plain, DataLoader(stream, batch_size=None)):
-        expected = list(loader)
-        assert_all_same(train(DevicePrefetcher(loader, "cuda")), expected)
-
-
 def test_the_cpu_gets_the_batches_as_they_are(path):
     batches = [{"x": torch.ones(2)}, object()]
     found = [*DevicePrefetcher(batches, torch.device("cpu"))]
@@ -479,32 +395,6 @@ def test_pinned_batches_are_born_so(path, monkeypatch):
     loader = make_dataloader(path, 20, FEATURES, transform=dict, pin_memory=True)
     assert_all_same(list(loader), batches)
     assert set(double.pinned_by) == {threading.get_ident()}
-
-
-@pytest.mark.parametrize("kind", ["ours", "any"])
-@pytest.mark.parametrize(
-    "most",
-    [
-        pytest.param(1000, marks=pytest.mark.slow),
-        pytest.param(10_000, marks=[pytest.mark.daily, pytest.mark.timeout(600)]),
-    ],
-)
-def test_memory_is_constant_over_many_batches(path, kind, most):
-    if kind == "ours":
-        features = {"n": FEATURES["n"], "ids": FEATURES["ids"]}
-        loader = make_dataloader(path, 10, features, device="cuda", num_epochs=None, num_threads=1)
-    else:
-        batch = {"n": torch.arange(10), "wide": torch.zeros(10, 20)}
-        loader = DevicePrefetcher((dict(batch) for _ in range(20_000)), "cuda")
-    device = device_of(loader)
-    for number, _ in enumerate(loader):
-        device.training.run()
-        if number == most:
-            break
-    prefetcher = loader if kind == "any" else loader._prefetcher
-    assert len(prefetcher._held) <= 4
-    # those of tasks of 1 to 128 batches are of other sizes
-    assert device.num_blocks <= 200
 
 
 # torch's devices.

@@ -9,31 +9,25 @@ import io
 import time
 import wave
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image as Picture
 from range_server import range_server
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, get_worker_info
-from torchvision.transforms import v2
 
 from torch_tfrecord import (
     Audio,
     FixedLenFeature,
     Image,
-    Json,
     PaddedCollate,
-    ParseError,
     TFRecordWriter,
     collate,
     encode_example,
     encode_image,
     make_dataloader,
 )
-from torch_tfrecord.loading import transport
 from torch_tfrecord.media import image
-from torch_tfrecord.phases import PHASES, Phase, count
+from torch_tfrecord.phases import PHASES
 
 NUMBERS = {"x": FixedLenFeature((), torch.float32)}
 KEYS = ("batches", "samples", "seconds", "wait", "queue", *PHASES, "bytes")
@@ -150,22 +144,6 @@ def test_decoding_is_not_parsing(tmp_path, monkeypatch, way):
         assert sum(stats[name] for name in PHASES) <= stats["wait"]
 
 
-def jpeg(height, width):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    Picture.fromarray(pixels).save(file, "jpeg")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("way", [{}, NO_THREADS, WORKERS], ids=repr)
-@pytest.mark.parametrize("others", [[], [lambda image: image]], ids=["alone", "with others"])
-def test_a_transform_that_crops_first_decodes(tmp_path, way, others):
-    path = write(tmp_path, ({"image": jpeg(300, 400)} for _ in range(8)))
-    crop = v2.Compose([v2.RandomResizedCrop(32, antialias=True), *others])
-    stats = finish(make_dataloader(path, 4, {"image": Image()}, transform=crop, **way))
-    assert min(stats["decode"], stats["transform"]) > 0
-
-
 def test_sounds(tmp_path):
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
@@ -176,18 +154,6 @@ def test_sounds(tmp_path):
     path = write(tmp_path, [{"sound": file.getvalue()}] * 4)
     stats = finish(make_dataloader(path, 4, {"sound": Audio()}))
     assert stats["decode"] > 0
-
-
-def test_a_slow_message_of_a_worker(numbers, monkeypatch):
-    def slow(packer):
-        time.sleep(SLEEP)
-        return usual(packer)
-
-    usual = transport.Packer.message
-    monkeypatch.setattr(transport.Packer, "message", slow)  # used by a thread of multiprocessing
-    monkeypatch.setattr(transport, "worker_memory", lambda: None)
-    features = {"x": NUMBERS["x"], "again": FixedLenFeature((), torch.float32, key="x")}
-    assert finish(make_dataloader(numbers, 8, features, **WORKERS))["transport"] >= SLEEP
 
 
 def test_batches_that_wait_for_you(numbers):
@@ -243,17 +209,6 @@ def test_your_own_functions_stay_if_no_worker_starts(numbers, monkeypatch):
     with pytest.raises(RuntimeError, match="no more processes"):
         iter(loader)
     assert (loader.worker_init_fn, loader.collate_fn) == (None, collate)
-
-
-def test_after_an_error_in_a_batch(tmp_path):
-    path = write(tmp_path, [{"x": b"{"}])
-    loader = make_dataloader(path, 1, {"x": Json()})
-    with pytest.raises(ParseError, match="JSON"):
-        next(iter(loader))
-    assert loader.stats()["batches"] == 0
-    with Phase("read"):  # this thread counts for no loader any more
-        count("bytes", 5)
-    assert loader.stats()["read"] < loader.stats()["wait"]
 
 
 # The profiler.

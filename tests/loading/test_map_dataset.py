@@ -35,7 +35,6 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
 )
-from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.files import descriptors
 
 SUFFIX = ".index.safetensors"
@@ -369,41 +368,10 @@ def test_index_dir(folder, tmp_path_factory):
 # Compressed files
 
 
-@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "GZIP"), (".zlib", "ZLIB")])
-def test_compressed_files_say_once_that_random_access_is_slow(tmp_path, monkeypatch, suffix, kind):
-    monkeypatch.setattr(InflatedFiles, "most_bytes", 100)
-    write_split(tmp_path, suffix=suffix)
-    order = list(range(23))
-    random.Random(0).shuffle(order)
-    for declared in ("auto", kind, kind.lower()):
-        ds = TFRecordDataset(tmp_path / "part-*", compression_type=declared)
-        assert len(ds) == 23  # nothing is said before something is read
-        with pytest.warns(UserWarning, match="decompresses from the last seek point") as caught:
-            assert len(list(ds[:2])) == 2
-            assert [ds[position] for position in order] == [
-                PAYLOADS[position] for position in order
-            ]
-            assert [ds[position] for position in order] == [
-                PAYLOADS[position] for position in order
-            ]
-        # once, and it points to whoever reads
-        assert [warning.filename for warning in caught] == [__file__]
-
-
 def test_locate_in_compressed_files_is_in_the_decompressed_stream(tmp_path):
     plain, packed = write(tmp_path / "a", PAYLOADS), write(tmp_path / "b.gz", PAYLOADS)
     one, other = TFRecordDataset(plain), TFRecordDataset(packed)
     assert [one.locate(i)[1] for i in range(23)] == [other.locate(i)[1] for i in range(23)]
-
-
-def test_plain_and_compressed_files_together(tmp_path, monkeypatch):
-    write(tmp_path / "part-0", PAYLOADS[:9])
-    write(tmp_path / "part-1.gz", PAYLOADS[9:])
-    monkeypatch.setattr(InflatedFiles, "most_bytes", 100)
-    ds = TFRecordDataset(tmp_path / "part-*")
-    assert list(ds[:9]) == PAYLOADS[:9]  # without a warning: those are not compressed
-    with pytest.warns(UserWarning, match="decompresses from the last seek point"):
-        assert list(ds) == PAYLOADS
 
 
 # Pickling, forks, threads

@@ -3,8 +3,6 @@
 Covers columns/plan_parts, records/packed_records, loading/read_ahead.
 """
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -15,16 +13,11 @@ from torch_tfrecord import (
     FixedLenFeature,
     TFRecordDataset,
     VarLenFeature,
-    build_index,
     collate,
     encode_example,
 )
-from torch_tfrecord.columns import Want
-from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.loading.read_ahead import _load
 from torch_tfrecord.native import native_module
-from torch_tfrecord.records import RecordTable
 
 jobs, frames = native_module("jobs"), native_module("frames")
 compiled = pytest.mark.skipif(jobs is None, reason="needs the compiled core")
@@ -126,84 +119,3 @@ def test_a_damaged_record_is_named_as_alone(path, at):
         loaded = _load(skipping, BATCHES, collate, 1 << 20)[0]
     check(loaded[1][0], [1])
     check(loaded[2][0], BATCHES[2])
-
-
-def test_a_file_that_became_shorter(path):
-    ds = TFRecordDataset(path, FEATURES)
-    ds[0], ds[9]  # both files are open
-    os.truncate(ds.files[1], ds.locate(9)[1] + 20)
-    with pytest.raises(CorruptRecordError, match="truncated record") as alone:
-        ds[9]
-    _, (_, error), _ = _load(ds, BATCHES, collate, 1 << 20)[0]
-    assert str(error) == str(alone.value)
-
-
-def test_records_are_read_by_whoever_uses_them_first(path, calls):
-    paths = [f"{path.parent}/a-{file:05d}-of-00002" for file in range(2)]
-    files = RecordFiles(RecordTable(paths, map(build_index, paths)), True)
-    calls.clear()
-    records = files.read_batch(np.array([9, 0]))
-    assert (
-        calls == []
-        and len(records) == 2
-        and records.lengths.tolist() == [len(encode_example(values(number))) for number in (9, 0)]
-    )
-    process = os.fork()
-    if process == 0:  # the child reads by itself
-        os._exit(records.tolist() != [encode_example(values(number)) for number in (9, 0)])
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
-    assert bytes(records[1]) == encode_example(values(0))
-    assert records.tolist()[0] == encode_example(values(9))
-    assert calls == [["ReadJob"]]
-
-
-class Spans:
-    """Reads where each value lies, by a job of its own that runs behind the parse."""
-
-    def __init__(self, path):
-        self.wants = (Want("name", "name", bytes, num_values=1, is_required=True),)
-        self.path, self.begun = path, []
-
-    def begin(self, columns, keys):
-        return Copied(self, columns, keys)
-
-    def read(self, columns):
-        return columns[0].strings(bytes)
-
-
-class Copied:
-    def __init__(self, reader, columns, keys):
-        self.fd = os.open(reader.path, os.O_RDONLY)
-        size = os.fstat(self.fd).st_size
-        self.copy, none = np.zeros(size, np.uint8), np.zeros(0, np.int64)
-        ranges = np.array([[0], [0], [size], [0]])
-        sources = [(self.fd, size)]
-        self.job = frames.ReadJob(sources, 0, ranges, 0, 1, self.copy, none, none, False)
-        self.spans, self.keys, self.num_bytes = columns[0].values, keys, len(columns[0].buffer)
-        self.before = self.spans.copy()
-
-    def finish(self, columns):
-        os.close(self.fd)
-        assert (columns[0].values == self.spans).all()
-        is_inside = self.spans.sum(1) <= self.num_bytes
-        return (
-            self.keys.tolist(),
-            self.copy.tobytes(),
-            columns[0].strings(bytes),
-            is_inside.tolist(),
-        )
-
-
-def test_a_reader_s_own_work_runs_in_the_same_call(path, calls):
-    records = [encode_example(values(number)) for number in range(4)]
-    records[2] = UNKNOWN + records[2]
-    parser = ExampleParser({"name": Spans(path.parent / "a-00000-of-00002")})
-    whole = (path.parent / "a-00000-of-00002").read_bytes()
-    keys = np.arange(4, dtype=np.uint64)
-    assert parser.batch(records[:2], keys[:2]) == {
-        "name": ([0, 1], whole, [b"n0", b"n1"], [True, True])
-    }
-    assert calls == [["ParseJob", "ReadJob"]]
-    assert parser.batch(records, keys) == {
-        "name": ([0, 1, 2, 3], whole, [b"n0", b"n1", b"n2", b"n3"], [True, True, False, True])
-    }

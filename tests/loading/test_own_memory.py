@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
-from rlds_episodes import FEATURES as STEPS
-from rlds_episodes import LENGTHS, make_episode
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import v2
 
@@ -30,17 +28,14 @@ from torch_tfrecord import (
     SequenceFeatures,
     SparseFeature,
     TFRecordDataset,
-    TFRecordIterableDataset,
     TFRecordWriter,
     VarLenFeature,
     collate,
     encode_example,
     encode_image,
     encode_sequence_example,
-    make_dataloader,
     parse_example,
     parse_single_example,
-    tfds,
 )
 
 I64, F32 = torch.int64, torch.float32
@@ -166,26 +161,6 @@ def test_a_batch_shares_nothing_with_its_samples(path, way, looked):
     assert_same(COLLATES[way](samples), whole)
 
 
-def both_in_a_collate_fn(samples):
-    batch = collate(samples)
-    spoil(batch)
-    return [seen(sample) for sample in samples]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_in_a_collate_fn(path, num_workers):
-    # marks stay in a worker
-    left = ("sparse", "ids", "steps", "ragged", "sound") if num_workers else ("sparse",)
-    features = {name: spec for name, spec in FEATURES.items() if not name.startswith(left)}
-    for source in (TFRecordDataset(path, features), TFRecordIterableDataset(path, features)):
-        found = [*DataLoader(source, 4, collate_fn=both_in_a_collate_fn, num_workers=num_workers)]
-        expected = [seen(TFRecordDataset(path, features)[position]) for position in range(12)]
-        assert_same([sample for batch in found for sample in batch], expected)
-    found = [*make_dataloader(path, 4, features, shuffle=False, collate_fn=both_in_a_collate_fn)]
-    assert_same([sample for batch in found for sample in batch], expected)
-
-
 def test_sequences(tmp_path):
     with TFRecordWriter(tmp_path / "a") as writer:
         for number in range(4):
@@ -220,72 +195,7 @@ def test_random_crops_are_drawn_once(path, fused):
     assert torch.rand(1) == after
 
 
-def test_tensorflow_datasets(tmp_path):
-    f = tfds.features
-    features = {
-        "x": f.Tensor((3,), "float32"),
-        "inner": {"n": f.Scalar("int64"), "words": f.Sequence(f.Text())},
-    }
-    rows = [{"x": [n, 1.0, 2.0], "inner": {"n": n, "words": [f"w{n}"] * (n % 3)}} for n in range(5)]
-    tfds.write(tmp_path / "named" / "1.0.0", {"train": rows}, features, name="named")
-    ds = tfds.load(tmp_path / "named" / "1.0.0", "train")
-    expected = [seen(ds[position]) for position in (4, 2)]
-    for is_seen in (False, True):
-        samples = ds.__getitems__([4, 2])
-        if is_seen:
-            [*map(seen, samples)]
-        spoil(collate(samples))
-        assert_same([*map(seen, samples)], expected)
-
-
-@pytest.mark.parametrize(
-    "transform", [None, lambda episode: {**episode, "noise": torch.rand(len(episode["reward"]))}]
-)
-def test_episodes(tmp_path, transform):
-    episodes = [make_episode(number, length) for number, length in enumerate(LENGTHS[:2])]
-    tfds.write(tmp_path / "robot" / "1.0.0", {"train": episodes}, STEPS, name="robot")
-    ds = tfds.RLDSDataset(
-        tmp_path / "robot" / "1.0.0", "train", episode_transform=transform, episode_bytes=0
-    )
-    samples = ds.__getitems__([4, 5, 0])
-    batch = collate(samples)
-    whole = copy.deepcopy(batch)
-    spoil(batch)
-    assert_same(collate([dict(sample) for sample in samples]), whole)
-
-
 # Two names of one key.
-
-TWICE = {
-    "fixed": FixedLenFeature((40,), F32, key="row"),
-    "other shape": FixedLenFeature((20, 2), F32, key="row"),
-    "cast": FixedLenFeature((40,), torch.float16, key="row"),
-    "scalar": FixedLenFeature((), I64, key="scalar"),
-    "default": FixedLenFeature((2,), I64, (7, 8), key="none"),
-    "var-length": VarLenFeature(I64, key="ids"),
-    "sequence": FixedLenSequenceFeature((), I64, allow_missing=True, key="ids"),
-    "ragged": RaggedFeature(I64, "ids"),
-    "sparse": SparseFeature("index", "ids", I64, 10),
-    "strings": VarLenFeature(bytes, key="words"),
-    "raw": RawTensor((-1,), torch.int16, key="raw"),
-    "image": Image(key="image"),
-    "json": Json(key="json"),
-}
-
-
-@pytest.mark.parametrize("name", TWICE)
-def test_two_names_of_one_key_share_nothing_in_a_sample(path, name):
-    features = {"a": TWICE[name], "b": TWICE[name], "c": FixedLenFeature((40,), F32, key="row")}
-    data = encode_example(record(3))
-    ds = TFRecordDataset(path, features)
-    for sample in (
-        ds[3],
-        parse_single_example(data, features),
-        parse_single_example(data, features),
-    ):
-        expected = seen(sample)
-        spoil(sample["a"])
-        assert_same({key: sample[key] for key in "bc"}, {key: expected[key] for key in "bc"})
 
 
 # Lists.

@@ -32,7 +32,6 @@ from torch_tfrecord import (
     TFRecordWriter,
     VarLenFeature,
     build_index,
-    collate,
     encode_example,
     make_dataloader,
 )
@@ -244,16 +243,6 @@ def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch)
     assert set(tasks[2:-1]) == {2, 3}
 
 
-@pytest.mark.parametrize("taken", [1, 2, 5, 11, 39])
-def test_resumes_after_any_number_of_batches(path, tasks, taken):
-    loader = make_dataloader(path, 1, FEATURES, num_threads=2)
-    expected = numbers(make_dataloader(path, 1, FEATURES, num_threads=0))
-    assert [batch["n"].tolist() for batch in itertools.islice(loader, taken)] == expected[:taken]
-    other = make_dataloader(path, 1, FEATURES, num_threads=3)
-    other.load_state_dict(loader.state_dict())
-    assert numbers(other) == expected[taken:]
-
-
 def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
     """A dataset does so where they are much larger than usual."""
     load, sizes = TFRecordDataset._load_batches, []
@@ -289,24 +278,6 @@ def test_much_larger_records_after_small_ones_are_loaded_apart(tmp_path, tasks, 
     assert [one for batch in found for one in batch] == payloads
     assert max(tasks) == 32
     assert 100_000 < max(bytes_read) <= 1 << 20
-
-
-def test_errors_in_the_middle_of_a_task(tmp_path, tasks):
-    records = [encode_example({"n": n if n not in (20, 25) else 1.5}) for n in range(40)]
-    path = write(tmp_path / "a", records)
-    running = iter(make_dataloader(path, 1, {"n": FEATURES["n"]}, shuffle=False, num_threads=1))
-    found = []
-    for _ in records:
-        try:
-            found.append(next(running)["n"].item())
-        except ParseError as error:
-            found.append(str(error).removeprefix(f"{path}: ").partition(" at byte")[0])
-    expected = list(range(40))
-    expected[20], expected[25] = "record 20", "record 25"
-    assert found == expected
-    assert max(tasks) >= 8
-    with pytest.raises(StopIteration):
-        next(running)
 
 
 def test_threads_start_none_of_torchs(path, monkeypatch):
@@ -516,15 +487,6 @@ def cores(monkeypatch):
     return own, starter
 
 
-def test_usual_number_of_threads(monkeypatch, cores):
-    own, _ = cores
-    assert usual_num_threads() == 64
-    own -= {*range(3, 64)}
-    assert usual_num_threads() == 3
-    monkeypatch.setattr(nested_dataset, "has_native", lambda: False)
-    assert usual_num_threads() == 1
-
-
 def test_torchruns_ranks_divide_what_they_share(monkeypatch, cores):
     own, starter = cores
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
@@ -587,26 +549,6 @@ def test_torch_pins_what_arrives_from_a_worker(path, monkeypatch):
     assert first["n"].tolist() == list(range(10))
     assert first["name"][3] == b"3"
     assert pinned[0] == torch.int64
-
-
-@pytest.mark.parametrize("num_threads", [0, 1])
-def test_epochs_of_batches_reach_the_dataset(path, num_threads, monkeypatch):
-    seen = []
-    load = TFRecordDataset._load_batches
-
-    def look(ds, batches):
-        seen.extend(positions.epoch for positions in batches)
-        return load(ds, batches)
-
-    monkeypatch.setattr(TFRecordDataset, "_load_batches", look)
-    list(make_dataloader(path, 20, FEATURES, num_epochs=3, num_threads=num_threads))
-    assert seen == [0, 0, 1, 1, 2, 2]
-
-
-def test_with_a_dataset_of_ones_own(path):
-    ds = TFRecordDataset(path, FEATURES)[::2]
-    loader = ReadAheadLoader(ds, num_threads=2, batch_size=5, shuffle=False, collate_fn=collate)
-    assert numbers(loader) == [list(range(low, low + 10, 2)) for low in range(0, 40, 10)]
 
 
 @pytest.mark.daily

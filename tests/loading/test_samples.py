@@ -32,24 +32,6 @@ from torch_tfrecord.columns.containers import make_sparse
 from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.sample import UNSEEN, Sample
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.bool,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.complex64,
-]
-
 
 def columns_of(numbers):
     """A column of each kind, which tell of which number each row is."""
@@ -307,24 +289,6 @@ def test_made_by_somebody_else(make):
     assert collate([make(), fresh(b=[5, 6]) | {"a": 4}][:1])["a"].tolist() == [1]
 
 
-@pytest.mark.slow
-def test_what_trainers_do():
-    accelerate = pytest.importorskip("accelerate.utils")
-    from lightning_utilities.core.apply_func import apply_to_collection
-
-    def sample():
-        return samples_of([4, 5], ["scalar", "row"])[0]
-
-    expected = {"scalar": torch.tensor(4), "row": torch.full((3,), 4.0)}
-    for found in (
-        accelerate.send_to_device(sample(), "cpu"),
-        accelerate.recursively_apply(lambda value: value, sample()),
-        apply_to_collection(sample(), torch.Tensor, lambda value: value),
-    ):
-        assert_same(dict(found), expected)
-    assert accelerate.find_batch_size({"s": samples_of([4, 5], ["row"])[0]}) == 3
-
-
 def test_torchvisions_transforms():
     transform = v2.Compose([v2.CenterCrop(1), v2.ToDtype(torch.float32, scale=True)])
     (sample,), (twin,) = (
@@ -379,41 +343,6 @@ def test_any_rows_of_any_blocks(name, way, chosen, looked):
     assert_same(BOTH[way](tuple(picked)), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype):
-    column = torch.arange(24).remainder(2).to(dtype).reshape(6, 4)
-    samples = [*ColumnBatch({"x": column}, 6), *ColumnBatch({"x": column.clone()}, 6)]
-    for order in (range(12), [11, 0, 3, 3], [1, 2, 3]):
-        batch = default_collate([samples[number] for number in order])["x"]
-        assert batch.dtype == dtype
-        wanted = torch.stack([column[number % 6].to(torch.complex64) for number in order])
-        assert torch.equal(batch.to(torch.complex64), wanted)
-
-
-def test_bits_of_nans_stay():
-    bits = torch.tensor([0x7F800001, 0x7FC00002, 0x7F800003], dtype=torch.int64).to(torch.int32)
-    samples = list(ColumnBatch({"x": bits.view(torch.float32)}, 3))
-    for order in ([0, 1, 2], [2, 0]):
-        for collate_fn in BOTH.values():
-            batch = collate_fn([samples[number] for number in order])["x"]
-            assert torch.equal(batch.view(torch.int32), bits[order])
-
-
-@pytest.mark.parametrize("way", BOTH)
-def test_neither_batches_nor_samples_share_memory(way):
-    for order in ([0, 1, 2, 3], [1, 2], [2, 0], [1, 1]):
-        samples = samples_of([5, 6, 7, 8], ["scalar", "row", "var", "image"])
-        twins = plain(samples_of([5, 6, 7, 8], ["scalar", "row", "var", "image"]))
-        picked = [samples[number] for number in order]
-        first, second = BOTH[way](picked), BOTH[way](picked)
-        expected = joined(collate([twins[number] for number in order]), way)
-        for column in (first["scalar"], first["row"], first["var"].values(), first["image"]):
-            column.fill_(77)
-        assert_same(second, expected)
-        assert_same(BOTH[way](picked), expected)
-        assert_same(plain(samples), twins)
-
-
 @pytest.mark.parametrize("way", BOTH)
 def test_a_batch_of_columns_is_handed_on_once(way):
     columns = columns_of([5, 6, 7])
@@ -448,17 +377,6 @@ def test_what_was_done_to_values_in_place_counts(way):
         match=r"^\['row'\]: cannot batch tensors with different shapes: \[1, 3\] in sample 0",
     ):
         BOTH[way](samples)
-
-
-@pytest.mark.parametrize("way", BOTH)
-def test_one_sample_for_two_places(way):
-    """As a list that holds one dict twice."""
-    samples = samples_of([5, 6], ["scalar", "row"])
-    same = [samples[0], samples[0], samples[1]]
-    same[1]["row"].fill_(9)
-    assert BOTH[way](same)["row"].tolist() == [[9.0] * 3, [9.0] * 3, [6.0] * 3]
-    same[0]["scalar"] = torch.tensor(1)
-    assert BOTH[way](same)["scalar"].tolist() == [1, 1, 6]
 
 
 @pytest.mark.parametrize("way", BOTH)
@@ -532,22 +450,6 @@ def test_samples_inside_others():
     changed[0]["inner"]["deep"] = torch.tensor(1)
     assert collate(changed)["inner"]["deep"].tolist() == [1, 10]
     assert default_collate(changed)["inner"]["deep"].tolist() == [1, 10]
-
-
-def test_the_first_sample_is_made_alone():
-    batch = ColumnBatch({"a": torch.arange(3)}, 3)
-    first, last = batch[0], batch[-1]
-    assert (batch[0] is first, batch[2] is last, batch.is_columns) == (True, True, True)
-    samples = list(batch)
-    assert (samples[0] is first, samples[2] is last, len(samples)) == (True, True, 3)
-    changed = ColumnBatch({"a": torch.arange(3)}, 3)
-    changed[0]["a"] = torch.tensor(7)
-    assert not changed.is_columns
-    assert [collate_fn(changed)["a"].tolist() for collate_fn in BOTH.values()] == [[7, 1, 2]] * 2
-    with pytest.raises(IndexError):
-        _ = batch[3]
-    assert batch[True] is samples[1]
-    assert batch[np.int64(1)] is samples[1]
 
 
 def test_a_batch_of_columns_pickles_and_copies():

@@ -31,9 +31,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.manifests import manifest_table, write_manifest
 from torch_tfrecord.manifests.manifest import (
-    Manifest,
-    common_folder,
-    manifest_path,
     pack_manifest,
     relative_names,
     shard_paths,
@@ -295,13 +292,6 @@ def test_a_copy_with_other_times_is_good(written, tmp_path, lazily, no_builds):
     shutil.copytree(written, tmp_path / "copy", copy_function=shutil.copyfile)
     ds = TFRecordDataset(str(tmp_path / "copy"), index="require")
     assert pickle.loads(pickle.dumps(ds)).__getitems__(range(len(ds))) == WANTED
-
-
-def test_a_copy_gets_its_times_again(written, tmp_path):
-    shutil.copytree(written, tmp_path / "copy", copy_function=shutil.copyfile)
-    assert write_manifest(str(tmp_path / "copy")).num_built == 0
-    times = [path.stat().st_mtime_ns for path in sorted((tmp_path / "copy").glob("x-*"))]
-    assert Manifest(str(manifest_of(tmp_path / "copy"))).mtimes_ns.tolist() == times
 
 
 def another_size(folder):
@@ -575,44 +565,6 @@ def test_sizes_that_no_file_has_are_not_allocated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "folder"),
-    [
-        (["x"], ""),
-        (["a/x"], "a/"),
-        (["/a/x", "/a/y"], "/a/"),
-        (["a/x", "b/x"], ""),
-        (["/a/b/x", "/a/c"], "/a/"),
-    ],
-)
-def test_the_folder_of_all_files(files, folder):
-    assert common_folder(files) == folder
-    assert manifest_path(files) == f"{folder}.torch_index/manifest.safetensors"
-
-
-@pytest.mark.parametrize(
-    ("path", "names", "files"),
-    [
-        ("m.safetensors", ["x", "a/x"], ["x", "a/x"]),
-        ("d/.torch_index/m.safetensors", ["../x", "../a/x"], ["d/x", "d/a/x"]),
-        ("/d/m.safetensors", ["../../x"], ["/../x"]),
-        ("../m.safetensors", ["../x"], ["../../x"]),
-        ("m.safetensors", ["../x"], ["../x"]),
-        ("m.safetensors", ["s3://bucket/x"], ["s3://bucket/x"]),
-        (
-            "s3://bucket/d/m.safetensors",
-            ["x", "../y", "../e/z"],
-            ["s3://bucket/d/x", "s3://bucket/y", "s3://bucket/e/z"],
-        ),
-        ("https://host/m.safetensors", ["x"], ["https://host/x"]),
-    ],
-)
-def test_names_lead_to_files(path, names, files):
-    assert shard_paths(path, names) == files
-    if not path.startswith("/"):
-        assert shard_paths(path, relative_names(files, path)) == files
-
-
-@pytest.mark.parametrize(
     ("path", "name"),
     [
         ("s3://bucket/m.safetensors", "../other/x"),
@@ -770,14 +722,3 @@ def test_a_remote_shard_that_changed(memory, content):
             match="x-00004-of-00007: the manifest at .* expected 28 bytes, got 23: it is not",
         ):
             assert len(TFRecordDataset("memory:///manifest/data/x-*")) == len(WANTED)
-
-
-def test_storage_options_are_passed_on(memory, tmp_path):
-    out, options = tmp_path / "m.safetensors", {"key": "not-to-be-shown"}
-    ds = TFRecordDataset(
-        build_manifest("memory:///manifest/data/x-*", out, storage_options=options),
-        storage_options=options,
-    )
-    assert ds._record_files.access.storage_options == options
-    assert ds._maker is not None
-    assert b"not-to-be-shown" not in out.read_bytes()

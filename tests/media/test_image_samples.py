@@ -5,7 +5,6 @@ Covers loading/sample_maker, media/regions.
 """
 
 import ctypes
-import pickle
 import random
 import shutil
 import subprocess
@@ -40,11 +39,8 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.media import crop_jobs, decode_stack, read_header
+from torch_tfrecord.media import crop_jobs, decode_stack
 from torch_tfrecord.media import regions as image_regions
-from torch_tfrecord.media.crop_jobs import normalization
-from torch_tfrecord.media.headers import has_end_marker
 from torch_tfrecord.media.image import ImageReader
 from torch_tfrecord.media.regions import Region, StoredImage, decode_region
 from torch_tfrecord.native import optional_module
@@ -98,12 +94,6 @@ def test_a_region_has_the_pixels_of_the_whole_image(name, mode, data):
     pixels = decode_region(encoded, mode, Region(top, left, height, width))
     whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
     assert np.array_equal(pixels, whole[top : top + height, left : left + width])
-
-
-@pytest.mark.parametrize("name", WHOLE_KINDS)
-def test_other_kinds_are_left_to_whole_decoding(name):
-    encoded = WHOLE_KINDS[name]
-    assert decode_region(encoded, "RGB", Region(0, 0, 9, 9)) is None
 
 
 @NEEDS_LIBJPEG
@@ -320,33 +310,7 @@ def test_changed_bytes_give_an_image_or_our_error_and_nothing_else(regions_by):
                 assert str(error).startswith("expected ")
 
 
-def test_the_end_marker_is_looked_for_behind_the_header():
-    for name, data in JPEG_KINDS.items():
-        header = read_header(data)
-        assert has_end_marker(data, header) and has_end_marker(
-            memoryview(data + b"trailing"), header
-        ), name
-        assert not has_end_marker(data[:-1], header) and not has_end_marker(
-            data[: header.scan + 2], header
-        ), name
-        assert read_header(memoryview(data)) == header
-
-
 # Specs, memory, threads
-
-
-def test_specs_with_crops():
-    spec = Image(key="a", crop=RandomResizedCrop(224, seed=2), normalize=[list(MEAN), STD])
-    assert repr(spec) == (
-        "Image(key='a', crop=RandomResizedCrop((224, 224), seed=2), "
-        "normalize=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))"
-    )
-    assert spec == pickle.loads(pickle.dumps(spec)) == eval(repr(spec)) and hash(spec) == hash(
-        eval(repr(spec))
-    )
-    assert (
-        reader(crop=CROP).keyed and not reader().keyed and not reader(normalize=(MEAN, STD)).keyed
-    )
 
 
 @pytest.mark.parametrize(
@@ -413,16 +377,6 @@ def test_a_loader_draws_anew_for_each_epoch_and_the_same_for_any_batch_size(tmp_
     assert not any(map(torch.equal, first, second))
 
 
-def test_two_images_of_a_record_are_cropped_alike():
-    record = encode_example({"a": JPEG_KINDS["4:2:0"], "b": JPEG_KINDS["4:2:0"]})
-    batch = ExampleParser({name: Image(crop=CROP) for name in "ab"}).batch(
-        [record] * 3, np.arange(3, dtype=np.uint64)
-    )
-    assert torch.equal(batch["a"], batch["b"])
-    for key, row in enumerate(batch["a"]):
-        assert torch.equal(row, expected(JPEG_KINDS["4:2:0"], CROP, key))
-
-
 def test_sequence_examples_take_the_centre_only():
     with pytest.raises(
         ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"
@@ -437,32 +391,3 @@ def test_sequence_examples_take_the_centre_only():
         record, None, {"x": Image(crop=ResizedCenterCrop(20, 24))}
     )
     assert type(steps["x"]) is tv_tensors.Video and steps["x"].shape == (2, 3, 20, 20)
-
-
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_LIBJPEG), False])
-@pytest.mark.parametrize("down", [True, False])
-@pytest.mark.parametrize("across", [True, False])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_placing_pixels_with_and_without_the_compiled_core(
-    monkeypatch, compiled, across, down, channels
-):
-    monkeypatch.setattr(
-        crop_jobs, "optional_module", optional_module if compiled else lambda _: None
-    )
-    image = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (channels, 7, 11), np.uint8))
-    flips = [
-        *([functional.horizontal_flip] if across else []),
-        *([functional.vertical_flip] * down),
-    ]
-    mirrored = functional.pad(image, [0])
-    for flip in flips:
-        mirrored = flip(mirrored)
-    pixels = image.permute(1, 2, 0).numpy()
-    row = np.zeros((7, 11, channels), np.uint8)
-    crop_jobs.place_pixels(pixels, row, across=across, down=down)
-    assert np.array_equal(row, mirrored.permute(1, 2, 0).numpy())
-    mean, std = (MEAN * 2)[:channels], (STD * 2)[:channels]
-    result = np.zeros((channels, 7, 11), np.float32)
-    crop_jobs.place_pixels(pixels, result, normalization(mean, std), across=across, down=down)
-    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
-    assert np.array_equal(result, transform(mirrored).numpy())

@@ -91,16 +91,6 @@ def test_images_of_several_sizes_and_no_images(by):
     assert decode_stack([], "RGB", [], 0) is None
 
 
-@pytest.mark.parametrize("name", ["4:2:0", "PNG"])
-def test_damaged_images_are_errors(by, name):
-    data = KINDS[name]
-    for damaged in (b"", b"no image", data[: len(data) // 2]):
-        with pytest.raises(ImageDecodeError):
-            decode_image(damaged)
-        with pytest.raises(ImageDecodeError):
-            decode_stack([data, damaged], "RGB", [0, 1], 2)
-
-
 def test_changed_bytes_give_what_decode_image_gives(by):
     rng = random.Random(8)
     data = KINDS["4:2:0"]
@@ -170,26 +160,6 @@ def test_changed_headers_give_what_decode_image_gives(by):
                 assert torch.equal(decode_stack([damaged], "RGB", [0], 1)[0], expected), name
                 compared += 1
     assert compared > 300 and refused > 300
-
-
-def test_headers_are_read_where_there_is_doubt(by, monkeypatch):
-    opened = []
-    real = image_regions.open_image
-    monkeypatch.setattr(
-        image_regions, "open_image", lambda data, most: opened.append(data) or real(data, most)
-    )
-    kinds = ["4:2:0", "gray", "EXIF", "PNG", "progressive", "RGB", "CMYK"]
-    stack = decode_stack([KINDS[name] for name in kinds], "RGB", range(7), 7)
-    for row, name in enumerate(kinds):
-        assert torch.equal(stack[row], decode_image(KINDS[name])), name
-    doubtful = ["PNG", "CMYK", "progressive"] if by == "compiled" else kinds
-    assert opened == [KINDS[name] for name in ["4:2:0", *doubtful]]
-    assert decode_stack([KINDS["4:2:0"], bytearray(KINDS["gray"])], "RGB", [0, 1], 2).shape == (
-        2,
-        3,
-        45,
-        61,
-    )
 
 
 def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
@@ -276,19 +246,6 @@ def read_images(images, rows, out):
     )
     assert optional_module("jobs").run([job]) == 1 and job.problem == ""
     return (job.sizes[:, 0] > 0).tolist()
-
-
-@NEEDS_LIBJPEG
-def test_a_job_reads_whole_pictures_to_their_rows():
-    data, out = KINDS["4:2:0"], np.full((3, 45, 61, 3), 7, np.uint8)
-    values = [encode(draw(44, 61)), data, KINDS["progressive"], data]
-    assert read_images(values, [0, 2, 2, 0], out) == [False, True, False, True]
-    for row in (0, 2):
-        assert np.array_equal(out[row], decode_image(data).permute(1, 2, 0).numpy())
-    assert (out[1] == 7).all()
-    assert read_images([data] * 3, [-1, 3, 2**62], out[:3]) == [False] * 3
-    with pytest.raises(ValueError, match=r"^expected images, memory, keys, plans and a table for "):
-        read_images([data], [0, 1], out)
 
 
 @NEEDS_LIBJPEG

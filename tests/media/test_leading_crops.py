@@ -3,7 +3,6 @@ oracle.
 """
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,15 @@ from torchvision.transforms import InterpolationMode, v2
 
 from torch_tfrecord import (
     FixedLenFeature,
-    FixedLenSequenceFeature,
     Image,
     ImageDecodeError,
     NestedExample,
     ParseError,
     RandomResizedCrop,
-    RawTensor,
     SequenceFeatures,
-    SparseFeature,
-    Text,
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
-    VarLenFeature,
     collate,
     encode_example,
     encode_sequence_example,
@@ -39,7 +33,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.media import image as image_columns
 from torch_tfrecord.media.leading_crops import find_leading_crop
-from torch_tfrecord.media.regions import StoredImage
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FEATURES = {"image": Image(key="image/encoded"), "label": FixedLenFeature((), torch.int64)}
@@ -232,33 +225,6 @@ def test_mirrored_edges(large, monkeypatch, mode):
     assert_equal(lambda: batches_of(large, transform), monkeypatch)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-@pytest.mark.parametrize(
-    "crop", [v2.RandomResizedCrop(24), v2.RandomCrop(30, pad_if_needed=True), v2.CenterCrop(20)]
-)
-def test_every_mode(records, monkeypatch, mode, crop):
-    features = {**FEATURES, "image": Image(mode, key="image/encoded")}
-    for following in (
-        [],
-        [
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize([0.4], [0.2]),
-            v2.RandomVerticalFlip(),
-        ],
-    ):
-        assert_equal(
-            lambda rest=following: batches_of(records, v2.Compose([crop, *rest]), features),
-            monkeypatch,
-        )
-
-
-def test_more_channels_than_there_were(records, monkeypatch):
-    features = {**FEATURES, "image": Image("L", key="image/encoded")}
-    transform = v2.Compose([v2.CenterCrop(20), *TO_FLOAT])
-    assert_equal(lambda: batches_of(records, transform, features), monkeypatch)
-    assert batches_of(records, transform, features)[0]["image"].shape == (7, 3, 20, 20)
-
-
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_upright(tmp_path, monkeypatch, kind):
     path = write(
@@ -373,41 +339,6 @@ def test_draws_of_the_training_between_batches(records, monkeypatch):
         return [(batch["image"], torch.rand(2)) for batch in WAYS["threads"](records, USUAL)]
 
     assert_equal(load, monkeypatch)
-
-
-@pytest.mark.slow
-def test_every_other_feature(tmp_path, monkeypatch):
-    with TFRecordWriter(tmp_path / "wide") as writer:
-        for number, image in enumerate(LARGE):
-            numbers = list(range(number % 4))
-            writer.write(
-                {
-                    "image": image,
-                    "x": numbers or [7],
-                    "name": f"{number}",
-                    "raw": bytes(8),
-                    "at": [1],
-                    "of": [2.0],
-                }
-            )
-    features = {
-        "name": FixedLenFeature((), bytes),
-        "text": Text(key="name"),
-        "image": Image(shape=(75, None, 3)),
-        "again": FixedLenFeature((), bytes, key="image"),
-        "x": VarLenFeature(torch.int64),
-        "steps": FixedLenSequenceFeature((), torch.int64, allow_missing=True, key="x"),
-        "raw": RawTensor((2, 4), torch.uint8),
-        "sparse": SparseFeature("at", "of", torch.float32, 5),
-    }
-    for transform in (USUAL, JITTERED):
-        assert_equal(
-            lambda given=transform: batches_of(tmp_path / "wide", given, features), monkeypatch
-        )
-    ds = TFRecordDataset(tmp_path / "wide", features, transform=v2.CenterCrop(20))
-    samples = ds.__getitems__([3, 1])
-    monkeypatch.setattr(Image, "_leading", whole)
-    assert_same(list(samples), [ds[3], ds[1]])
 
 
 def test_a_transform_may_change_at_any_time(records, monkeypatch):
@@ -617,16 +548,6 @@ def test_a_damaged_image(tmp_path, monkeypatch, name, transform):
         assert failure(load, monkeypatch, is_cropped=True) == expected
 
 
-def test_samples_of_a_stream_before_a_damaged_image(tmp_path, monkeypatch):
-    path = write(tmp_path / "damaged", [*LARGE[:3], DAMAGED["cut"]])
-
-    def load():
-        samples = iter(TFRecordIterableDataset(path, FEATURES, transform=USUAL))
-        return [next(samples) for _ in range(3)]
-
-    assert_equal(load, monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("transform", "kind"),
     [
@@ -692,27 +613,3 @@ def test_errors_of_features(large, monkeypatch, spec):
 
 
 # Threads
-
-
-def seen_threads(monkeypatch, holder, name):
-    """The threads that call it from now on."""
-    seen, call = set(), getattr(holder, name)
-
-    def note(*args, **options):
-        seen.add(threading.current_thread().name.rsplit("_", 1)[0])
-        return call(*args, **options)
-
-    monkeypatch.setattr(holder, name, note)
-    return seen
-
-
-@pytest.mark.parametrize("num_threads", [0, 2])
-def test_who_decodes(large, monkeypatch, num_threads):
-    wholes = seen_threads(monkeypatch, image_columns, "decode_stack")
-    regions = seen_threads(monkeypatch, StoredImage, "pixels")
-    ahead, here = "tfrecord-read-ahead", threading.current_thread().name
-    list(make_dataloader(large, 5, FEATURES, transform=USUAL, num_threads=num_threads))
-    assert (wholes, regions) == (set(), {ahead if num_threads else here})
-    regions.clear()
-    list(make_dataloader(large, 5, FEATURES, transform=JITTERED, num_threads=num_threads))
-    assert (wholes, regions) == (({ahead}, set()) if num_threads else (set(), {here}))

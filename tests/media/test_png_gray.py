@@ -10,7 +10,6 @@ import torch
 from test_images import NEEDS_TORCHCODEC
 
 from torch_tfrecord import decode_image
-from torch_tfrecord.media.backends import gray_of_colors, needs_gamma
 
 FROZEN = dict(np.load(Path(__file__).parents[1] / "data/images/pictures.npz"))
 MODES = {"0": "unchanged", "1": "L", "3": "RGB", "4": "RGBA"}
@@ -78,14 +77,3 @@ def test_what_a_gif_paints_nothing_on_is_0_in_every_mode():
         painted[1:3, 2:5] = True
         assert image[:, painted].any(0).all() and not image[:, ~painted].any()
     assert decode_image(FROZEN["gif whole"], "RGBA")[3].unique().tolist() == [255]
-
-
-def test_whether_a_gamma_counts():
-    assert [needs_gamma(gamma) for gamma in (0, 95238, 100000, 105000)] == [False] * 4
-    assert [needs_gamma(gamma) for gamma in (94999, 105001, 95237)] == [True] * 3
-
-
-def test_gray_of_hand_made_colors():
-    # 45455: linear is the power 2.2 in 8 bits, (0, 255, 0) is 150 of it, stored as 200.
-    colors = np.array([[[0, 255, 0], [9, 9, 9], [255, 0, 0]]], np.uint8)
-    assert gray_of_colors(colors, 45455).tolist() == [[200, 9, 147]]

@@ -215,22 +215,6 @@ def test_random_starts(torchcodec, path, random_states_untouched):
     assert {*first, *starts(1), *starts(2)} == {0, 1, 2, 3}
 
 
-def test_errors_name_the_record(torchcodec, tmp_path):
-    path = tmp_path / "broken.tfrecord"
-    with TFRecordWriter(path) as writer:
-        writer.write({"video": GIF, "n": 0})
-        writer.write({"video": b"junk" * 20, "n": 1})
-    ds = TFRecordDataset(path, features())
-    place = (
-        f"{path}: record 1 at byte {ds.locate(1)[1]}: feature 'video' (Video): expected a "
-        f"video that FFmpeg can decode"
-    )
-    for read in (lambda: ds[1], lambda: ds.__getitems__([0, 1])):
-        with pytest.raises(ParseError) as caught:
-            read()
-        assert str(caught.value).startswith(place)
-
-
 def test_sequence_examples(torchcodec):
     record = encode_sequence_example({"whole": [GIF]}, {"parts": [[GIF], [GIF]]})
     spec = {"whole": Video(num_frames=2)}, {"parts": Video(num_frames=2)}

@@ -1,6 +1,5 @@
 """Mixtures: the order by position, each sample's place known, every way to stop."""
 
-import itertools
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch_tfrecord import (
     TFRecordWriter,
     collate,
 )
-from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
@@ -179,12 +177,6 @@ def test_with_a_sampler_over_ranks_and_workers(num_workers, world_size):
         )
         taken.append([sample for batch in loader for sample in batch.tolist()])
     assert [sample for step in zip(*taken, strict=True) for sample in step] == everything(mixture)
-
-
-def test_infinite_by_steps():
-    mixture = Mixture(numbers(40, 13), [1, 1], stop="never", num_samples=10)
-    batches = itertools.islice(RecordBatchSampler(mixture, 5, shuffle=False, num_epochs=None), 4)
-    assert [len(mixture.__getitems__(batch)) for batch in batches] == [5, 5, 5, 5]
 
 
 def test_positions_out_of_range():

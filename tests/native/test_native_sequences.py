@@ -19,7 +19,6 @@ core = pytest.importorskip(
 )
 
 DTYPES = {1: np.int64, 2: np.float32, 3: np.int64}
-UNSET = Example().features.feature["x"]
 
 
 class Parsed:
@@ -138,21 +137,6 @@ def test_records_without_parts():
     ]
     assert check([INTS, FLOATS, WORDS], records)
     assert Parsed([INTS, WORDS], records).lists[b"i"][5][0].tolist() == []
-
-
-def test_keys_in_any_order():
-    rng = np.random.default_rng(0)
-    keys = [f"key{number}" for number in range(300)] + ["é" * 10, "long" * 30, ""]
-    slots = [(key.encode(), 3) for key in keys[::3]]
-    records = []
-    for _ in range(12):
-        chosen = rng.permutation(keys)[: rng.integers(1, len(keys))]
-        entries = [
-            steps(str(key).encode(), *[ints(packed(7, 300))] * int(rng.integers(0, 3)))
-            for key in chosen
-        ]
-        records.append(lists(*entries))
-    assert check(slots, records)
 
 
 # --- what is not plain is asked for

@@ -51,34 +51,6 @@ def test_out_of_range(position):
         Leaves(DATASETS["both"]).parts([0, position])
 
 
-def test_each_leaf_is_asked_once_and_told_the_epoch():
-    (found,) = Leaves(Subset(ConcatDataset([Subset(A, [1, 2]), Subset(A, [3])]), [2, 0])).parts(
-        PositionBatch([0, 1], 5)
-    )
-    assert (found.dataset is A, found.positions, found.positions.epoch, found.places) == (
-        True,
-        [3, 1],
-        5,
-        [0, 1],
-    )
-    (found,) = Leaves(Subset(A, [7, 6])).parts([1])
-    assert type(found.positions) is list
-
-
-def test_a_mixture_says_its_passes_as_epochs():
-    mixture = Mixture([A, Subset(B, [2, 1])], weights=[1, 1], seed=1, stop="all_exhausted")
-    found = Leaves(mixture).parts(list(range(len(mixture))))
-    assert [(part.dataset is B, part.positions.epoch) for part in found if part.dataset is B] == [
-        (True, epoch) for epoch in range(6)
-    ]
-
-
-def test_leaves():
-    assert [leaf is A for leaf in Leaves(DATASETS["deep"])] == [True, False]
-    assert [*Leaves(A)] == [A]
-    assert len([*Leaves(DATASETS["mixture"])]) == 2
-
-
 class Twice(Subset):
     """A user's class that reads in a way of its own."""
 
@@ -137,16 +109,3 @@ def test_a_chosen_epoch_wins_over_the_salt_of_others():
     # One that tells the epoch wins over both.
     found = Leaves(both).parts(PositionBatch([0, 2, 1], epoch=3))
     assert [part.positions.epoch for part in found] == [3, 3]
-
-
-def test_a_chosen_mixture_wins_over_the_salt_of_others():
-    mixture = Mixture([Drawing(True), range(8)], shuffle=False, stop="never", num_samples=6)
-    both = ConcatDataset([mixture, Drawing(True)])
-    mixture.set_epoch(2)
-    expected = Leaves(mixture).parts(PositionBatch(range(6), epoch=2))
-    found = Leaves(both).parts(Leaves(both).salted(range(8), lambda: 7))
-    for (leaf, positions, *_), (known, others, *_) in zip(expected, found[:-1], strict=True):
-        assert leaf is known
-        assert (positions, positions.epoch) == (others, others.epoch)
-        assert getattr(others, "salt", None) is None
-    assert found[-1].positions.salt == 7

@@ -107,14 +107,6 @@ def test_places_alone_and_together(n, seed, data):
     assert len(set(found.tolist())) == len(set(places))
 
 
-def test_shapes_and_chunks():
-    order = Permutation(1 << 40, 1)
-    places = np.arange(30_000).reshape(2, 3, 5000)
-    assert np.array_equal(order.positions(places).reshape(-1), order.positions(places.reshape(-1)))
-    assert order.positions(places[0, 0, :0]).shape == (0,)
-    assert places.tolist() == np.arange(30_000).reshape(2, 3, 5000).tolist()  # not written to
-
-
 def test_the_ends_of_the_range():
     order = Permutation(MAX_POSITIONS, 0)
     assert order[0] != order[MAX_POSITIONS - 1]

@@ -30,13 +30,6 @@ from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.random_stream import record_keys
 
 
-def test_position_batch_is_a_list_that_pickles():
-    batch = PositionBatch([3, 1], 5)
-    assert batch == [3, 1]
-    again = pickle.loads(pickle.dumps(batch))
-    assert (again, again.epoch) == ([3, 1], 5)
-
-
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """Ten records, and a parser that gives each record's key as its sample."""
@@ -128,19 +121,6 @@ def test_of_a_seed(path, seed):
     assert keys_of(DataLoader(ds, batch_sampler=lengths)) == expected
     sampler = RecordSampler(ds, shuffle=False, seed=seed)
     assert keys_of(DataLoader(ds, 4, sampler=sampler)) == expected
-
-
-def test_of_a_resumed_loader(path):
-    whole = make_dataloader(path, 2, FEATURES, seed=5)
-    expected = [keys_of(whole) for _ in range(2)]
-    first = make_dataloader(path, 2, FEATURES, seed=5)
-    batches = iter(first)
-    taken = [key for _ in range(3) for key in next(batches)["key"].tolist()]
-    again = make_dataloader(path, 2, FEATURES, seed=5)
-    again.load_state_dict(first.state_dict())
-    assert [taken + keys_of(again), keys_of(again)] == expected
-    with pytest.raises(ValueError, match="seed is 5 in the state, 6 here"):
-        make_dataloader(path, 2, FEATURES, seed=6).load_state_dict(first.state_dict())
 
 
 def test_no_seed_is_drawn_from_torch(path, monkeypatch):

@@ -18,7 +18,6 @@ from torch_tfrecord import (
     TFRecordIterableDataset,
     read_records,
 )
-from torch_tfrecord.shown import printable
 
 NAME = os.fsdecode(b"caf\xe9.tfrecord")
 
@@ -27,12 +26,6 @@ def check(text):
     assert "caf\\xe9.tfrecord" in text
     assert text.encode() == text.encode("utf-8", "strict")
     assert json.loads(json.dumps(text, ensure_ascii=False).encode()) == text
-
-
-def test_printable():
-    assert printable("ä\\\n") == "ä\\\n"
-    assert printable(os.fsdecode(b"\xff\x80\xc3\xa4")) == "\\xff\\x80ä"
-    assert printable("\ud800") == "\\ud800"
 
 
 @pytest.fixture

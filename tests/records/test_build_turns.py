@@ -78,17 +78,6 @@ def test_each_index_is_built_once(files, log, world_size):
     assert sorted(os.listdir(folder)) == sorted(Path(sidecar_path(path)).name for path in files)
 
 
-def test_ranks_begin_with_their_share(monkeypatch):
-    paths = [str(number) for number in range(7)]
-    assert list(index_keeper._in_own_order(paths)) == paths
-    for rank, expected in enumerate(["0 3 6 1 4 2 5", "1 4 2 5 0 3 6", "2 5 0 3 6 1 4"]):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "3")
-        assert list(index_keeper._in_own_order(paths)) == expected.split()
-    monkeypatch.setenv("RANK", "3")  # no rank of three
-    assert list(index_keeper._in_own_order(paths)) == paths
-
-
 @pytest.mark.daily
 def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
     ready = FORK.Event()

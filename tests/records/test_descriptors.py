@@ -6,7 +6,6 @@ Covers files/local_file.
 
 import gc
 import os
-import random
 import threading
 import time
 
@@ -102,13 +101,6 @@ def num_open(folder):
     return found
 
 
-def test_files_share_four_descriptors(files, tmp_path):
-    assert num_open(tmp_path) <= 4
-    for number in random.Random(0).choices(range(40), k=300):
-        assert files[number].read(4, 4) == b"%04d" % number
-        assert num_open(tmp_path) <= 4
-
-
 def test_what_is_read_is_not_closed(files, tmp_path):
     held = files[7].hold()
     for file in files:
@@ -145,25 +137,6 @@ def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
     held = [file.hold() for file in files[:4]]
     assert files[30].read(4, 0) == b"0030"
     assert len(held) == 4
-
-
-@pytest.mark.slow
-def test_threads_that_open_and_close_all_the_time(files, tmp_path):
-    problems, most = [], []
-
-    def read(seed):
-        for number in random.Random(seed).choices(range(40), k=300):
-            if files[number].read(12, 0) != b"%04d" % number * 3:
-                problems.append(number)
-        most.append(num_open(tmp_path))
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
-    assert max(most) <= 4
 
 
 def test_a_relative_path_after_a_change_of_folder(files, tmp_path, monkeypatch):

@@ -47,25 +47,6 @@ def both(action):
     return results[0]
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_every_cut(verify, kind):
-    payloads = [b"abc", b"", bytes(range(20)), b"x" * 100, b""]
-    whole = framed(*payloads)
-    ends = np.cumsum([len(payload) + 16 for payload in payloads]).tolist()
-    for cut in range(len(whole) + 1):
-        found = walk(kind(whole[:cut]), verify_crc=verify)
-        count = sum(end <= cut for end in ends)
-        assert found.lengths.tolist() == [len(payload) for payload in payloads[:count]]
-        assert [
-            whole[a : a + n] for a, n in zip(found.starts, found.lengths, strict=True)
-        ] == payloads[:count]
-        assert found.used == (ends[count - 1] if count else 0)
-        assert found.next_length == (len(payloads[count]) if cut - found.used >= 12 else None)
-        assert found.problem is None
-        assert found.starts.dtype == found.lengths.dtype == np.int64
-
-
 def test_every_flipped_bit():
     for bit in range(8 * 71):
         check_flipped_bit(bit)
@@ -190,21 +171,6 @@ def test_the_checksum_of_every_size_at_every_address():
             )
     assert frames.crc32c(b"123456789") == 0xE3069283  # the published check value
     assert frames.checksum_by in ("avx512", "sse4.2", "armv8", "tables")
-
-
-@pytest.mark.slow
-@given(
-    st.binary(max_size=300),
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6),
-)
-def test_packed_records_as_bytes(data, parts):
-    parts = [(start, length) for start, length in parts if start + length <= len(data)]
-    starts, lengths = np.array(parts, dtype=np.int64).reshape(-1, 2).T
-    expected = [data[start : start + length] for start, length in parts]
-    for buffer in (data, bytearray(data), np.frombuffer(data, np.uint8)):
-        records = PackedRecords(buffer, starts, lengths)
-        assert both(records.tolist) == expected
-        assert both(records[::2].tolist) == expected[::2]
 
 
 @pytest.mark.parametrize("part", [(-1, 2), (3, 8), (11, 0), (0, 11), (0, -1), (2**62, 2**62)])

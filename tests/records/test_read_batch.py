@@ -93,35 +93,6 @@ def test_any_rows_in_any_order(files, seed, count):
     assert files.read(rows, verify_crc=False).tolist() == expected
 
 
-def test_few_calls_for_neighbours(tmp_path, monkeypatch):
-    files = Files(tmp_path, [([b"x" * 100] * 50, "")])
-    source = files(0)
-    seen = []
-    real = type(source).read_into
-
-    def counted(self, buffer, offset):
-        seen.append(offset)
-        return real(self, buffer, offset)
-
-    monkeypatch.setattr(type(source), "read_into", counted)
-    # the compiled core reads by itself
-    monkeypatch.setattr("torch_tfrecord.files.local_file._job", lambda *_: None)
-    RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
-    assert seen == [0]
-
-
-def test_a_batch_of_more_files_than_are_held_open(tmp_path):
-    files = Files(tmp_path, [([b"%d" % n, b"x" * n], "") for n in range(30)])
-    rows = [(file, record) for file in range(30) for record in (1, 0)]
-    random.Random(3).shuffle(rows)
-    assert files.read(rows).tolist() == [files.payloads[file][0][record] for file, record in rows]
-    with open(files.paths[17], "r+b") as file:
-        file.seek(13)
-        file.write(b"!")
-    with pytest.raises(CorruptRecordError, match="f17"):
-        files.read(rows)
-
-
 @pytest.mark.parametrize("at", [0, 9, 12, 15])
 @pytest.mark.parametrize("number", [0, 3, 9])
 def test_damage_is_an_error_where_a_single_read_has_one(tmp_path, number, at):

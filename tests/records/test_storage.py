@@ -252,20 +252,6 @@ def test_files_that_change_while_they_are_read(change, tmp_path, monkeypatch):
         assert (read, error) == (payloads, None)
 
 
-def test_a_file_that_is_cut_under_single_reads(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(framed(b"abc", b"y" * 100_000))
-    source = open_file(str(path))
-    os.truncate(path, 50_000)
-    assert RecordReader().read(source, 0, 3) == b"abc"
-    with pytest.raises(
-        CorruptRecordError, match="at byte 19: truncated record: expected 100016 bytes, got 49981"
-    ):
-        RecordReader().read(source, 19, 100_000)
-    with pytest.raises(CorruptRecordError, match="truncated"):
-        list(RecordScanner(source, keep_payloads=False))
-
-
 # Many files.
 
 
@@ -379,25 +365,6 @@ def remote():
     filesystem = fsspec.filesystem("memory")
     yield filesystem
     filesystem.rm("/bucket", recursive=True)
-
-
-@pytest.mark.parametrize("kind", ["", "GZIP", "ZLIB"])
-def test_remote_files(remote, kind):
-    payloads = random_payloads(30, 3)
-    remote.pipe("/bucket/d/x.tfrecord", compressed(framed(*payloads), kind))
-    path = "memory://bucket/d/x.tfrecord"
-    assert list(read_records(path)) == payloads
-    index = build_index(path)
-    source, _ = open_stream(open_file(path), kind)
-    for number in reversed(range(30)):
-        assert (
-            RecordReader().read(source, int(index.offsets[number]), int(index.lengths[number]))
-            == payloads[number]
-        )
-    index.check_fresh(open_file(path))
-    remote.pipe("/bucket/d/x.tfrecord", compressed(framed(*payloads[1:]), kind))
-    with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now"):
-        index.check_fresh(open_file(path))
 
 
 def test_remote_problems(remote):

@@ -863,18 +863,6 @@ def test_indexes_written_beside_shards_are_fresh(options, suffix, tmp_path, monk
     )
 
 
-@pytest.mark.parametrize("kind", ["", "GZIP", "ZLIB"])
-@pytest.mark.parametrize("count", [0, 1, 500])
-def test_an_index_written_beside_a_file_is_that_of_a_second_pass(kind, count, tmp_path):
-    path = str(tmp_path / "x")
-    with TFRecordWriter(path, compression_type=kind, write_index=True) as writer:
-        for number, payload in enumerate(random_payloads(count, 3)):
-            writer.write(payload)
-            if number % 50 == 0:
-                writer.flush()
-    assert RecordIndex.load(sidecar_path(path)) == build_index(path)
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

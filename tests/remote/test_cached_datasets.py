@@ -169,21 +169,6 @@ def test_indexes_are_kept_elsewhere(server, data, cache, small_sectors):
     assert info.num_files == 1 and info.disk_bytes < len(data[1][0]) + 30_000
 
 
-@pytest.mark.slow
-def test_an_index_is_built_through_it(server, data, cache, tmp_path):
-    options = {"index_dir": tmp_path / "indexes", **cache}
-    for path in data[0].glob(".torch_index/*"):
-        path.rename(path.with_suffix(".away"))
-    try:
-        dataset = TFRecordDataset(f"{server}/train@{FILES}", **options)
-    finally:
-        for path in data[0].glob(".torch_index/*.away"):
-            path.rename(path.with_suffix(".safetensors"))
-    sent(server)
-    assert epoch(dataset, 1) == data[1]
-    assert sent(server) == (0, 0)
-
-
 # Damage that the cache cannot see: wrong bytes with right checksums.
 
 

@@ -14,7 +14,6 @@ from torch_tfrecord import (
     CorruptRecordError,
     IndexMismatchError,
     RecordIndex,
-    RemoteError,
     TFRecordDataset,
     TFRecordIterableDataset,
     TFRecordWriter,
@@ -101,19 +100,6 @@ def test_a_set_without_a_listing(server, client):
     server.reset(listing=True)
 
 
-def test_a_shard_that_is_missing(server, client, folder, tmp_path):
-    name = folder / "part-00000-of-00002.tfrecord"
-    name.write_bytes((folder / "small.tfrecord.gz").read_bytes())
-    try:
-        with pytest.raises(
-            FileNotFoundError,
-            match=r"1 of 2 shards missing: .*/part-00001-of-00002.tfrecord; there are 1",
-        ):
-            find_files(f"{server}/part@2")
-    finally:
-        name.unlink()
-
-
 @pytest.mark.slow
 def test_globs_and_folders(server, client):
     assert find_files(f"{server}/train-*") == paths(server)
@@ -195,13 +181,6 @@ def test_equal_etags_need_no_request(server):
     assert again != RecordIndex(built.offsets, built.lengths, built.file_size)
 
 
-def test_the_index_keeps_the_etag(server, tmp_path):
-    built = build_index(paths(server)[0])
-    built.save(tmp_path / "i")
-    assert RecordIndex.load(tmp_path / "i") == built
-    assert RecordIndex.load(tmp_path / "i").etag == built.etag
-
-
 # Reading.
 
 
@@ -240,17 +219,6 @@ def test_a_large_range_is_split(server, folder):
         assert server.stats()["most_at_once"] > 2
     finally:
         name.unlink()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [True, False, "blocks"])
-def test_an_epoch(server, client, shuffle):
-    loader = make_dataloader(paths(server), 10, shuffle=shuffle, seed=2)
-    for _ in range(2):
-        records = [record for batch in loader for record in batch]
-        assert (records == ALL) is (shuffle is False)
-        assert sorted(records) == ALL
-    assert loader.num_threads == 8
 
 
 def test_blocks_are_fetched_once(server):
@@ -347,15 +315,3 @@ def test_a_file_that_changes_between_two_reads(server):
         match=r"train-00000-of-00004.tfrecord: .*got another one in its place \(ETag",
     ):
         dataset[1]
-
-
-@pytest.mark.slow
-def test_a_storage_that_does_not_answer(server):
-    dataset = TFRecordDataset(paths(server), index="require")
-    dataset[0]
-    server.reset([Fault("500", times=100)])
-    with pytest.raises(RemoteError) as caught:
-        dataset.__getitems__([1, 2, 30])
-    assert str(caught.value).endswith("status 500 (6 attempts)")
-    assert str(caught.value).startswith(f"{paths(server)[0]}: bytes ")
-    assert server.stats()["requests"] <= 12  # not one record after another once more

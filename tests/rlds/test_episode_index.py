@@ -80,15 +80,6 @@ def test_its_file(own):
     assert (pieces[:, 0] == frames).sum() == 1 + 40
 
 
-def test_long_lists_are_frames(own):
-    store = RLDSDataset(own)._store
-    places = store.record(2).places()
-    assert len(places["steps/observation/image"]) == 1 + LENGTHS[2]
-    assert len(places["steps/observation/wrist_image"]) == 1 + LENGTHS[2]
-    assert len(places["steps/language_instruction"]) == 1
-    assert store._reader.episodes[1].pieces is None
-
-
 def change_features(own):
     features = json.loads((own / "features.json").read_text())
     steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"][

@@ -9,8 +9,7 @@ from rlds_episodes import LENGTHS, pixels, state, write_episodes
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
-from torch_tfrecord import Mixture, RecordSampler, collate, make_dataloader
-from torch_tfrecord.loading import ReadAheadLoader
+from torch_tfrecord import Mixture, collate
 from torch_tfrecord.rlds.episode_reader import Frames
 from torch_tfrecord.tfds import RLDSDataset, UniformGoals
 
@@ -120,36 +119,6 @@ def test_seed_epoch_and_step_decide(drawn):
     assert goals_of(map(ds.__getitem__, range(len(ds)))) == {
         STEPS[at]: first[STEPS[at]] for at in range(7, 30, 3)
     }
-
-
-@pytest.mark.slow
-def test_workers_threads_and_ranks_draw_the_same(drawn):
-    ds = RLDSDataset(drawn, goals=UniformGoals(seed=9), decode_images=False)
-    loaders = [
-        make_dataloader(ds, batch_size=7, seed=1, num_workers=num_workers, drop_last=False)
-        for num_workers in (0, 2)
-    ]
-    sampler = RecordSampler(ds, seed=1)
-    loaders.append(DataLoader(ds, batch_size=5, sampler=sampler, num_workers=2, collate_fn=collate))
-    loaders.append(
-        ReadAheadLoader(ds, batch_size=5, sampler=RecordSampler(ds, seed=1), num_threads=2)
-    )
-    epochs = [drawn_goals(loaders[0]) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    assert [drawn_goals(loaders[1]) for _ in range(2)] == epochs
-    for loader in loaders[2:]:
-        loader.sampler.set_epoch(1)
-        assert drawn_goals(loader) == epochs[1]
-    ranks = [
-        DataLoader(
-            ds,
-            batch_size=5,
-            sampler=RecordSampler(ds, seed=1, rank=rank, world_size=2),
-            collate_fn=collate,
-        )
-        for rank in range(2)
-    ]
-    assert drawn_goals(ranks[0]) | drawn_goals(ranks[1]) == epochs[0]
 
 
 def test_a_plain_loader_draws_anew_by_torchs_seed(drawn):

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import torch
 from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
-from torch.utils.data import DataLoader
 
-from torch_tfrecord import Mixture, ParseError, collate, make_dataloader, tfds
-from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import Mixture, ParseError, tfds
 from torch_tfrecord.tfds import RLDSDataset, dataset_statistics
 
 # openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1
@@ -32,10 +29,6 @@ def drawn(tmp_path_factory):
     directory = write_episodes(tmp_path_factory.mktemp("keep") / "drawn" / "1.0.0")
     RLDSDataset(directory)
     return directory
-
-
-def places(batch):
-    return list(zip(batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), strict=True))
 
 
 def test_positions_are_the_kept_steps_and_windows_are_whole(drawn):
@@ -78,30 +71,6 @@ def test_without_padding_a_kept_step_needs_its_window(drawn):
     ]
 
 
-@pytest.mark.parametrize(
-    "loader", ["torch", "collate", "threads", "make_dataloader", "make_dataloader, 2 workers"]
-)
-def test_every_way_to_load(drawn, loader):
-    ds = RLDSDataset(drawn, keep=KEEP, keep_key=NAME, decode_images=["wrist_image"])
-    if loader == "threads":
-        batches = ReadAheadLoader(ds, batch_size=3, num_threads=2)
-    elif loader.startswith("make"):
-        num_workers = 2 if "2" in loader else 0
-        batches = make_dataloader(
-            ds, batch_size=3, shuffle=False, num_workers=num_workers, drop_last=False
-        )
-    else:
-        batches = DataLoader(
-            ds, batch_size=3, num_workers=2, collate_fn=collate if loader == "collate" else None
-        )
-    found = []
-    for batch in batches:
-        found += places(batch)
-        expected = torch.stack([action(*place) for place in places(batch)])
-        assert torch.equal(batch["action"][:, 0], expected)
-    assert found == KEPT
-
-
 def test_splits_slices_and_pickles(drawn):
     # episodes count from the split's first
     ds = RLDSDataset(drawn, "train[2:]", keep=KEEP, keep_key=NAME)
@@ -112,26 +81,6 @@ def test_splits_slices_and_pickles(drawn):
     assert [part.locate(position) for position in range(len(part))] == [(0, 11), (0, 12), (0, 38)]
     assert torch.equal(part[-1]["action"][0], action(2, 38))
     assert "5 positions in 2 episodes" in repr(ds)
-
-
-def test_ranks_share_the_kept_steps_and_a_run_resumes(drawn):
-    ds = RLDSDataset(drawn, keep=KEEP, keep_key=NAME, features=["steps/action"])
-    ranks = [
-        [
-            ds.locate(at)
-            for batch in RecordBatchSampler(ds, 2, seed=1, rank=rank, world_size=2)
-            for at in batch
-        ]
-        for rank in range(2)
-    ]
-    assert sorted(ranks[0] + ranks[1]) == KEPT
-    loader = make_dataloader(ds, batch_size=3, seed=4, num_workers=0, drop_last=False)
-    whole = [places(batch) for batch in loader]
-    loader = make_dataloader(ds, batch_size=3, seed=4, num_workers=0, drop_last=False)
-    first = places(next(iter(loader)))
-    again = make_dataloader(ds, batch_size=3, seed=4, num_workers=0, drop_last=False)
-    again.load_state_dict(loader.state_dict())
-    assert [first] + [places(batch) for batch in again] == whole
 
 
 def test_a_mixture_counts_kept_steps(drawn):

@@ -21,7 +21,6 @@ import torch
 from PIL import Image as PillowImage
 from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
 from torch.utils.data import DataLoader
-from torchvision import tv_tensors
 
 from torch_tfrecord import (
     CorruptRecordError,
@@ -213,34 +212,6 @@ def test_without_padding(drawn):
     assert len(RLDSDataset(drawn, window_size=50, pad=None)) == 0
 
 
-def test_kinds_of_values(drawn):
-    ds = RLDSDataset(drawn, window_size=2)
-    observation = ds[1]["observation"]
-    assert type(observation["image"]) is tv_tensors.Video
-    assert observation["image"].shape == (2, 3, 32, 40)
-    batch = collate([ds[0], ds[20]])
-    assert type(batch["observation"]["image"]) is torch.Tensor
-    assert batch["observation"]["image"].shape == (2, 2, 3, 32, 40)
-    assert batch["task"]["language_instruction"] == ["task 0 ü", "task 2 ü"]
-    assert batch["_traj_index"].tolist() == [0, 2]
-
-
-def test_what_a_sample_holds_is_its_own(drawn):
-    ds = RLDSDataset(drawn, window_size=2)
-    for value in (
-        ds[3]["action"],
-        ds[3]["observation"]["state"],
-        ds[3]["reward"],
-        ds[3]["observation"]["image"],
-    ):
-        value.fill_(1)
-    ds[3]["episode_metadata"]["success"].fill_(False)
-    assert ds[3]["action"].tolist() == [[0, 3, 0.5]]
-    assert ds[3]["observation"]["state"].tolist() == [[2, -1], [3, -1]]
-    assert ds[3]["reward"] == 3
-    assert ds[3]["episode_metadata"]["success"]
-
-
 def test_positions(drawn):
     ds = RLDSDataset(drawn)
     assert ds[-1]["action"].tolist() == ds[len(STEPS) - 1]["action"].tolist()
@@ -425,14 +396,6 @@ def test_read_ahead_by_threads(drawn, num_threads, transform):
         assert_same(
             batch, collate([ds[position] for position in order[6 * number : 6 * number + 6]])
         )
-
-
-def test_read_ahead_needs_a_dataset_that_threads_may_load(drawn):
-    with pytest.raises(TypeError, match="got list: use DataLoader"):
-        ReadAheadLoader(torch.utils.data.Subset([1, 2], [0, 1]), batch_size=2, num_threads=1)
-    part = torch.utils.data.Subset(RLDSDataset(drawn), [0, 1])
-    (batch,) = ReadAheadLoader(part, batch_size=2, num_threads=1)
-    assert torch.equal(batch["action"][1], part[1]["action"])
 
 
 # What is read and decoded.
@@ -630,21 +593,6 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     if kind == "a byte":
         assert "feature 'steps/observation/image', step 2: expected checksum 0x" in str(found.value)
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
-
-
-def test_a_damaged_frame_comes_before_a_file_that_is_gone(many_files, tmp_path):
-    own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
-    path, at = place_of(own, 7, "steps/observation/image", 1)
-    damage(path, at + 100)
-    ds = pictures_alone(own)
-    ds._store._reader._data._max_size = 1
-    bad, gone = sum(LONG[:7]) + 1, sum(LONG[:10])
-    ds[gone], ds[bad - 1]  # their short columns are kept from here on
-    place_of(own, 10, "steps/observation/image", 0)[0].unlink()
-    with pytest.raises(FileNotFoundError):
-        ds.__getitems__([bad - 1, gone])
-    with pytest.raises(CorruptRecordError, match="step 1: expected checksum"):
-        ds.__getitems__([bad, gone])
 
 
 def test_a_batch_of_plain_and_compressed_files(many_files, tmp_path):

@@ -55,11 +55,6 @@ def test_without_padding_positions_are_the_steps_that_fit(window_size, action_ho
             assert lay_out([windows.actions(step, length)])[1].all()
 
 
-def test_with_padding_every_step_is_a_position():
-    assert Windows(4, 9, "zero").num_positions(np.array([0, 1, 5])).tolist() == [0, 1, 5]
-    assert Windows(4, 9, "repeat").step(3) == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [

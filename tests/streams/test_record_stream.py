@@ -205,39 +205,6 @@ def test_records_read_ahead_are_not_taken(sizes, options, before, damaged):
     assert in_parts(streams[1]) == one_by_one(streams[0])
 
 
-def test_parts_grow_and_stay_small():
-    plain, mixed = stream(Files([0]), cycle_length=1), stream(Files([5000]), buffer_size=3)
-    assert [len(part.numbers) for part in mixed.parts()] == [
-        *(16, 16, 32, 64, 128, 256, 512),
-        *[1024] * 3,
-        904,
-    ]
-    sizes = [100] * 40 + [600_000] * 30 + [14_000_000] * 2 + [100] * 3
-    payloads = [bytes(size) for size in sizes]
-    lengths = np.array(sizes, dtype=np.int64)
-    packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
-    block = Block(0, np.arange(len(payloads)), lengths, packed)
-    blocks = [
-        Block(begin, block.offsets[rows], lengths[rows], packed[rows])
-        for begin in range(0, len(sizes), 7)
-        for rows in [slice(begin, begin + 7)]
-    ]
-    # A part of large records ends with the first power of two that is more than 4 MiB,
-    # or at 16 MiB.
-    for options in ({}, {"cycle_length": 2}):
-        for whole in ([block], blocks):
-            found = RecordStream(
-                [Piece(0)],
-                lambda _, whole=whole: iter(whole),
-                **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
-                random=RandomStream(0),
-            )
-            parts = [part.records.tolist() for part in found.parts()]
-            assert [payload for part in parts for payload in part] == payloads
-            assert [*map(len, parts)] == [16, 16, 16, 8, 8, 7, 1, 3]
-    assert list(plain.parts()) == []
-
-
 @given(
     st.lists(st.integers(0, 12), max_size=6),
     OPTIONS,

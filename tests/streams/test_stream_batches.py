@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -93,17 +93,6 @@ def test_batches_are_the_samples(folder, size, options):
     assert next(samples, None) is None
 
 
-def test_torchs_batches_are_the_samples(folder):
-    samples = iter(stream(folder))
-    features = {name: FEATURES[name] for name in ("row", "label", "name")}
-    batches = DataLoader(TFRecordIterableDataset(folder / "*.tfrecord", features), 64)
-    for batch in batches:
-        expected = default_collate(
-            [{name: dict(s)[name] for name in features} for s in itertools.islice(samples, 64)]
-        )
-        assert_same(batch, expected)
-
-
 @pytest.mark.parametrize("way", ["map", "stream", "torch"])
 def test_what_is_kept_never_changes(folder, way):
     """A batch, and a view of one that is gone, while a hundred others pass and are written to."""
@@ -141,48 +130,6 @@ def test_each_tensor_has_a_version_of_its_own(folder, way):
 def a_whole_part(folder):
     """The samples of one part, which a batch may take as it is."""
     return [*itertools.islice(stream(folder), 64, 128)]
-
-
-def test_samples_outlive_their_batch(folder, taken):
-    """Whatever is done to a batch, its samples stay what they were, and make the same batch
-    again.
-    """
-    samples = a_whole_part(folder)
-    first = collate(samples)
-    assert taken[-1] is not None
-    for name in ("row", "float", "label"):
-        first[name].fill_(-1)
-    first["name"][:] = [b"changed"] * 64
-    first["var"].values().fill_(-1)
-    second = collate(samples)
-    assert_same(second, collate([*itertools.islice(stream(folder), 64, 128)]))
-    second["row"].fill_(-2)
-    assert dict(samples[3])["row"].tolist() == [67] * WIDTH
-    assert samples[4]["name"] == b"68"
-    assert samples[5]["float"].tolist() == [69.0] * WIDTH
-
-
-def test_a_sample_that_was_looked_at_shares_nothing_with_the_batch(folder, taken):
-    samples = a_whole_part(folder)
-    seen = samples[7]["row"]
-    batch = collate(samples)
-    assert not any(columns is not None for columns in taken)
-    batch["row"].fill_(-1)
-    assert seen.tolist() == [71] * WIDTH
-    samples = a_whole_part(folder)
-    samples[7]["row"].fill_(-5)  # what is done to a sample in place counts
-    samples[8]["label"] = torch.tensor(-6)
-    batch = collate(samples)
-    assert batch["row"][:, 0].tolist() == [*range(64, 71), -5, *range(72, 128)]
-    assert batch["label"].tolist() == [*range(64, 72), -6, *range(73, 128)]
-
-
-def test_reordered_samples_of_a_part_are_copied(folder, taken):
-    samples = a_whole_part(folder)
-    number = len(taken)
-    assert collate(samples[::-1])["label"].tolist() == [*range(127, 63, -1)]
-    assert collate([*samples, samples[0]])["label"].tolist() == [*range(64, 128), 64]
-    assert not any(columns is not None for columns in taken[number:])
 
 
 def test_neighbours_of_a_part_are_taken_once_and_are_nobody_elses(folder, taken):

@@ -79,13 +79,6 @@ def test_one_feature(values, spec):
     assert infer(*rows) == {"n": ONE, "x": spec}
 
 
-def test_images():
-    picture = torch.zeros(3, 4, 5, dtype=torch.uint8)
-    png, jpeg = encode_image(picture, "png"), encode_image(picture, "jpeg")
-    assert infer({"image": png}, {"image": jpeg}) == {"image": Image()}
-    assert infer({"image": png}, {"image": b"none"}) == {"image": FixedLenFeature((), bytes)}
-
-
 @pytest.mark.parametrize(
     ("rows", "spec"),
     [
@@ -110,12 +103,6 @@ def test_nothing_to_go_by():
     assert infer({}) == {}
     # a kind that is never set
     assert inferred([bytes.fromhex("0a070a050a01611200")]) == {}
-
-
-def test_kind_not_set_in_some():
-    unset = bytes.fromhex("0a070a050a01611200")
-    records = [unset, encode_example({"a": [1, 2]})]
-    assert inferred(records) == {"a": VarLenFeature(torch.int64)}
 
 
 def test_errors():

@@ -2,10 +2,6 @@
 the files.
 """
 
-import math
-import os
-
-import fsspec
 import numpy as np
 import pytest
 
@@ -69,30 +65,6 @@ def test_one_file(options, length, tmp_path):
     )
 
 
-def test_small_files_are_read_whole(tmp_path, monkeypatch):
-    paths = [write(tmp_path / "a", [payload(number) for number in range(50)])]
-    paths.append(write(tmp_path / "b.gz", [payload(50 + number, 1000) for number in range(50)]))
-    size = sum(os.path.getsize(path) for path in paths)
-    monkeypatch.setattr(spread, "_SMALL_FILES", 100_000)
-    assert numbers(spread_records(paths, 2)) == [*range(100)]
-    assert [record.position for record in spread_records(paths, 2)] == 2 * [*range(50)]
-    monkeypatch.setattr(spread, "_SMALL_FILES", size)
-    assert len([*spread_records(paths, 2)]) == 2
-    # of a compressed file, the first so many bytes
-    monkeypatch.setattr(spread, "_SMALL_FILES", size + 1)
-    found = numbers(spread_records(paths, 2))
-    assert found == [*range(len(found))] and 50 < len(found) < 55
-
-
-def test_all_of_few_records(tmp_path):
-    paths = [
-        write(tmp_path / str(name), [payload(10 * name + number) for number in range(3)])
-        for name in range(3)
-    ]
-    assert numbers(spread_records(paths, 100)) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-    assert [*spread_records([write(tmp_path / "empty", [])], 100)] == []
-
-
 def test_many_files_are_all_looked_at_and_each_elsewhere(tmp_path):
     paths = [
         write(tmp_path / f"{name:03}", [payload(100 * name + at) for at in range(100)])
@@ -124,17 +96,6 @@ def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
     )
     assert len([*spread_records([path], 20)]) == 20
     assert sum(num_read) < 20 * (length + (1 << 15)) + 200 * (1 << 12)
-
-
-@pytest.mark.slow
-def test_fewer_of_long_records_are_read(tmp_path, num_read, monkeypatch):
-    path = write(tmp_path / "a", [payload(number, 1_000_000) for number in range(30)])
-    assert numbers(spread_records([path], 100)) == [*range(30)]
-    monkeypatch.setattr(spread, "_MOST_BYTES", 8_000_000)
-    num_read.clear()
-    found = numbers(spread_records([path], 100))
-    assert found == [0, 10, 20]
-    assert sum(num_read) < 8_100_000  # what is read before a record counts, too
 
 
 @pytest.mark.parametrize("length", [100, 2_000_000])
@@ -173,16 +134,3 @@ def test_damage(tmp_path):
     path.write_bytes(content)
     with pytest.raises(CorruptRecordError, match="record 0 at byte 0"):
         [*spread_records([str(path)], 100)]
-
-
-@pytest.mark.slow
-def test_remote_files(tmp_path):
-    records = [payload(number, 500) for number in range(5000)]
-    fsspec.filesystem("memory").pipe("/spread/a", b"".join(map(frame, records)))
-    found = numbers(spread_records(["memory://spread/a"], 51))
-    assert found[0] == 0 and found[-1] > 4700 and max(np.diff(found)) <= 200
-    long = [payload(number, 100_000) for number in range(40)]
-    fsspec.filesystem("memory").pipe("/spread/b", b"".join(map(frame, long)))
-    # The first record that begins at each of those places, or later.
-    places = [math.ceil(place / 10 * 40) for place in range(10)]
-    assert numbers(spread_records(["memory://spread/b"], 10)) == places

@@ -36,11 +36,8 @@ from torch_tfrecord import (
     collate,
     per_process,
 )
-from torch_tfrecord.files import descriptors
 from torch_tfrecord.records import ArrayRecordFile
 from torch_tfrecord.records import array_record as our_module
-from torch_tfrecord.rlds import step_samples
-from torch_tfrecord.tfds import elements
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
@@ -178,12 +175,6 @@ def test_workers_after_this_process_has_read(frozen, context, collate_fn):
     assert [int(value) for batch in loader for value in batch["id"]] == [*range(130)]
 
 
-def test_blocks_are_parts_of_files(frozen):
-    ds = ours.load(frozen / "counted", "train")
-    assert ds._block_starts(1 << 40).tolist() == [0, 32, 65, 98]
-    assert ds._block_starts(1 << 16).tolist() == [0, 16, 32, 49, 65, 82, 98, 114]
-
-
 def reads_in_child(ds):
     if ids(ds) != [*range(130)] or ds[[3, 100]]["id"].tolist() != [3, 100]:
         os._exit(1)
@@ -234,24 +225,6 @@ def test_threads_share_a_dataset(frozen):
     for thread in threads:
         thread.join()
     assert not problems
-
-
-def num_open(folder):
-    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return sum(
-        os.path.realpath(link).startswith(str(folder)) for link in links if os.path.islink(link)
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_few_files_are_open_at_once(frozen, monkeypatch):
-    monkeypatch.setattr(descriptors, "_MOST_OPEN", 4)
-    descriptors._POOL.get().close_all()
-    datasets = [ours.load(frozen / "counted", split) for split in ("train", "test")]
-    for position in range(11):
-        for ds in datasets:
-            assert int(ds[position * len(ds) // 11]["id"]) % 1000 == position * len(ds) // 11
-            assert num_open(frozen) <= 4
 
 
 def test_records_of_all_sizes_and_writers_options(tmp_path):
@@ -319,26 +292,6 @@ def test_whole_episodes(frozen):
     assert [len(here), len(there)] == [2, 2]
     for position in range(2):
         assert_same(here[position], there[position])
-
-
-def test_frames_of_rlds_are_decoded_only_in_the_window(frozen, monkeypatch):
-    ds = ours.RLDSDataset(frozen / "drawn_episodes", "train[2:3]", window_size=2, index="memory")
-    assert len(ds) == 12
-    decoded = []
-    real, real_stack = elements.decode_image, step_samples.decode_stack
-
-    def decode_image(*arguments):
-        decoded.append(1)
-        return real(*arguments)
-
-    def decode_stack(values, *arguments):
-        decoded.extend([1] * len(values))
-        return real_stack(values, *arguments)
-
-    monkeypatch.setattr(elements, "decode_image", decode_image)
-    monkeypatch.setattr(step_samples, "decode_stack", decode_stack)
-    assert ds[5]["observation"]["image"].shape == (2, 3, 40, 48)
-    assert len(decoded) == 2
 
 
 def test_errors_of_rlds_name_file_and_record(own):
@@ -587,19 +540,6 @@ def test_a_flipped_byte_anywhere_is_found(tmp_path, options):
             counts[outcome] += 1
     assert counts["refused"] > 5 * counts["intact"]
     assert counts["another number"] == 0
-
-
-def test_files_cut_at_random_are_refused(tmp_path):
-    records = [bytes([n]) * 50 for n in range(30)]
-    write(tmp_path / "good", records)
-    content = (tmp_path / "good").read_bytes()
-    draw = random.Random(5)
-    for _ in range(40):
-        size = draw.randrange(len(content))
-        assert read_all_damaged(tmp_path / "bad", content[:size], records) == [
-            "refused",
-            "refused",
-        ], size
 
 
 # TFDS itself.

@@ -27,16 +27,12 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.columns import Nested, parsers, plan_parts
+from torch_tfrecord.columns import parsers
 from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.native import has_native
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.parser import TFDSParser
 
-FEATURES = {
-    "drawings": ["image", "label", "box", "objects", "labels", "nested/name", "segmentation"],
-    "kinds": None,
-}
 NO_CORE = pytest.mark.skipif(not has_native(), reason="the compiled core is not there")
 
 
@@ -65,13 +61,6 @@ def outcome(function):
         return type(error), str(error)
 
 
-def assert_same_outcome(found, expected, where=""):
-    if isinstance(expected, tuple) and isinstance(expected[0], type):
-        assert found == expected, where
-    else:
-        assert_same(found, expected, where)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("is_pure", [False, True])
 @pytest.mark.parametrize("as_numpy_layout", [False, True])
@@ -92,23 +81,6 @@ def test_a_batch_is_what_collate_makes_of_the_samples(name, as_numpy_layout, is_
                 else:
                     assert_same(found, expected, path)
                 assert_same([*own.__getitems__(positions)], samples, path)
-
-
-@NO_CORE
-def test_the_core_alone_reads_plain_records(monkeypatch):
-    def no_protobuf(*args, **options):
-        raise AssertionError("a record went through protobuf")
-
-    ds = load("drawings", features=FEATURES["drawings"])
-    with monkeypatch.context() as patch:
-        for module in (parsers, plan_parts):
-            patch.setattr(module, "parse_message", no_protobuf)
-        batch, sample = ds.__getitems__([0, 1, 2]).columns, ds[2]
-    # of the image boxes and images want the same
-    assert len(ds._maker.parser._parser._plan.parts) == 1
-    assert type(batch["objects"]["label"]) is Nested
-    assert [len(boxes) for boxes in batch["objects"]["box"]] == [0, 1, 2]
-    assert_same(batch["objects"]["box"][2], sample["objects"]["box"])
 
 
 @NO_CORE

@@ -14,16 +14,13 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import tv_tensors
 
 from torch_tfrecord import (
-    ImageDecodeError,
     IndexMismatchError,
     ParseError,
     TFRecordDataset,
     TFRecordWriter,
     collate,
-    encode_example,
     tfds,
 )
-from torch_tfrecord.tfds.parser import TFDSParser
 
 SPLITS = [(name, split) for name in ("drawings", "kinds") for split in EXPECTED[name]["examples"]]
 OPTIONAL = {"opt_int32", "opt_float32", "opt_bool"}
@@ -222,22 +219,6 @@ def test_only_what_is_named_is_read(features):
         "ragged_dict": whole["ragged_dict"],
     }
     assert_same(dict(sorted(sample.items())), dict(sorted(expected.items())))
-
-
-def test_what_is_not_named_is_not_decoded():
-    tree = tfds.features.FeaturesDict(
-        {
-            "number": tfds.features.Scalar("int64"),
-            "wrong": tfds.features.Image(),
-            "seq": tfds.features.Sequence(tfds.features.Text()),
-        }
-    )
-    record = encode_example({"number": 4, "wrong": b"\x00" * 9000, "seq": [b"\xff"], "more": 1})
-    assert TFDSParser(tree, ["number"]).single(record) == {"number": torch.tensor(4)}
-    with pytest.raises(ImageDecodeError, match="feature 'wrong'"):
-        TFDSParser(tree, ["wrong"]).single(record)
-    with pytest.raises(ParseError, match="feature 'seq'"):
-        TFDSParser(tree, ["seq"]).single(record)
 
 
 def test_names_that_are_not_there():

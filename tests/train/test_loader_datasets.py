@@ -10,7 +10,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from batches import assert_same
 from rlds_episodes import write_episodes
 from torch.utils.data import (
     BatchSampler,
@@ -41,7 +40,7 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.loading import ColumnBatch, ReadAheadLoader
+from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.loading.nested_dataset import NestedDataset
 from torch_tfrecord.order import RecordBatchSampler
 
@@ -180,34 +179,6 @@ def test_threads_are_used_where_all_is_ours(ds, way):
             0 if "plain" in name else WAYS[way].get("num_threads", loader.num_threads)
         )
     assert make_dataloader(ds, 4).dataset is ds
-
-
-def test_columns_stay_where_one_leaf_serves_the_batch(ds):
-    nested = NestedDataset(
-        Subset(ConcatDataset([Subset(ds, range(20)), Subset(ds, range(20, 40))]), range(40))
-    )
-    found = nested.__getitems__([1, 30, 2])
-    assert isinstance(found, ColumnBatch)
-    assert found.is_columns
-    assert collate(found)["id"].tolist() == [int(ds[position]["id"]) for position in (1, 30, 2)]
-    together = nested._load_batches([[1, 30], [2]])
-    assert [collate(nested._transform_samples(batch))["id"].tolist() for batch in together] == [
-        [int(ds[1]["id"]), int(ds[30]["id"])],
-        [int(ds[2]["id"])],
-    ]
-
-
-def test_each_leaf_is_read_once_for_a_batch(ds, monkeypatch):
-    seen = []
-    load = TFRecordDataset._load_batches
-    monkeypatch.setattr(
-        TFRecordDataset,
-        "_load_batches",
-        lambda self, batches: seen.append([*map(list, batches)]) or load(self, batches),
-    )
-    both = ConcatDataset([ds[:10], Subset(ds[10:], range(30))])
-    assert len(ids(make_dataloader(both, 40, shuffle=False, num_threads=0))) == 1
-    assert seen == [[list(range(10))], [list(range(30))]]
 
 
 @pytest.mark.slow
@@ -445,26 +416,3 @@ def test_is_a_dataset_of_torch(ds):
     assert isinstance(nested, Dataset)
     assert (len(nested), int(nested[1]["id"])) == (2, 2 * int(ds[1]["id"]))
     assert repr(nested).startswith("NestedDataset(<torch.utils.data.dataset.Subset")
-
-
-def test_batches_of_a_mixture_are_read_by_one_call_of_each_dataset(ds, files, monkeypatch):
-    other = TFRecordDataset(files, FEATURES)
-    nested = NestedDataset(Mixture([ds, ConcatDataset([other, ds])], [1, 1]))
-    batches = [[0, 1, 2, 3, 70], [9, 8, 7], [50, 51]]
-    expected = [nested._load_samples(positions) for positions in batches]
-    asked = []
-    load = TFRecordDataset._load_batches
-
-    def note(dataset, positions):
-        asked.append(dataset)
-        # A dataset may load the first of them only.
-        return load(dataset, positions)[: 2 if dataset is other else None]
-
-    monkeypatch.setattr(TFRecordDataset, "_load_batches", note)
-    found = nested._load_batches(batches)
-    assert sorted(map(id, asked)) == sorted(map(id, (ds, other)))
-    assert 1 <= len(found) <= len(batches)
-    for one, two in zip(found, expected, strict=False):
-        assert_same(
-            collate(nested._transform_samples(one)), collate(nested._transform_samples(two))
-        )

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -82,15 +81,6 @@ def test_frozen_orders(tmp_path, arguments, order):
     assert ids(loader) == permutation(*arguments) == order
 
 
-def test_defaults(files):
-    loader = make_dataloader(files, 5, FEATURES)
-    assert isinstance(loader, DataLoader)
-    assert len(loader) == 5
-    found = batches(loader)
-    assert list(map(len, found)) == [5, 5, 5, 5, 3]
-    assert joined(found) == permutation(NUM_RECORDS, 0, 0)
-
-
 def test_batch_is_collated(files):
     batch = next(iter(make_dataloader(files, 4, FEATURES, shuffle=False)))
     assert batch["label"].tolist() == [0, 1, 2, 0]
@@ -164,18 +154,6 @@ def test_ranks_share_each_epoch(files, drop_last):
         else:
             # the first one twice, to make them equal
             assert found == [order[0::2], [*order[1::2], order[0]]]
-
-
-@pytest.mark.parametrize("endless", [None, -1])
-def test_endless(files, endless):
-    loader = make_dataloader(files, 10, FEATURES, num_epochs=endless)
-    found = [batch["id"].tolist() for batch in itertools.islice(loader, 9)]
-    assert list(map(len, found)) == [10, 10, 3] * 3
-    assert joined(found) == joined(permutation(NUM_RECORDS, 0, epoch) for epoch in range(3))
-    with pytest.raises(TypeError, match="num_epochs=None has no length"):
-        len(loader)
-    # The second pass begins one epoch later, however far the first one went.
-    assert next(iter(loader))["id"].tolist() == permutation(NUM_RECORDS, 0, 1)[:10]
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 Covers order/trainers.
 """
 
-import copy
-
 import pytest
 import torch
 from test_accelerate import N, flat, write
@@ -12,9 +10,8 @@ from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
-from torch_tfrecord import RecordSampler, collate, make_dataloader
+from torch_tfrecord import RecordSampler, collate
 from torch_tfrecord.order import RecordBatchSampler
-from torch_tfrecord.order.position_batch import PositionBatch
 
 pytest.importorskip("accelerate")
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
@@ -240,18 +237,3 @@ def test_what_would_be_lost_is_refused(loaders):
     ):
         ids(prepared(loaders.batched_stream(), 0))
     assert len(flat(ids(prepared(loaders.make_dataloader(rank=0, world_size=1), 0)))) == 56
-
-
-def test_a_part_of_a_batch_keeps_its_epoch():
-    batch = PositionBatch([4, 2, 7], epoch=3)
-    filled = batch[1:] + [5]  # noqa: RUF005
-    assert (filled, filled.epoch, batch[0]) == ([2, 7, 5], 3, 4)
-    assert copy.copy(batch).epoch == 3
-    assert (PositionBatch([4, 2], salt=7)[:1] + [5]).salt == 7  # noqa: RUF005
-
-
-def test_the_rank_is_looked_up_when_an_iteration_begins(loaders, monkeypatch):
-    loader = make_dataloader(loaders.paths, BATCH_SIZE)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert len(loader) == 7
