@@ -69,14 +69,6 @@ class TestFeatures:
             assert context.keys() == printed.context_features.keys()
             assert examples.keys() == printed.example_features.keys()
 
-    def test_the_lists_have_the_kinds_that_were_written(self, capsys):
-        tensorflow = Path(DATA / "ranking" / "elwc.tfrecord")
-        assert main(["show", str(tensorflow)]) == 0
-        text = capsys.readouterr().out
-        assert "from torch_tfrecord import " in text
-        assert "features = ListFeatures(\n    context_features={" in text
-        assert "    example_features={\n" in text
-
     def test_sequence_examples(self, capsys):
         record = encode_sequence_example({"id": 7}, {"frame": [PICTURE] * 2, "t": [[1], [2, 3]]})
         write("a.tfrecord", [record] * 2)
@@ -184,15 +176,6 @@ class TestKnownDataSets:
         text = capsys.readouterr().out
         assert len([line for line in text.splitlines() if line.startswith("record ")]) == 2
         assert text.endswith(RECIPES[name] + "\n")
-
-    def test_frames_of_videos(self, capsys):
-        context = {"id": "abcd", "labels": [1, 522]}
-        steps = {"rgb": [bytes(1024)] * 3, "audio": [bytes(128)] * 3}
-        write("a.tfrecord", [encode_sequence_example(context, steps)])
-        assert main(["show", "a.tfrecord", "--as", "youtube8m-frames"]) == 0
-        features = features_of(capsys.readouterr().out)
-        _, found = TFRecordDataset("a.tfrecord", features, index="memory")[0]
-        assert found["rgb"].shape == (3, 1024)
 
     def test_waymo_motion(self, capsys):
         row = {"scenario/id": "abc"}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from helpers import pure_python
 
-import torch_tfrecord
 from index_tools import doctor
 from index_tools.main import main
 from torch_tfrecord import native
@@ -163,21 +162,6 @@ def test_sounds_and_videos_that_can_be_decoded(backends, monkeypatch):
     monkeypatch.setattr(decoders, "_ffmpeg_version", lambda: "7")
     rows = sections(doctor.installation_report())["Sounds and videos"]
     assert rows[1] == "  others       torchcodec and FFmpeg 7 (sounds, resampling, videos)"
-
-
-def test_the_versions(backends):
-    backends()
-    report = sections(doctor.installation_report())
-    head = report["head"].split(", ")
-    assert head[0] == f"torch_tfrecord {torch_tfrecord.__version__}"
-    assert head[1] == f"Python {'.'.join(map(str, sys.version_info[:3]))}"
-    found = dict(line.split(maxsplit=1) for line in report["Versions"])
-    assert {
-        name: found[name] for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
-    } == {
-        name: importlib.metadata.version(name)
-        for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
-    }
 
 
 @pytest.mark.parametrize(

@@ -226,19 +226,6 @@ def test_datasets(bombs, transform):
         TFRecordDataset(bombs, TENSORS, transform=transform, max_batch_bytes=9_999)[3]
 
 
-@pytest.mark.parametrize("transform", [None, dict])
-def test_streams(bombs, transform):
-    ds = TFRecordIterableDataset(
-        bombs, TENSORS, transform=transform, batch_size=10, max_batch_bytes=50_000
-    )
-    text = f"^{re.escape(bombs)}: record 5 at byte .*: feature 'x' .*: expected a batch of at most 50000 bytes"
-    with pytest.raises(LimitExceededError, match=text):
-        next(iter(ds))
-    # Samples are parsed some at a time, which are no batch.
-    ds = TFRecordIterableDataset(bombs, TENSORS, transform=transform, max_batch_bytes=50_000)
-    assert len(list(ds)) == 20
-
-
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_make_dataloader(bombs, num_threads):
     arguments = {"shuffle": False, "num_threads": num_threads}

@@ -179,16 +179,6 @@ def test_padded_to_the_longest_of_a_batch():
     assert lengths[1]["score"].tolist() == [2, 4]
 
 
-def test_jagged_features_of_a_batch_have_the_same_rows():
-    ds = TFRecordDataset(DATA / "elwc.tfrecord", SPEC, index="memory")
-    _, examples = collate(ds.__getitems__([0, 1, 3]))
-    assert plain(examples["score"] * examples["mask"]) == [
-        [0.5, 1.0],
-        [0.25],
-        [-1.0, 2.0, -1.0, -1.0],
-    ]
-
-
 def test_nothing_but_examples():
     spec = ListFeatures(None, REQUIRED)
     lists = [record({}, {"score": 1.0}, {"score": 2.0}), record({}, {"score": 3.0})]

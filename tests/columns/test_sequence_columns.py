@@ -236,34 +236,18 @@ def raw_bits(tensor):
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_nans_keep_their_bits(tmp_path, is_plain):
+def test_nans_keep_their_bits(is_plain):
     row = nan_record(is_plain)
     context = {"c": FixedLenFeature((), F32), "w": VarLenFeature(F32)}
     lists = {"x": FixedLenSequenceFeature((2,), F32), "v": VarLenFeature(F32)}
-    with TFRecordWriter(tmp_path / "a") as writer:
-        writer.write(row)
-    features = SequenceFeatures(context, lists)
-    ds = TFRecordDataset(tmp_path / "a", features, index="memory")
-    stream = next(iter(TFRecordIterableDataset(tmp_path / "a", features)))
-    for single in (
-        parse_single_sequence_example(row, context, lists),
-        ds[0],
-        stream,
-        ds.__getitems__([0])[0],
-    ):
-        assert raw_bits(single[0]["c"]) == NANS[:1]
-        assert (
-            raw_bits(single[0]["w"])
-            == raw_bits(single[1]["x"])
-            == raw_bits(single[1]["v"].values())
-            == NANS
-        )
-    batch, batched = collate(ds.__getitems__([0])), parse_sequence_example([row], context, lists)
-    assert raw_bits(batch[0]["c"]) == raw_bits(batched[0]["c"]) == NANS[:1]
+    single = parse_single_sequence_example(row, context, lists)
+    batched = parse_sequence_example([row], context, lists)
+    assert raw_bits(single[0]["c"]) == raw_bits(batched[0]["c"]) == NANS[:1]
     for got in (
-        batch[1]["x"].values(),
+        single[0]["w"],
+        single[1]["x"],
+        single[1]["v"].values(),
         batched[1]["x"],
-        batch[1]["v"].flat_values,
         batched[1]["v"].flat_values,
     ):
         assert raw_bits(got) == NANS

@@ -3,7 +3,6 @@
 Covers columns/record_parsers.
 """
 
-import gzip
 import pickle
 
 import pytest
@@ -152,17 +151,6 @@ def test_workers_give_the_same(tmp_path):
         assert flat(loader) == known
     assert (
         flat(DataLoader(TFRecordIterableDataset(str(tmp_path / "*"), FEATURES), 5, num_workers=2))
-        == known
-    )
-
-
-@pytest.mark.parametrize("pack", [lambda data: gzip.compress(data, mtime=0)])
-def test_offsets_of_compressed_files_are_in_the_stream(core, tmp_path, pack):
-    known = write(tmp_path, pack=pack)
-    paths = str(tmp_path / "*")
-    assert flat(make_dataloader(paths, 5, FEATURES, shuffle=False)) == known
-    assert (
-        flat(DataLoader(TFRecordIterableDataset(paths, FEATURES, batch_size=3), batch_size=None))
         == known
     )
 

@@ -20,7 +20,6 @@ from torch_tfrecord import (
     build_index,
 )
 from torch_tfrecord.compression import InflatedFiles, inflated, seek_points
-from torch_tfrecord.compression.deflate import lead_in
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.compression.inflated_file import InflatedFile
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
@@ -77,19 +76,6 @@ def close_points(monkeypatch):
     monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 15)
     monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 14)
     monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
-
-
-@pytest.mark.parametrize("way", ["GZIP1", "GZIP9", "ZLIB6", "GZIP flushed", "members"])
-def test_each_point_begins_where_it_says(tmp_path, way):
-    path = tmp_path / "x"
-    path.write_bytes(WAYS[way])
-    points, kind = build_index(path)._points, way[:4] if way != "members" else "GZIP"
-    again = SeekPoints.from_bytes(points.to_bytes(), len(points), len(WAYS[way]))
-    for number, offset in enumerate(points.offsets):
-        assert again.find(offset) == number
-        source = InflatedSource(open_file(str(path)), kind, again.point(number))
-        assert source.read(len(DATA), offset) == DATA[offset:]  # up to the file's end
-        source.check_end()
 
 
 @needs_inflate
@@ -152,13 +138,3 @@ def test_a_point_that_lies_is_an_error(tmp_path):
 def test_points_that_cannot_be(table):
     with pytest.raises(IndexMismatchError, match="expected ascending seek points"):
         SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"", 100)
-
-
-@pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("shift", range(8))
-def test_blocks_that_begin_within_a_byte(shift):
-    # After `shift` bits that belong to a block before: one that is stored, at the next whole byte.
-    data = bytes([0xFF >> (8 - shift), 0]) if shift > 5 else bytes([0xFF >> (8 - shift)])
-    data += b"\x03\x00\xfc\xff" + b"abc" + b"\x03\x00"
-    inflater = inflated.fastest().decompressobj(-15)
-    assert inflater.decompress(lead_in(data, shift)) == b"abc"

@@ -144,20 +144,6 @@ def test_epochs_can_be_chosen():
     assert list(sampler) == slow_batches(10, 4, [3])
 
 
-def test_more_epochs_than_before():
-    sampler = make(10, 4, num_epochs=2)
-    iterator = iter(sampler)
-    for _ in range(4):
-        next(iterator)
-    longer, shorter = make(10, 4, num_epochs=3), make(10, 4, num_epochs=1)
-    longer.load_state_dict(sampler.state_dict())
-    assert list(longer) == slow_batches(10, 4, range(3))[4:]
-    shorter.load_state_dict(sampler.state_dict())
-    assert len(shorter) == 0
-    assert list(shorter) == []
-    assert list(shorter) == slow_batches(10, 4, [1])
-
-
 def test_wrong_use():
     with pytest.raises(ValueError, match="Batch size must be greater than zero, got 0"):
         make(3, 0)

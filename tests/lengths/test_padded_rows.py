@@ -66,15 +66,6 @@ def test_equals_a_loop(is_pure, lengths, more, inner, dtype, seed):
     )
 
 
-@pytest.mark.parametrize("is_pure", [False, True])
-def test_nans_keep_their_bits(is_pure):
-    values = torch.tensor([0x7F800001, 0x7FC12345], dtype=torch.int32).view(torch.float32)
-    fill = torch.tensor(0x7F800002, dtype=torch.int32).view(torch.float32)
-    with pure_python(is_pure):
-        padded = pad_rows(values.numpy(), np.array([0, 0, 2]), 2, fill.numpy())
-    assert padded.view(np.int32).tolist() == [[0x7F800002] * 2, [0x7F800001, 0x7FC12345]]
-
-
 @pytest.mark.parametrize(
     ("offsets", "itemsize", "fill", "message"),
     [

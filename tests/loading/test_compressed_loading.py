@@ -187,16 +187,6 @@ def test_in_order_each_stretch_is_decompressed_once(files, inflations, num_threa
     assert len(inflations) == len(set(inflations)) > 10 * len(SIZES)
 
 
-def test_memory_is_bounded(files, monkeypatch):
-    ds = TFRecordDataset(files, FEATURES)
-    stretches = InflatedFiles(4000)
-    monkeypatch.setattr(ds._record_files, "_inflated", stretches)
-    order = torch.randperm(N).tolist()
-    assert [ds[number]["id"].item() for number in order] == order
-    kept = [stretch for stretch, _ in stretches._kept.get().values.values()]
-    assert sum(len(stretch._kept) for stretch in kept) <= stretches.size <= 4000
-
-
 # Random access all the same.
 
 
@@ -215,17 +205,6 @@ def test_a_shuffled_dataloader_says_at_the_users_line_that_it_is_slow(files):
         "uncompressed",
     ):
         assert name in str(caught[0].message)
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_a_shuffled_read_ahead_loader_says_so_when_it_is_made(files):
-    ds = TFRecordDataset(files, FEATURES)
-    with pytest.warns(UserWarning, match=SLOW) as caught:
-        loader = ReadAheadLoader(ds, num_threads=2, batch_size=100, shuffle=True)
-    assert [warning.filename for warning in caught] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert sorted(joined(ids(loader))) == list(range(N))
 
 
 @pytest.mark.usefixtures("small_windows")

@@ -15,7 +15,6 @@ import torch
 from batches import assert_same
 from streams import DoubleDevice
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from torch_tfrecord import (
@@ -29,10 +28,8 @@ from torch_tfrecord import (
     RandomResizedCrop,
     SparseFeature,
     Text,
-    TFRecordDataset,
     TFRecordWriter,
     VarLenFeature,
-    collate,
     encode_image,
     make_dataloader,
 )
@@ -326,20 +323,6 @@ def test_a_record_that_fails_is_the_same_error(tmp_path):
         found = train(left)
     kept_numbers = [n for batch in found for n in batch["n"].tolist()]
     assert kept_numbers == [n for n in range(20) if n != 11]
-
-
-def test_two_iterations_at_once(path):
-    loader = make_dataloader(path, 10, {"n": FEATURES["n"]}, device="cuda")
-    ours = DevicePrefetcher(
-        DataLoader(TFRecordDataset(path, {"n": FEATURES["n"]}), 10, collate_fn=collate), "cuda"
-    )
-    for each in (loader, ours):
-        plain = [make_dataloader(path, 10, {"n": FEATURES["n"]}), ours.loader][each is ours]
-        expected = [[*zip(plain, plain, strict=False)], [*zip(each, each, strict=False)]]
-        device_of(each).training.run()
-        for (one, two), (three, four) in zip(*expected, strict=True):
-            assert_same(one, three)
-            assert_same(two, four)
 
 
 @pytest.mark.parametrize("wrap", [False, True])

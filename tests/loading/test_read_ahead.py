@@ -212,20 +212,6 @@ def test_tasks_grow_twofold_to_the_end(path, tasks):
     assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 26]
 
 
-def test_slow_batches_are_loaded_one_by_one(path, tasks, monkeypatch):
-    now = itertools.count(0, 0.011)
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: next(now))
-    assert len(list(make_dataloader(path, 7, FEATURES, num_threads=1))) == 6
-    assert tasks == [1] * 6
-    tasks.clear()
-    # Each task, of any size, takes 6 ms and much waiting: never more than three times it.
-    clock, watch = itertools.count(), itertools.count()
-    monkeypatch.setattr(read_ahead, "perf_counter", lambda: next(watch))
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0.006 * next(clock))
-    assert len(list(make_dataloader(path, 1, FEATURES, num_threads=1))) == NUM_RECORDS
-    assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 10]
-
-
 def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch):
     monkeypatch.setattr(read_ahead, "_TASK_BYTES", 4 << 20)
     large = write(tmp_path / "large", [bytes(400_000)] * 24)  # 4 MiB has 10

@@ -24,7 +24,6 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from torch_tfrecord import RaggedTensor, SparseList, collate
 from torch_tfrecord.columns import Nested
@@ -287,18 +286,6 @@ def test_made_by_somebody_else(make):
     assert Sample() == {}
     assert default_collate([make(), make()])["a"].tolist() == [1, 1]
     assert collate([make(), fresh(b=[5, 6]) | {"a": 4}][:1])["a"].tolist() == [1]
-
-
-def test_torchvisions_transforms():
-    transform = v2.Compose([v2.CenterCrop(1), v2.ToDtype(torch.float32, scale=True)])
-    (sample,), (twin,) = (
-        samples_of([9], ["image", "scalar"]),
-        plain(samples_of([9], ["image", "scalar"])),
-    )
-    found = transform(sample)
-    assert type(found) is dict
-    assert_same(found, transform(twin))
-    assert_same(sample, twin)
 
 
 # In batches

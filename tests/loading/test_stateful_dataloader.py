@@ -93,21 +93,6 @@ def test_resume_at_every_batch(make, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [by_sampler, by_batches])
-def test_persistent_workers_and_snapshots_now_and_then(make):
-    loader, sampler = make(2, persistent_workers=True, snapshot_every_n_steps=2)
-    first = received(loader)
-    if make is by_sampler:
-        sampler.set_epoch(1)
-    states = []
-    second = received(loader, states)
-    again, _ = make(2, snapshot_every_n_steps=2)
-    again.load_state_dict(states[2])
-    assert received(again) == second[3:]
-    assert first != second
-
-
-@pytest.mark.slow
 def test_a_state_of_another_world_size():
     # Two ranks received 2 batches of 3 each; one rank continues with the places from 12.
     states = []

@@ -353,19 +353,6 @@ def test_batches_of_workers(num_workers, context, collate_fn):
     assert before == shared_memory._ATTACHED
 
 
-@pytest.mark.slow
-def test_several_loaders_at_once_in_any_order():
-    options = {"batch_size": 2, "num_workers": 2, "collate_fn": collate, "in_order": False}
-    loaders = [iter(DataLoader(Kept(), **options)) for _ in range(2)]
-    kept = [[batch for _ in range(8) for batch in (next(loader),)] for loader in loaders]
-    kept = [[*batches, *loader] for batches, loader in zip(kept, loaders, strict=True)]
-    for batches in kept:
-        assert sorted(n for batch in batches for n in batch["position"].tolist()) == [*range(64)]
-        assert all(
-            torch.equal(row, torch.arange(50_000)) for batch in batches for row in batch["x"]
-        )
-
-
 # Processes that are forked while a batch is there.
 
 

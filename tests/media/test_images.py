@@ -327,17 +327,6 @@ def test_orientation_is_ignored_by_default_and_applied_on_request(kind, orientat
     assert image_size(turned) == (HEIGHT, WIDTH)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_orientation_of_16_bits(channels):
-    data, pixels = deep_png(channels, chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")))
-    for backend in backends_of(data):
-        assert np.array_equal(
-            decode_image(data, "unchanged", backend=backend).numpy(), pixels.transpose(2, 0, 1)
-        )
-        result = decode_image(data, "unchanged", backend=backend, apply_orientation=True)
-        assert np.array_equal(result.numpy(), np.rot90(pixels, -1).transpose(2, 0, 1))
-
-
 def test_an_xmp_segment_and_a_second_exif_segment_do_not_turn_the_picture():
     data = encode("jpeg")
     segments = [b"http:\0" + exif(6)[6:], exif(8), exif(3)]  # torchcodec looks behind any six bytes

@@ -28,8 +28,6 @@ from torch_tfrecord.files import Access
 from torch_tfrecord.records import paths
 from torch_tfrecord.records.paths import shard_name
 from torch_tfrecord.remote import cache_info
-from torch_tfrecord.remote.disk_cache import DiskCache
-from torch_tfrecord.train.record_loader import describe
 
 RECORD = framed(b"abc")
 
@@ -505,14 +503,13 @@ def test_home(folder, monkeypatch, capsys):
     place = build_manifest("~/new/data", "~/m.safetensors")
     assert place == str(home / "m.safetensors") and len(TFRecordDataset("~/m.safetensors")) == 4
     assert salvage("~/y", "~/z").num_records == 1
-    assert Access(cache_dir="~/cache").cache_dir == DiskCache("~/cache").folder
-    assert DiskCache("~/cache").folder == str(home / "cache")
+    assert Access(cache_dir="~/cache").cache_dir == str(home / "cache")
     assert cache_info("~/none") is None
     with pytest.raises(FileNotFoundError, match=str(home)):
         tfds.info("~/none")
     # what a state says of the files, for `tfrecord replay`
     loader = make_dataloader("~/new/data/x-*", 2, index_dir="~/indexes")
-    described = describe(loader.dataset)
+    described = loader.state_dict()["run"]["dataset"]
     assert described["paths"] == [str(home / "new/data/x-*")]
     assert described["index_dir"] == [str(home / "indexes")]
     # shells leave these alone

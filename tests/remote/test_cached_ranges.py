@@ -11,7 +11,6 @@ import pytest
 from range_server import range_server
 
 from torch_tfrecord.files import Access
-from torch_tfrecord.remote import cache_info
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.remote.transfers import (
     Started,
@@ -19,7 +18,6 @@ from torch_tfrecord.remote.transfers import (
     fetch,
     forget,
     infos,
-    read_into,
 )
 
 SIZES = [300_000, 200_000, 70_001]
@@ -46,15 +44,6 @@ def parts(url, access=None):
         RemotePart(path, info.size, info.etag, info.mtime_ns)
         for path, info in zip(paths, found, strict=True)
     ]
-
-
-def some(files, rng, number=8):
-    ranges = []
-    for _ in range(number):
-        file = rng.choice(files)
-        begin = rng.randrange(file.size)
-        ranges.append(FileRange(file, begin, min(begin + rng.randrange(1, 40_000), file.size)))
-    return ranges
 
 
 def check(data, ranges, files, contents):
@@ -92,32 +81,6 @@ def test_no_request_is_too_long_and_no_byte_is_asked_for_twice(tmp_path, begin):
         assert sum(sizes) == 20_000_000 and max(sizes) <= 12 << 20
 
 
-@pytest.mark.parametrize("how", ["fetch", "start", "read_into"])
-def test_what_is_there_is_not_asked_for(server, tmp_path, how):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    files = parts(server, access)
-    fetch(whole(files), access)
-    server.reset()
-    if how == "fetch":
-        fetch(whole(files), access)
-    elif how == "start":
-        Started(whole(files), access).answers()
-    else:
-        read_into(whole(files), [0, 300_000, 500_000], memoryview(bytearray(600_000)), access)
-    assert server.stats()["requests"] == 0
-    fetch(whole(files), access.without_cache())
-    assert server.stats()["requests"] >= 3
-
-
-def test_a_changed_file_has_other_blocks(server, tmp_path, contents):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    fetch(whole(parts(server)), access)
-    changed = contents[0][::-1]
-    (tmp_path / "data" / "0.bin").write_bytes(changed)
-    files = parts(server)
-    check(fetch(whole(files), access), whole(files), files, [changed, *contents[1:]])
-
-
 def test_what_says_no_version_is_not_kept(server, tmp_path):
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
     files = [RemotePart(file.path, file.size) for file in parts(server)]
@@ -127,17 +90,6 @@ def test_what_says_no_version_is_not_kept(server, tmp_path):
         assert server.stats()["requests"] >= 3
     assert not os.path.exists(tmp_path / "cache")
     assert forget(whole(files), access) is False
-
-
-def test_a_time_is_a_version(server, tmp_path, contents):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    files = [RemotePart(file.path, file.size, None, 1234) for file in parts(server)]
-    fetch(whole(files), access)
-    server.reset()
-    check(fetch(whole(files), access), whole(files), files, contents)
-    assert server.stats()["requests"] == 0
-    fetch(whole([file._replace(mtime_ns=1235) for file in files]), access)
-    assert server.stats()["requests"] >= 3
 
 
 def test_forget(server, tmp_path):
@@ -205,16 +157,6 @@ def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
 
 
 # The arguments.
-
-
-def test_bytes_alone_take_the_users_cache_and_a_folder_alone_a_tenth(tmp_path):
-    assert Access(cache_bytes=1_000_000).cache_dir == os.path.join(Access.user_cache(), "remote")
-    assert Access().cache is None and Access().cache_dir is None
-    access = Access(cache_dir=str(tmp_path / "cache"))
-    free = os.statvfs(tmp_path)
-    assert access.cache.start([])[1]([]) == []
-    info = cache_info(tmp_path / "cache")
-    assert info.max_bytes == pytest.approx(free.f_bavail * free.f_frsize / 10, rel=0.2)
 
 
 def test_wrong_arguments(tmp_path):

@@ -7,7 +7,6 @@ Covers files/access.
 import contextlib
 import fcntl
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -89,23 +88,6 @@ def test_ranges(tmp_path_factory, sizes, cap, seed, versions):
             assert folder_bytes(folder) <= cap
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_cache_that_fits_makes_no_request_again(folder, storage, seed):
-    assert epoch(storage, DiskCache(folder, ENOUGH), seed) == 1
-    assert epoch(storage, DiskCache(folder, ENOUGH), None if seed is None else seed + 1) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_cache_of_half_the_size_saves_nearly_half(folder, storage, seed):
-    cap = sum(SIZES) // 2
-    assert epoch(storage, DiskCache(folder, cap), seed) < 1.01
-    for turn in range(1, 4):
-        cache = DiskCache(folder, cap)  # the next run, too
-        share = epoch(storage, cache, None if seed is None else seed + turn)
-        assert 0.5 < share < 0.51  # a full cache fetches exactly what is asked for
-
-
 def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     cache = DiskCache(folder, ENOUGH)
     calls = []
@@ -134,28 +116,6 @@ def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     assert len(calls) == 1
 
 
-def test_what_is_not_kept_is_fetched_exactly(folder, storage):
-    cache = DiskCache(folder, 20_000)
-    file = storage.files[2]
-    storage.check(cache, [FileRange(file, 0, 100_000)])
-    storage.fetched_bytes()
-    wanted = FileRange(file, 500_001, 500_100)
-    storage.check(cache, [wanted])
-    assert storage.asked == [wanted]
-
-
-def test_a_failed_fetch(folder, storage):
-    cache = DiskCache(folder, ENOUGH)
-
-    def fail(ranges):
-        raise ConnectionError("reset")
-
-    with pytest.raises(ConnectionError, match="reset"):
-        read_through(cache, records(storage), fail)
-    assert epoch(storage, cache) == 1
-    assert epoch(storage, cache) == 0
-
-
 # Versions and groups.
 
 
@@ -167,14 +127,6 @@ def test_a_changed_file_is_fetched_again_and_its_old_blocks_go_first(folder):
     assert epoch(new, cache) == pytest.approx(1, abs=0.01)
     assert epoch(new, cache) < 0.56
     assert epoch(old, DiskCache(folder)) >= 1  # nothing of it is left to be taken for what it was
-
-
-def test_the_same_version_of_another_size_is_another_one(folder):
-    cache = DiskCache(folder, ENOUGH)
-    for size in (5000, 4000):
-        storage = Storage([size])
-        storage.check(cache, [FileRange(storage.files[0], 0, size)])
-        assert storage.fetched_bytes() == size
 
 
 @pytest.mark.slow
@@ -260,18 +212,6 @@ def test_every_bit_of_a_copy_is_under_a_checksum(folder):
             assert storage.asked, at
 
 
-def test_damaged_data_is_noticed(folder, storage):
-    cache = DiskCache(folder, ENOUGH)
-    epoch(storage, cache)
-    with copies(folder)[0].open("r+b") as file:
-        file.seek(5)
-        byte = file.read(1)[0]
-        file.seek(5)
-        file.write(bytes([byte ^ 1]))
-    assert 0 < epoch(storage, cache) < 0.1
-    assert epoch(storage, cache) == 0
-
-
 @pytest.mark.parametrize("length", [0, 16, 4096, 100_000, 9_000_000])
 def test_a_file_that_was_cut_or_grew(folder, storage, length):
     cache = DiskCache(folder, ENOUGH)
@@ -299,13 +239,6 @@ def test_another_file_in_its_place_is_left_alone(folder, storage, content):
     assert Path(folder, STATE_NAME).read_bytes() == content
 
 
-def test_an_empty_file_in_its_place_is_taken(folder, storage):
-    os.mkdir(folder)
-    Path(folder, STATE_NAME).touch()
-    epoch(storage, DiskCache(folder, ENOUGH))
-    assert epoch(storage, DiskCache(folder, ENOUGH)) == 0
-
-
 @pytest.mark.parametrize("how", ["clear", "remove"])
 def test_cleared_while_it_is_used(folder, storage, how, monkeypatch):
     monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
@@ -320,21 +253,6 @@ def test_cleared_while_it_is_used(folder, storage, how, monkeypatch):
     assert epoch(storage, cache) == (how == "clear")  # what is there without it is good
     assert epoch(storage, cache) == 0
     assert cache_info(folder).num_files == len(SIZES)
-
-
-def test_forget(folder, storage):
-    cache = DiskCache(folder, ENOUGH)
-    epoch(storage, cache)
-    cache.forget([FileRange(storage.files[0], 100_000, 100_001)])
-    share = epoch(storage, cache)
-    assert 0 < share < 0.05
-    assert epoch(storage, cache) == 0
-
-
-def test_an_answer_that_is_too_short_is_not_kept(folder, storage):
-    cache = DiskCache(folder, ENOUGH)
-    read_through(cache, [FileRange(storage.files[0], 0, 50_000)], lambda _: [b"x" * 100])
-    storage.check(cache, [FileRange(storage.files[0], 0, 50_000)])
 
 
 # Who may see it, and what it says.
@@ -429,13 +347,6 @@ def test_a_full_disk(tmp_path):
 # Processes and threads.
 
 
-def test_pickled(folder, storage):
-    cache = DiskCache(folder, ENOUGH, group="a")
-    epoch(storage, cache)
-    copy = pickle.loads(pickle.dumps(cache))
-    assert epoch(storage, copy) == 0
-
-
 def test_forked_while_it_is_used(folder, storage):
     cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
@@ -522,13 +433,3 @@ def test_processes_of_which_one_is_killed(folder, rounds):
     command = [sys.executable, JOB, "rounds", folder, "1500000", str(rounds)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_what_the_folder_tells(folder, storage):
-    assert cache_info(folder) is None
-    cache = DiskCache(folder, ENOUGH)
-    epoch(storage, cache)
-    info = cache_info(folder)
-    assert info.max_bytes == ENOUGH
-    assert info.num_files == len(SIZES)
-    assert sum(SIZES) <= info.disk_bytes <= sum(SIZES) * 1.1

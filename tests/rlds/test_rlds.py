@@ -452,17 +452,6 @@ def test_images_that_are_not_decoded(drawn, decoded):
         RLDSDataset(drawn, decode_images=["front"])
 
 
-def test_features_that_are_not_asked_for(drawn, decoded):
-    ds = RLDSDataset(drawn, features=["steps/observation/state", "steps/action"])
-    sample = ds[7]
-    assert decoded == []
-    assert set(sample["observation"]) == {"state", "timestep", "pad_mask"}
-    assert "reward" not in sample
-    assert sample["task"]["language_instruction"] == ""
-    with pytest.raises(KeyError, match="steps/wrong"):
-        RLDSDataset(drawn, features=["steps/wrong"])
-
-
 @pytest.fixture
 def reads(monkeypatch):
     """(path, first byte, one behind the last) of each read of a file."""
@@ -595,16 +584,6 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
 
 
-def test_a_batch_of_plain_and_compressed_files(many_files, tmp_path):
-    own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
-    expected = pictures_alone(own, window_size=2)
-    expected = [expected[position] for position in range(len(expected))]
-    path = own / f"drawn-train.tfrecord-00009-of-{len(LONG):05}"
-    path.write_bytes(gzip.compress(path.read_bytes()))
-    ds = pictures_alone(own, window_size=2)
-    assert_same(list(ds.__getitems__(range(len(ds)))), expected)
-
-
 def test_what_is_kept_is_bounded(drawn):
     ds = RLDSDataset(drawn, episode_bytes=0)
     for position in range(len(ds)):
@@ -628,10 +607,6 @@ def shift_actions(episode):
     episode["number"] = torch.arange(len(episode["action"]))
     episode["language_instruction"] = [text.upper() for text in episode["language_instruction"]]
     return episode
-
-
-def test_step_transform(drawn):
-    assert RLDSDataset(drawn, step_transform=half)[3]["action"].tolist() == [[0, 1.5, 0.25]]
 
 
 def test_episode_transform(drawn, decoded):

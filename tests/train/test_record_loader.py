@@ -211,18 +211,6 @@ def test_the_loop_of_a_training(files, num_workers):
     assert log == whole
 
 
-@pytest.mark.slow
-def test_left_early_with_workers(files):
-    loader = make(files, num_workers=2, persistent_workers=True)
-    first = [batch["id"].tolist() for batch in itertools.islice(loader, 3)]
-    state = loader.state_dict()
-    assert first == expected(files)[:3]
-    assert ids(loader) == expected(files, iteration=1)
-    loader.load_state_dict(state)
-    assert ids(loader) == expected(files)[3:]
-    assert ids(loader) == expected(files, iteration=1)
-
-
 def test_set_epoch(files):
     loader = make(files, num_epochs=1, num_workers=1, persistent_workers=True)
     for epoch in (3, 3, 0):

@@ -162,23 +162,6 @@ def test_torch_s_seed_decides_in_workers(ds):
     assert runs[0] == runs[1]
 
 
-def test_threads_draw_in_order(path):
-    """Whatever their number, and whatever a transform draws meanwhile."""
-    ds, runs = (
-        TFRecordDataset(
-            path, FEATURES, transform=lambda sample: sample | {"noise": torch.rand(())}
-        ),
-        [],
-    )
-    for num_threads in (1, 3):
-        torch.manual_seed(1)
-        loader = ReadAheadLoader(ds, num_threads=num_threads, batch_size=1, shuffle=False)
-        runs.append(
-            [[tuple(batch["image"].flatten().tolist()), float(batch["noise"])] for batch in loader]
-        )
-    assert runs[0] == runs[1]
-
-
 @pytest.mark.daily
 @pytest.mark.usefixtures("random_states_untouched")
 def test_a_chosen_epoch_decides(ds, path):
