@@ -7,6 +7,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
+from helpers import framed
 
 import torch_tfrecord
 from index_tools.main import main
@@ -21,7 +22,6 @@ from torch_tfrecord import (
     infer_features,
     serialize_tensor,
 )
-from torch_tfrecord.records.framing import frame
 from torch_tfrecord.tables import FoundRecord
 
 
@@ -321,7 +321,7 @@ def test_records_that_are_no_examples_are_named(capsys):
 
 def test_damage_ends_the_output_with_an_error(folder, capsys):
     records = [encode_example({"number": number}) for number in range(5)]
-    data = bytearray(b"".join(map(frame, records)))
+    data = bytearray(b"".join(map(framed, records)))
     data[3 * (len(records[0]) + 16) + 15] ^= 1
     (folder / "a.tfrecord").write_bytes(data)
     offset = 3 * (len(records[0]) + 16)
@@ -344,7 +344,7 @@ def test_what_is_no_tfrecord_file(folder, capsys):
     (folder / "page.html").write_bytes(b"<!DOCTYPE html><html></html>")
     assert main(["show", "page.html"]) == 1
     assert "(Is this even a TFRecord file? It looks like an HTML page.)" in capsys.readouterr().err
-    (folder / "a.gz").write_bytes(gzip.compress(frame(b"abc") + frame(b"def"))[:-6])
+    (folder / "a.gz").write_bytes(gzip.compress(framed(b"abc") + framed(b"def"))[:-6])
     assert main(["show", "a.gz", "--no-features"]) == 1
     output = capsys.readouterr()
     assert positions(output.out) == [0, 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import inferred
+from helpers import framed, inferred
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import range_server
@@ -35,7 +35,6 @@ from torch_tfrecord import (
     parse_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.records.framing import frame
 from torch_tfrecord.tables import found_records as spread
 from torch_tfrecord.tables.inference import InferredFeatures
 
@@ -340,12 +339,12 @@ def test_each_error_names_file_record_and_byte(kind, tmp_path, monkeypatch):
     """Of a file that counts as large, of which only some records are looked at."""
     monkeypatch.setattr(spread, "_SMALL_FILES", 1)
     monkeypatch.setattr(spread, "_SMALL_FILE", 1)
-    records = [frame(encode_example({"a": number, "b": bytes(1000)})) for number in range(100)]
+    records = [framed(encode_example({"a": number, "b": bytes(1000)})) for number in range(100)]
     at = 30
     first, good, rest = b"".join(records[:at]), records[at], b"".join(records[at + 1 :])
     flipped = good[:40] + bytes([good[40] ^ 1]) + good[41:]
-    text = frame(b"a line of text" * 70)
-    floats = frame(encode_example({"a": 1.0, "b": bytes(1000)}))
+    text = framed(b"a line of text" * 70)
+    floats = framed(encode_example({"a": 1.0, "b": bytes(1000)}))
     contents = {
         "expected an Example or SequenceExample, got 980 bytes that look like text": text + rest,
         "feature 'a': Data types don't match: float32 and int64": floats + rest,

@@ -4,10 +4,10 @@ the files.
 
 import numpy as np
 import pytest
+from helpers import framed
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 from torch_tfrecord.files import LocalFile
-from torch_tfrecord.records.framing import frame
 from torch_tfrecord.tables import found_records as spread
 from torch_tfrecord.tables.found_records import spread_records
 
@@ -115,7 +115,7 @@ def test_of_a_compressed_file_only_what_the_limit_reaches(tmp_path, monkeypatch)
 
 @pytest.mark.daily
 def test_damage(tmp_path):
-    good = b"".join(frame(payload(number)) for number in range(4))
+    good = b"".join(framed(payload(number)) for number in range(4))
     path = tmp_path / "a"
     path.write_bytes(good + b"\xff" * 40)
     records = spread_records([str(path)], 100)
@@ -125,7 +125,7 @@ def test_damage(tmp_path):
     path.write_bytes(b"<!DOCTYPE html>" + bytes(2 << 20))
     with pytest.raises(CorruptRecordError, match="It looks like an HTML page"):
         next(spread_records([str(path)], 100))
-    content = bytearray(b"".join(frame(payload(number, 1000)) for number in range(5000)))
+    content = bytearray(b"".join(framed(payload(number, 1000)) for number in range(5000)))
     content[1 << 20 : 2 << 20] = bytes(1 << 20)
     path.write_bytes(content)
     found = numbers(spread_records([str(path)], 100))  # places between are passed over
