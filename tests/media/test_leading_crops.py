@@ -366,13 +366,6 @@ def test_a_transform_that_changes_while_a_batch_waits(records, monkeypatch):
     assert_equal(load, monkeypatch, decodes=True)
 
 
-def test_loaded_samples_are_decoded_for_whoever_looks(records):
-    loaded = TFRecordDataset(records, FEATURES, transform=USUAL)._load_samples([0, 5])
-    plain = TFRecordDataset(records, FEATURES)
-    assert len(loaded) == 2
-    assert_same(list(loaded), [plain[0], plain[5]])
-
-
 def test_users_functions_are_called_once_a_sample_in_order(records):
     seen = []
     transform = v2.Compose(

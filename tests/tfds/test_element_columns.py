@@ -51,7 +51,7 @@ def encodable(record):
 def batch_of(parser, records):
     """The samples of a batch that holds these records."""
     (batch,) = parser.batches(parsers.packed(records), None, (0, len(records)))
-    return [*batch]
+    return [*ColumnBatch(batch, len(records))]
 
 
 def outcome(function):
@@ -148,7 +148,7 @@ def test_records_that_hold_a_feature_in_different_ways():
     wrong = encode_example({"rows/ragged_flat_values": [7, 8, 9], "rows/ragged_row_lengths_0": [2]})
     with pytest.raises(
         TFRecordError,
-        match=r"^record 1: feature 'rows' \(int64\): expected row lengths of level 0 that",
+        match=r"^feature 'rows' \(int64\): expected row lengths of level 0 that",
     ):
         batch_of(parser, [records[0], wrong, records[1]])
 

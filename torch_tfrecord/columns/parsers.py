@@ -112,7 +112,15 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 records.
         """
         rows = packed(records)
-        return self.batches(rows, keys, (0, len(rows)))[0]
+        keys = _checked_keys(keys, len(rows))
+        try:
+            return self.batches(rows, keys, (0, len(rows)))[0]
+        except TFRecordError:
+            # The batch may have met another bad record first, or say less than the message does.
+            for position, (row, key) in enumerate(zip(rows, keys.tolist(), strict=True)):
+                self._single_at(position, row, key)
+            # Each record is fine by itself: so it was the batch, such as its memory.
+            raise
 
     def batches(
         self, records: PackedRecords, keys: Keys | None, borders: Sequence[int]
@@ -125,28 +133,12 @@ class Parser(Generic[_Sample, _Batch, _Found]):
             borders: The start of each batch, beginning with 0, and the end of the last one.
 
         Raises:
-            TFRecordError: See :meth:`batch`; ``position`` counts the records of all batches.
+            TFRecordError: Some record fails, or the batch needs too much memory: the caller reads
+                record by record to find out which.
         """
-        keys = _checked_keys(keys, len(records))
-        try:
-            return self._batches(records, keys, borders)
-        except TFRecordError:
-            # The batch may have met another bad record first, or say less than the message does.
-            for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
-                self._single_at(position, row, key)
-            # Each record is fine by itself: so it was the batch, such as its memory.
-            raise
-
-    def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
-        try:
-            return self.single(row, key)
-        except TFRecordError as error:
-            raise error.locate(position=position) from error.__cause__
-
-    def _batches(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Batch]:
-        batches = []
+        keys, batches = _checked_keys(keys, len(records)), []
         # What the core finds counts against all batches together, what readers make of it each.
-        found = self._find(rows, keys, borders)
+        found = self._find(records, keys, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
                 with self.budget():
@@ -156,6 +148,12 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 error.position = None if error.position is None else error.position + begin
                 raise
         return batches
+
+    def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
+        try:
+            return self.single(row, key)
+        except TFRecordError as error:
+            raise error.locate(position=position) from error.__cause__
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> Sequence[_Found]:
         """What stands in the records of several batches, not yet as values."""

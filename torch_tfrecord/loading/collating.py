@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Array, as_tensor, empty_bytes, empty_tensor
@@ -36,7 +36,7 @@ from torch_tfrecord.samples import (
 )
 from torch_tfrecord.shown import shown_list, shown_value
 
-__all__ = ["ColumnCollate", "collate", "make_batch", "numbers", "take_columns"]
+__all__ = ["ColumnCollate", "collate", "finished", "numbers", "take_columns"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -81,7 +81,7 @@ def collate(samples: Samples) -> Batch:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return for_transport(as_plain(make_batch(samples, take_columns(samples))))
+    return finished(samples, take_columns(samples))
 
 
 class ColumnCollate:
@@ -93,7 +93,7 @@ class ColumnCollate:
         """Make a batch of at least one sample."""
         if not samples:
             raise ValueError("a batch needs at least one sample, got none")
-        return for_transport(self._batch(samples, take_columns(samples)))
+        return _sent(self._batch(samples, take_columns(samples)))
 
     def _batch(self, samples: Samples, columns: Columns | None) -> Batch:
         """The batch of samples, of which there are columns unless they were changed."""
@@ -102,6 +102,15 @@ class ColumnCollate:
     def _collated(self, samples: Samples, columns: Columns | None) -> Batch:
         """The batch that `collate` makes of them, but for `as_plain`."""
         return make_batch(samples, columns)
+
+
+def finished(samples: Samples, columns: Columns | None) -> Batch:
+    """The batch of samples as users see it, or of their columns where they are known."""
+    return _sent(as_plain(make_batch(samples, columns)))
+
+
+def _sent(batch: Batch) -> Batch:
+    return batch if get_worker_info() is None else for_transport(batch)
 
 
 def take_columns(samples: Samples) -> Columns | None:

@@ -1,36 +1,20 @@
-"""A batch of columns that is also a sequence of samples, and the parser that makes it from
-records.
-"""
+"""A batch of columns that is also a sequence of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from copy import copy
-from itertools import pairwise
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.columns import (
-    RecordFeatures,
-    SequenceFeatures,
-    Source,
-    as_plain,
-    make_parser,
-    rows_of,
-)
-from torch_tfrecord.loading.collating import make_batch, numbers, take_columns
+from torch_tfrecord.loading.collating import finished, numbers, take_columns
 from torch_tfrecord.loading.sample import Sample, SampleBlock, take_apart, to_html
-from torch_tfrecord.loading.transport import for_transport, register_in_worker
-from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.samples import (
     WHOLE_KINDS,
     Batch,
     Columns,
     Places,
-    RecordPlace,
     SampleList,
     Samples,
     Transform,
@@ -41,10 +25,9 @@ from torch_tfrecord.samples import (
 from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
 
 __all__ = [
-    "BatchParser",
-    "ChainedTransforms",
     "ColumnBatch",
-    "ColumnTransform",
+    "WithLabel",
+    "register_samples",
     "with_label",
 ]
 
@@ -188,48 +171,22 @@ class ColumnBatch(MutableSequence[Value]):
         return f"ColumnBatch({len(self)} samples)"
 
 
-class ColumnTransform:
-    """A transform that can be applied to columns, so that no samples need to be made for it."""
-
-    def __call__(self, sample: Value) -> Value:
-        """Transform one sample."""
-        raise NotImplementedError
-
-    def columns(self, columns: Columns) -> Columns:
-        """Transform the columns of a batch, with the same result as transforming each sample."""
-        raise NotImplementedError
-
-
-class ChainedTransforms:
-    """One transform, then another.
+class WithLabel:
+    """(features, label) of a sample. Without a transform before, also of the columns of a batch.
 
     Args:
-        first, second: Called with a sample, and with the first one's result.
+        first: The user's transform, called with the sample before; None for none.
+        label_key: The label's name.
     """
 
-    def __init__(self, first: Transform, second: Transform) -> None:
-        self.first, self.second = first, second
-
-    def __call__(self, sample: Value) -> Value:
-        """Apply both to a sample."""
-        return self.second(self.first(sample))
-
-
-def with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
-    """The transform, and then (features, label) of its sample."""
-    if label_key is None:
-        return transform
-    split = _SplitLabel(label_key)
-    return split if transform is None else ChainedTransforms(transform, split)
-
-
-class _SplitLabel(ColumnTransform):
-    """(features, label) of a sample, or of the columns of a batch."""
-
-    def __init__(self, label_key: str) -> None:
-        self._label_key = label_key
+    def __init__(self, first: Transform | None, label_key: str) -> None:
+        self.first, self._label_key = first, label_key
 
     def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
+        """Transform a sample."""
+        return self.split(sample if self.first is None else self.first(sample))
+
+    def split(self, sample: Value) -> tuple[dict[str, Value], Value]:
         """Take the label out of a sample."""
         if not isinstance(sample, Mapping) or self._label_key not in sample:
             raise ValueError(
@@ -238,9 +195,10 @@ class _SplitLabel(ColumnTransform):
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]
 
-    def columns(self, columns: Columns) -> tuple[dict[str, Columns], Columns]:
-        """Take the label's column out."""
-        return self(columns)
+
+def with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
+    """The transform, and then (features, label) of its sample."""
+    return transform if label_key is None else WithLabel(transform, label_key)
 
 
 # What torch's own collate makes of samples.
@@ -250,7 +208,8 @@ def register_samples() -> None:
     """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up
     by their class.
     """
-    register_in_worker()
+    if get_worker_info() is not None:
+        register_in_worker()
     functions = collate_functions()
     # Once a process: torch keeps the functions for all loaders.
     if Sample not in functions:
@@ -270,112 +229,8 @@ def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch
     """
     columns = take_columns(samples)
     if columns is not None:
-        return for_transport(as_plain(make_batch(samples, columns)))
+        return finished(samples, columns)
     check_for_torch(samples, getattr(samples, "places", None))
     # torch makes a batch of the first sample's class, which must be a plain dict.
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
     return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
-
-
-# From records.
-
-
-class BatchParser:
-    """Parses the records of a dataset; pickles, safe from several threads.
-
-    `parse_example` and `collate` differ on one feature type: `parse_example` pads a
-    FixedLenSequenceFeature, as TensorFlow does, while `collate` makes it jagged, like every
-    var-length feature. Here it is read jagged.
-
-    Args:
-        features: What to read; see `TFRecordDataset`. A `Source` is not read, but made from the
-            record's place.
-        max_batch_bytes: As for `TFRecordDataset`.
-    """
-
-    def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-        self._sources, stored = _split_sources(features)
-        # Features that are all a `Source` need no parser: no record is read.
-        self._parser = None
-        if stored or not self._sources:
-            self._parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
-        self.features: RecordFeatures = features if self._parser is None else self._parser.features
-        if self._sources:
-            # The user's mapping may change later.
-            self.features = copy(features)
-        self.needs_keys: bool = self._parser is not None and self._parser.needs_keys
-        self.optional = {} if self._parser is None else self._parser.optional
-        self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
-        register_samples()
-
-    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
-        """One sample; `where` gives the place of its record."""
-        sample = self._no_values if self._parser is None else self._parser.single(record, key)
-        # The usual case: nothing asks for the record's place.
-        if not self._sources:
-            return sample
-        place = where()
-        return self._complete(
-            sample, {name: spec._value(place) for name, spec in self._sources.items()}
-        )
-
-    def batches(
-        self,
-        records: PackedRecords,
-        keys: npt.NDArray[np.uint64] | None,
-        borders: Sequence[int],
-        place: Callable[[int], RecordPlace],
-    ) -> list[Samples]:
-        """Several batches, as columns if possible: all their records in a row, the borders between
-        them, the places.
-        """
-        ends = [*pairwise(borders)]
-        found = (
-            [self._no_values] * len(ends)
-            if self._parser is None
-            else self._parser.batches(records, keys, borders)
-        )
-        for number, (begin, end) in enumerate(ends if self._sources else []):
-            # Once for all of them: a place is looked up in the index.
-            places = [*map(place, range(begin, end))]
-            columns = {name: spec._column(places) for name, spec in self._sources.items()}
-            found[number] = self._complete(found[number], columns)
-        return [
-            _batch(columns, end - begin) for columns, (begin, end) in zip(found, ends, strict=True)
-        ]
-
-    @property
-    def _no_values(self) -> Value:
-        return ({}, {}) if isinstance(self.features, SequenceFeatures) else {}
-
-    def _complete(self, values: Value, sources: Mapping[str, object]) -> Value:
-        """Values with those of each `Source`, in the order of the features."""
-        if isinstance(self.features, SequenceFeatures):
-            context = {**values[0], **sources}
-            return {name: context[name] for name in self.features.context_features or {}}, values[1]
-        values = {**values, **sources}
-        return {name: values[name] for name in cast("Mapping[str, object]", self.features)}
-
-
-def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
-    """Each `Source`, and the features that are read from records; a false value if there are
-    none.
-    """
-    sources: dict[str, Source] = {}
-    stored = features
-    if isinstance(features, SequenceFeatures):
-        sources, context = _split_sources(features.context_features)
-        steps = features.sequence_features
-        stored = SequenceFeatures(context, steps) if context or steps else None
-    elif isinstance(features, Mapping):
-        sources = {name: spec for name, spec in features.items() if isinstance(spec, Source)}
-        stored = {name: spec for name, spec in features.items() if name not in sources}
-    return sources, stored
-
-
-def _batch(columns: Columns, num_samples: int) -> Samples:
-    if type(columns) in (dict, tuple):
-        return ColumnBatch(columns, num_samples)
-    register_samples()
-    # of samples that are tensors, torch's default_collate takes a list alone
-    return [*rows_of(columns)]

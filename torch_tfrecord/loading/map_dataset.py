@@ -21,7 +21,7 @@ from torch_tfrecord.arguments import (
     check_compression_type,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.columns import RecordFeatures, is_record_features
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
@@ -147,13 +147,7 @@ class MapDataset(StagedDataset):
                 has its own.
         """
         dataset = cls.__new__(cls)
-        # A parser of a higher layer comes with its own limit.
-        is_spec = is_record_features(features)
-        maker = (
-            SampleMaker.of(features, max_batch_bytes, transform)
-            if is_spec
-            else SampleMaker(features, transform)
-        )
+        maker = SampleMaker(features, max_batch_bytes, transform)
         dataset._set_up(source, positions, maker, max_batch_bytes)
         return dataset
 

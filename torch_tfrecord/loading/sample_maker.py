@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial, reduce
+from copy import copy
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
@@ -18,20 +19,26 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import one_of
-from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.columns import Feature, LeadingPart, RecordFeatures
+from torch_tfrecord.batch_memory import BatchBudget, check_max_batch_bytes
+from torch_tfrecord.columns import (
+    Feature,
+    LeadingPart,
+    RecordFeatures,
+    SequenceFeatures,
+    Source,
+    make_parser,
+    rows_of,
+)
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access
 from torch_tfrecord.loading.column_batch import (
-    BatchParser,
-    ChainedTransforms,
     ColumnBatch,
-    ColumnTransform,
+    WithLabel,
+    register_samples,
     with_label,
 )
-from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.phases import Phase, count
 from torch_tfrecord.records import PackedRecords, Paths
 from torch_tfrecord.samples import (
@@ -48,11 +55,9 @@ from torch_tfrecord.samples import (
 )
 
 __all__ = [
-    "NotCroppedError",
     "RecordRows",
     "SampleMaker",
     "SampleParser",
-    "UncroppedBatch",
     "helped_by",
     "is_users",
     "transform_samples",
@@ -69,7 +74,7 @@ class _Survey(Protocol):
 
 
 class SampleParser(Protocol):
-    """Parses the records of a dataset: `BatchParser`, or a parser of a higher layer."""
+    """Parses the records of a dataset: a parser of specs, or one of a higher layer."""
 
     needs_keys: bool
     max_batch_bytes: int
@@ -78,18 +83,15 @@ class SampleParser(Protocol):
     def features(self) -> object:
         """The features that it reads, for `repr`."""
 
-    def single(self, record: bytes, key: int, where: Callable[[], RecordPlace], /) -> Value:
+    def single(self, record: bytes, key: int, /) -> Value:
         """One sample."""
 
     def batches(
-        self,
-        records: PackedRecords,
-        keys: _Keys | None,
-        borders: Sequence[int],
-        place: Callable[[int], RecordPlace],
-        /,
-    ) -> Sequence[Samples]:
-        """Several batches: all their records in a row, and the borders between batches."""
+        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int], /
+    ) -> Sequence[Columns]:
+        """The columns of several batches: all their records in a row, and the borders between
+        batches.
+        """
 
 
 class RecordRows(NamedTuple):
@@ -126,14 +128,19 @@ class RecordRows(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples from records.
+    """Makes samples from records. Pickles; safe from several threads.
 
     Args:
-        parser: None gives the records' bytes.
+        features: What to read from each record, or an object that parses it, which has its own
+            limit; None gives the records' bytes. A `Source` is not read, but made from the record's
+            place.
+        max_batch_bytes: As for `TFRecordDataset`.
         transform: Called with each sample.
         errors: What to do about a record that fails.
 
     Attributes:
+        features: What the parser reads.
+        parser: None if nothing is parsed.
         draws_at_random: Whether records need keys: a feature has a random crop.
         has_user_transform: Whether there is a user's transform, which may do anything, such as draw
             from the global random state.
@@ -141,28 +148,33 @@ class SampleMaker:
 
     def __init__(
         self,
-        parser: SampleParser | None,
-        transform: Transform | None,
-        errors: ErrorLog = RAISES,
-    ) -> None:
-        self.parser, self.transform, self.errors = parser, transform, errors
-        self.crops = CropReader(parser)
-        self.draws_at_random = parser is not None and parser.needs_keys
-        self.has_user_transform = is_users(transform)
-
-    @classmethod
-    def of(
-        cls,
-        features: RecordFeatures | None,
+        features: RecordFeatures | SampleParser | None,
         max_batch_bytes: int,
         transform: Transform | None = None,
         errors: ErrorLog = RAISES,
-    ) -> SampleMaker:
-        """Make it from the specs of features; None gives the records' bytes."""
-        parser = None
-        if features is not None:
-            parser = BatchParser(features, max_batch_bytes=max_batch_bytes)
-        return cls(parser, transform, errors)
+    ) -> None:
+        self.transform, self.errors = transform, errors
+        self.parser: SampleParser | None = None
+        self._sources: dict[str, Source] = {}
+        if hasattr(features, "single"):
+            self.parser = cast("SampleParser", features)
+        elif features is not None:
+            self._sources, stored = _split_sources(features)
+            # Features that are all a `Source` need no parser: no record is read.
+            if stored or not self._sources:
+                # `parse_example` pads a FixedLenSequenceFeature, as TensorFlow does; in a batch it
+                # is jagged, like every var-length feature.
+                self.parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
+            check_max_batch_bytes(max_batch_bytes)
+            register_samples()
+        # The user's mapping may change later.
+        self.features: Any = (
+            copy(features) if self._sources else getattr(self.parser, "features", None)
+        )
+        self._gives_bytes = self.parser is None and not self._sources
+        self.crops = CropReader(self)
+        self.draws_at_random = self.parser is not None and self.parser.needs_keys
+        self.has_user_transform = is_users(transform)
 
     @classmethod
     def for_dataset(
@@ -175,8 +187,8 @@ class SampleMaker:
         errors: ErrorLog,
         label_key: str | None = None,
     ) -> SampleMaker:
-        """`of` for a dataset's arguments: the features may have to be inferred from its files, and a
-        label split off.
+        """Make it for a dataset's arguments: the features may have to be inferred from its files,
+        and a label split off.
         """
         if isinstance(features, str):
             one_of("features", features, "auto", None)
@@ -187,12 +199,7 @@ class SampleMaker:
             raise ValueError(
                 f"The `label_key` provided ({label_key}) must be one of the `features` keys: {names}"
             )
-        return cls.of(features, max_batch_bytes, with_label(transform, label_key), errors)
-
-    @property
-    def features(self) -> Any:
-        """The features that the parser reads; None for the records' bytes."""
-        return None if self.parser is None else self.parser.features
+        return cls(features, max_batch_bytes, with_label(transform, label_key), errors)
 
     def sample(
         self,
@@ -206,99 +213,117 @@ class SampleMaker:
         if transform is None:
             return self.parse(record, key, where)
         if self.crops.takes(transform):
-            with suppress(NotCroppedError):
+            with _undone():
                 return self.crops.sample(transform, record, where, errors)
         sample = self.parse(record, key, where)
         return transform_one(transform, 0, sample, lambda _: str(where()), errors)
 
     def parse(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """`sample` without the transform."""
-        if self.parser is None:
+        if self._gives_bytes:
             return record
         try:
-            return self.parser.single(record, key, where)
+            sample = self._no_values if self.parser is None else self.parser.single(record, key)
         except TFRecordError as error:
             error.locate(**where()._asdict())
             raise
+        # The usual case: nothing asks for the record's place.
+        if not self._sources:
+            return sample
+        place = where()
+        return self._complete(
+            sample, {name: spec._value(place) for name, spec in self._sources.items()}
+        )
 
-    def load(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
+    @property
+    def _no_values(self) -> Value:
+        return ({}, {}) if isinstance(self.features, SequenceFeatures) else {}
+
+    def _complete(self, values: Value, sources: Mapping[str, object]) -> Value:
+        """Values with those of each `Source`, in the order of the features."""
+        if isinstance(self.features, SequenceFeatures):
+            context = {**values[0], **sources}
+            return {name: context[name] for name in self.features.context_features or {}}, values[1]
+        values = {**values, **sources}
+        return {name: values[name] for name in self.features}
+
+    def load(self, rows: RecordRows, borders: Sequence[int]) -> list[Any]:
         """The samples of several batches, to be transformed by `transform_samples`: decoded, except
         for an image that the transform crops first.
 
         Raises:
-            TFRecordError: Some record fails, which it names by its row or not at all; `load_singly`
-                finds out.
+            TFRecordError: Some record fails; `load_singly` finds out which.
         """
         if self.has_user_transform:
             # Threads decode ahead what the thread that transforms would decode one by one.
             in_turn = threading.current_thread() is threading.main_thread()
-            cropped = self.crops.batches(self, rows, borders, in_turn=in_turn)
+            cropped = self.crops.batches(rows, borders, in_turn=in_turn)
             if cropped is not None:
                 return cropped
-        try:
-            return self.parse_batches(rows, borders)
-        except LimitExceededError:
-            if not self.has_user_transform:
-                raise
-            # Columns would need memory on top of the samples.
-            found: list[Samples] = []
-            for part in rows.parts(borders):
-                with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
-                    found.append(self.one_by_one(part))
-            return found
+        return self.parse_batches(rows, borders)
 
     def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The decoded samples of several batches, as columns if possible."""
         records = cast("PackedRecords", rows.records)
-        found: Sequence[Samples]
         # In parts for which NumPy does not let the GIL go.
-        parts = range(0, len(records), 500)
-        count("bytes", sum([records.lengths[first : first + 500].sum() for first in parts]))
+        firsts = range(0, len(records), 500)
+        count("bytes", sum([records.lengths[first : first + 500].sum() for first in firsts]))
         with Phase("parse"):
-            if self.parser is None:
+            found: Sequence[Columns] = [self._no_values] * (len(borders) - 1)
+            if self.parser is not None:
+                found = self.parser.batches(records, rows.keys, borders)
+            elif self._gives_bytes:
                 payloads = records.tolist()
                 found = [payloads[begin:end] for begin, end in pairwise(borders)]
-            else:
-                found = self.parser.batches(records, rows.keys, borders, rows.place)
             records.read()  # where no feature has asked for their bytes
-            return [*map(self._locate, found, rows.parts(borders))]
+            return [*map(self._batch, found, rows.parts(borders))]
 
-    def _locate(self, samples: Samples, rows: RecordRows) -> Samples:
-        if not isinstance(samples, ColumnBatch):
-            return SampleList(samples, rows.places)
+    def _batch(self, columns: Columns, rows: RecordRows) -> Samples:
+        if self._sources:
+            # Once for all of them: a place is looked up in the index.
+            places = [*map(rows.place, range(len(rows.records)))]
+            columns = self._complete(
+                columns, {name: spec._column(places) for name, spec in self._sources.items()}
+            )
+        if type(columns) not in (dict, tuple):
+            register_samples()
+            # of samples that are tensors, torch's default_collate takes a list alone
+            return SampleList(rows_of(columns), rows.places)
 
         def parse_again() -> Columns:
             (batch,) = cast("list[ColumnBatch]", self.parse_batches(rows, (0, len(rows.records))))
             return batch.columns
 
-        return samples.located(rows.places, parse_again)
+        return ColumnBatch(columns, len(rows.records)).located(rows.places, parse_again)
 
     def transform_samples(self, samples: Samples) -> Samples:
         """Apply the transform to each of a batch's samples from `load`, or to their columns."""
         return transform_samples(self.transform, samples, self.errors)
 
-    def load_batch(self, rows: RecordRows) -> Samples:
+    def load_batch(self, rows: RecordRows) -> Any:
         """The samples of one batch, not transformed, each parsed alone where `load` fails."""
         try:
             return self.load(rows, (0, len(rows.records)))[0]
         except TFRecordError as error:
             return self.load_singly(rows, error)
 
-    def load_singly(self, rows: RecordRows, error: TFRecordError) -> SampleList:
-        """The samples of a batch for which `load` failed; it raises the error of the first bad
-        record, or leaves the bad ones out.
+    def load_singly(self, rows: RecordRows, error: TFRecordError) -> Samples:
+        """The samples of a batch for which `load` failed, each parsed alone; it raises the error of
+        the first bad record, or leaves the bad ones out. If none is bad, the batch is too large.
         """
-        is_too_large = isinstance(error, LimitExceededError)
-        is_known = error.position is not None or (error.path is None and is_too_large)
-        if is_known and not self.errors.takes(error):
-            # The parser knows the row only.
-            if error.path is None and error.position is not None:
-                error.path, error.offset, error.position = rows.place(error.position)
-            raise error
-        found = self.one_by_one(rows)
-        if is_too_large and LEFT_OUT not in found:
-            raise error  # no record is too large alone
-        return found
+        if not isinstance(error, LimitExceededError):
+            return self.one_by_one(rows)
+        if self.has_user_transform:  # columns would have needed memory on top of the samples
+            with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
+                return self.one_by_one(rows)
+        if not self.errors.skips:
+            for _ in self.each(rows):  # none is kept
+                pass
+        elif LEFT_OUT in (found := self.one_by_one(rows)):
+            return found
+        if error.path is None and error.position is not None:  # a row
+            error.path, error.offset, error.position = rows.place(error.position)
+        raise error
 
     def one_by_one(self, rows: RecordRows) -> SampleList:
         """The samples of a batch, not transformed, each parsed alone."""
@@ -308,7 +333,7 @@ class SampleMaker:
         """The samples of a batch, each made alone when it is asked for; LEFT_OUT for one that
         fails.
         """
-        register_in_worker()  # for samples that are sent alone
+        register_samples()  # for samples that are sent alone
         for row in range(len(rows.records)):
             try:
                 given = rows.row(row)
@@ -328,28 +353,23 @@ def is_users(transform: Transform | None) -> bool:
     """Whether a transform is the user's, which may do anything, such as draw from the global random
     state.
     """
-    return transform is not None and not isinstance(transform, ColumnTransform)
+    return (transform.first if isinstance(transform, WithLabel) else transform) is not None
 
 
 def transform_samples(
-    transform: Transform | None, samples: Samples, errors: ErrorLog = RAISES
+    transform: Transform | None, samples: Any, errors: ErrorLog = RAISES
 ) -> Samples:
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
-        return samples
+        return cast("Samples", samples)
     with Phase("transform"):
-        # The transform may have been changed since the batch was loaded: then decode as usual.
         if isinstance(samples, UncroppedBatch):
-            try:
+            with _undone():
                 return samples.transform(transform, errors)
-            except NotCroppedError:
-                samples = samples.whole
-        if (
-            isinstance(transform, ColumnTransform)
-            and isinstance(samples, ColumnBatch)
-            and samples.is_columns
-        ):
-            return samples.map(transform.columns)
+            # Decoded as usual.
+            samples = samples.whole()
+        if not is_users(transform) and isinstance(samples, ColumnBatch) and samples.is_columns:
+            return samples.map(transform)
         return transform_each(transform, samples, errors)
 
 
@@ -369,75 +389,78 @@ def helped_by(threads: Executor) -> Iterator[None]:
         _HELPERS.reset(token)
 
 
-class NotCroppedError(Exception):
+class _NotCroppedError(Exception):
     """Something is wrong with an image or a transform: decode the image first, for the usual
     error.
     """
+
+
+@contextmanager
+def _undone() -> Iterator[None]:
+    """End the ``with`` block where images must be decoded first, and restore torch's random state,
+    since the transform then draws again.
+    """
+    state = torch.get_rng_state()
+    try:
+        yield
+    except _NotCroppedError:
+        torch.set_rng_state(state)
 
 
 class CropReader:
     """Reads records for a transform that begins with a crop, if exactly one feature has pictures.
 
     Args:
-        parser: The parser for records that are not cropped first.
+        maker: Makes the samples where the image is decoded first.
     """
 
-    def __init__(self, parser: Any) -> None:
-        self._parser = parser
+    def __init__(self, maker: SampleMaker) -> None:
+        self._maker = maker
 
     @cached_property
     def _image(self) -> tuple[str, Feature] | None:
         """The only feature with pictures, and its name."""
+        maker = self._maker
         # Without draws of other features, as `_encoded` gets no keys.
-        can_be_read = type(self._parser) is BatchParser and not self._parser.needs_keys
-        features = self._parser.features if can_be_read else None
-        if not isinstance(features, Mapping):
+        if maker.draws_at_random or not isinstance(maker.features, Mapping):
             return None
-        found = [item for item in features.items() if item[1]._has_pictures]
+        found = [item for item in maker.features.items() if item[1]._has_pictures]
         return found[0] if len(found) == 1 else None
 
     @cached_property
     def _encoded(self) -> SampleMaker:
         """Reads the image's bytes instead of the image."""
         name, spec = self._image  # type: ignore[misc]
-        features = {**self._parser.features, name: spec._undecoded()}
-        return SampleMaker(
-            BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes), None
-        )
+        features = {**self._maker.features, name: spec._undecoded()}
+        return SampleMaker(features, self._maker.parser.max_batch_bytes)  # type: ignore[union-attr]
 
     def takes(self, transform: Transform | None) -> bool:
         """Whether a transform begins with a crop of the features' image."""
         # Asked each time, since the user may change the transform.
-        return (
-            transform is not None
-            and self._image is not None
-            and self._take_apart(transform)[0] is not None
-        )
+        return self._find(transform) is not None
 
-    def find(self, transform: object) -> tuple[LeadingPart, Sequence[Transform]]:
-        """The crop that a transform begins with, and our own transforms after the user's.
+    def _find(self, transform: Any) -> LeadingPart | None:
+        first = transform.first if isinstance(transform, WithLabel) else transform
+        return None if self._image is None or first is None else self._image[1]._leading(first)
+
+    def leading(self, transform: Transform) -> tuple[LeadingPart, Transform]:
+        """The crop that a transform begins with, and what splits the label off after the user's
+        transforms.
 
         Raises:
-            NotCroppedError: The transform was changed since.
+            _NotCroppedError: The transform was changed since.
         """
-        crop, others = self._take_apart(transform)
+        crop = self._find(transform)
         if crop is None:
-            raise NotCroppedError
-        return crop, others
-
-    def _take_apart(self, transform: Any) -> tuple[LeadingPart | None, Sequence[Transform]]:
-        if isinstance(transform, ChainedTransforms):
-            crop, others = self._take_apart(transform.first)
-            return crop, [*others, transform.second]
-        return self._image[1]._leading(transform), []  # type: ignore[index]
+            raise _NotCroppedError
+        return crop, transform.split if isinstance(transform, WithLabel) else _as_it_is
 
     def batches(
-        self, maker: SampleMaker, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
-    ) -> list[Samples] | None:
+        self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
+    ) -> list[UncroppedBatch] | None:
         """Several batches whose image is still encoded.
 
         Args:
-            maker: Makes the decoded samples where that fails.
             rows, borders: As for `SampleMaker.load`.
             in_turn: Also accept a crop that is followed by transforms that may draw at random: the
                 samples are then decoded and transformed one after another by one thread.
@@ -446,19 +469,22 @@ class CropReader:
             None if images must be decoded first, because of the transform or the features, or
             because something is wrong with a record.
         """
-        transform = maker.transform
-        if not self.takes(transform) or not (in_turn or _is_known(*self.find(transform))):
+        crop = self._find(self._maker.transform)
+        if crop is None or not (in_turn or crop.is_all):
             return None
         # The encoded images are read as bytes; the crop is drawn later.
-        name, _ = self._image  # type: ignore[misc]
+        name, spec = self._image  # type: ignore[misc]
+
+        def open_all(columns: Columns) -> Columns:
+            return {**columns, name: [*map(spec._opened, columns[name])]}
+
         try:
             batches: list[Any] = self._encoded.parse_batches(rows, borders)
         except TFRecordError:
             return None
-        wholes = [partial(maker.one_by_one, part) for part in rows.parts(borders)]
         return [
-            UncroppedBatch(batch.map(self._open_all), name, self.find, whole)
-            for batch, whole in zip(batches, wholes, strict=True)
+            UncroppedBatch(batch.map(open_all), name, self, partial(self._maker.one_by_one, part))
+            for batch, part in zip(batches, rows.parts(borders), strict=True)
         ]
 
     def sample(
@@ -471,74 +497,45 @@ class CropReader:
         """Apply a transform that `takes` accepts to the sample of a record.
 
         Raises:
-            NotCroppedError: The image must be decoded first; nothing was drawn yet.
+            _NotCroppedError: The image must be decoded first.
         """
         name, spec = self._image  # type: ignore[misc]
         try:
             sample = self._encoded.parse(record, 0, where)
             sample[name] = spec._opened(sample[name])
         except TFRecordError as error:
-            raise NotCroppedError from error
-        with _undo_draws():
-            apply = partial(_apply, *self.find(transform), name)
-            return transform_one(apply, 0, sample, lambda _: str(where()), errors)
-
-    def _open_all(self, columns: Columns) -> Columns:
-        name, spec = self._image  # type: ignore[misc]
-        return {**columns, name: [*map(spec._opened, columns[name])]}
+            raise _NotCroppedError from error
+        apply = partial(_apply, *self.leading(transform), name)
+        return transform_one(apply, 0, sample, lambda _: str(where()), errors)
 
 
-class UncroppedBatch(Sequence[Value]):
-    """Samples before their transform, with an image that is still encoded. On access, the image is
-    decoded.
-
-    Args:
-        batch: The columns, with opened images.
-        name: Name of the image feature.
-        find: See `CropReader.find`.
-        read: Reads the samples with decoded images.
+class UncroppedBatch(NamedTuple):
+    """Samples before their transform, with an image that is still encoded: their columns, the name
+    of the image, what finds the crop, and what reads the samples with decoded images.
     """
 
-    def __init__(
-        self,
-        batch: ColumnBatch,
-        name: str,
-        find: Callable[[object], tuple[LeadingPart, Sequence[Transform]]],
-        read: Callable[[], Samples],
-    ) -> None:
-        self._batch, self._name, self._find, self._read = batch, name, find, read
-
-    def __len__(self) -> int:
-        return len(self._batch)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.whole[number]
-
-    @cached_property
-    def whole(self) -> Samples:
-        """The samples with their images decoded."""
-        return self._read()
+    batch: ColumnBatch
+    name: str
+    crops: CropReader
+    whole: Callable[[], Samples]
 
     def transform(self, transform: Transform, errors: ErrorLog) -> Samples:
         """Apply the transform to each sample, with the same draws, values and errors as for decoded
         images.
 
         Raises:
-            NotCroppedError: The images must be decoded first; nothing was drawn yet.
+            _NotCroppedError: The images must be decoded first.
         """
-        with _undo_draws():
-            crop, others = self._find(transform)
-            if _is_known(crop, others):
-                return self._crop_at_once(crop, others)
-            return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
-
-    def _crop_at_once(self, crop: LeadingPart, others: Sequence[Any]) -> ColumnBatch:
+        crop, split = self.crops.leading(transform)
+        if not crop.is_all:
+            return transform_each(partial(_apply, crop, split, self.name), self.batch, errors)
         # Columns that are made again must be cropped by the same draws.
         state = torch.get_rng_state()
 
         def crop_all(columns: Columns) -> Columns:
             with Phase("decode"):
-                return {**columns, self._name: crop.batch(columns[self._name], _HELPERS.get())}
+                cropped = crop.batch(columns[self.name], _HELPERS.get())
+            return split({**columns, self.name: cropped})
 
         def crop_again(columns: Columns) -> Columns:
             with torch.random.fork_rng(devices=()):
@@ -546,35 +543,37 @@ class UncroppedBatch(Sequence[Value]):
                 return crop_all(columns)
 
         try:
-            batch = self._batch.map(crop_all, crop_again)
+            return self.batch.map(crop_all, crop_again)
         except Exception as error:
-            raise NotCroppedError from error
-        return reduce(lambda found, transform: found.map(transform.columns), others, batch)
+            raise _NotCroppedError from error
 
 
-def _apply(crop: LeadingPart, others: Sequence[Transform], name: str, sample: Value) -> Value:
+def _as_it_is(values: Value) -> Value:
+    return values
+
+
+def _apply(crop: LeadingPart, split: Transform, name: str, sample: Value) -> Value:
     """Crop and transform one sample."""
     try:
         with Phase("decode"):  # of one picture, which takes a hundred times as long
             image = crop.one(sample[name])
     except TFRecordError as error:
-        raise NotCroppedError from error
-    steps: list[Transform] = [*crop.rest, *others]
-    return reduce(lambda value, step: step(value), steps, {**sample, name: image})
+        raise _NotCroppedError from error
+    value: Value = {**sample, name: image}
+    for step in crop.rest:
+        value = step(value)
+    return split(value)
 
 
-@contextmanager
-def _undo_draws() -> Iterator[None]:
-    """Restore torch's random state if images must be decoded first, since the transform then draws
-    again.
+def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
+    """Each `Source`, and the features that are read from records; a false value if there are
+    none.
     """
-    state = torch.get_rng_state()
-    try:
-        yield
-    except NotCroppedError:
-        torch.set_rng_state(state)
-        raise
-
-
-def _is_known(crop: LeadingPart, others: Sequence[object]) -> bool:
-    return crop.is_all and all(isinstance(transform, ColumnTransform) for transform in others)
+    if isinstance(features, SequenceFeatures):
+        sources, context = _split_sources(features.context_features or {})
+        steps = features.sequence_features
+        return sources, SequenceFeatures(context, steps) if context or steps else None
+    if not isinstance(features, Mapping):
+        return {}, features
+    sources = {name: spec for name, spec in features.items() if isinstance(spec, Source)}
+    return sources, {name: spec for name, spec in features.items() if name not in sources}

@@ -171,7 +171,7 @@ class TFRecordDataset(MapDataset):
         """This dataset with other features and another transform."""
         other = copy(self)
         other._transform = transform
-        other._maker = SampleMaker.of(features, self._max_batch_bytes, transform, self._errors)
+        other._maker = SampleMaker(features, self._max_batch_bytes, transform, self._errors)
         other._check_keys = KeyCheck(other._maker.parser)
         return other
 

@@ -114,7 +114,7 @@ class ScanTask:
         """
         _, _, _, max_batch_bytes, errors = self._options
         arrow = self._arrow(columns)
-        maker = SampleMaker.of(arrow.features, max_batch_bytes, None, errors)
+        maker = SampleMaker(arrow.features, max_batch_bytes, None, errors)
         for rows in self._rows():
             found, num_rows = columns_of(maker.load_batch(rows))
             if num_rows:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from itertools import pairwise
 from operator import getitem
 from typing import Any, TypeAlias
 
@@ -24,7 +23,6 @@ from torch_tfrecord.columns import (
     make_parser,
 )
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.media import Image
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.shown import shown_list
@@ -308,9 +306,7 @@ class TFDSParser:
         """Pickle the arguments; unpickling builds the readers again."""
         return partial(TFDSParser, **self._arguments), ()
 
-    def single(
-        self, serialized: bytes | bytearray | memoryview, key: int = 0, where: object = None
-    ) -> object:
+    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> object:
         """Parse one record into a sample.
 
         Raises:
@@ -319,16 +315,11 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
-    def batches(
-        self, records: PackedRecords, keys: object, borders: Sequence[int], place: object = None
-    ) -> list[ColumnBatch]:
+    def batches(self, records: PackedRecords, keys: object, borders: Sequence[int]) -> list[object]:
         """Parse several batches at once into columns, nested like a sample: all their records, and
         their borders.
         """
-        sizes = (end - begin for begin, end in pairwise(borders))
-        return [
-            *map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)
-        ]
+        return [*map(self._nest, self._parser.batches(records, None, borders))]
 
     @property
     def plain_features(self) -> Mapping[str, Feature] | None:
