@@ -16,11 +16,12 @@ from index_tools._terminal import Verb, add_jobs, add_json, add_paths, data_file
 from index_tools.image_prices import print_prices
 from index_tools.pictures import Encoding, add_image_options, map_in_threads
 from torch_tfrecord import TFRecordError, find_files
+from torch_tfrecord.arguments import Paths
 from torch_tfrecord.files import open_file
 from torch_tfrecord.media import image_format
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import parse_message
-from torch_tfrecord.records import Paths, open_stream
+from torch_tfrecord.records import open_stream
 from torch_tfrecord.tables import FoundRecord, Survey
 
 __all__ = ["REENCODE", "reencode"]

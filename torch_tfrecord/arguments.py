@@ -7,7 +7,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "IndexPolicy",
     "OnError",
     "Pad",
+    "Paths",
     "Shuffle",
     "at_least",
     "check_callable",
@@ -38,6 +40,10 @@ OnError: TypeAlias = Literal["raise", "skip"]
 
 Pad: TypeAlias = Literal["repeat", "zero"] | None
 """How to fill steps before and after an episode; None excludes windows that would need them."""
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+Paths: TypeAlias = "PathLike | Sequence[PathLike]"
+"""What `find_files` takes."""
 
 Shuffle: TypeAlias = bool | Literal["blocks"]
 """Whether to use a new order in each epoch; "blocks" reads nearly in sequence."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch_tfrecord.arguments import Paths
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.engines.parts import open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.records import Paths
 from torch_tfrecord.tables import ScanTask
 
 with needs_extra("Dask", "dask"):

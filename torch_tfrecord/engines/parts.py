@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_tfrecord.arguments import Paths
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.files import is_remote
-from torch_tfrecord.records import Paths, remove_sidecar
+from torch_tfrecord.records import remove_sidecar
 from torch_tfrecord.tables import ArrowColumns, TFRecordDataset, write_arrow
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+from torch_tfrecord.arguments import Paths
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import local_path
-from torch_tfrecord.records import Paths
 from torch_tfrecord.tables import ScanTask, TFRecordDataset
 
 with needs_extra("Ray", "ray"):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import (
     IndexPolicy,
     OnError,
+    Paths,
     at_least,
     check_callable,
     check_compression_type,
@@ -34,7 +35,7 @@ from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import DrawEpoch
-from torch_tfrecord.records import PackedRecords, Paths, open_table
+from torch_tfrecord.records import PackedRecords, open_table
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 

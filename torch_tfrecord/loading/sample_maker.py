@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.arguments import one_of
+from torch_tfrecord.arguments import Paths, one_of
 from torch_tfrecord.batch_memory import BatchBudget, check_max_batch_bytes
 from torch_tfrecord.columns import (
     Feature,
@@ -40,7 +40,7 @@ from torch_tfrecord.loading.column_batch import (
     with_label,
 )
 from torch_tfrecord.phases import Phase, count
-from torch_tfrecord.records import PackedRecords, Paths
+from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
     Columns,

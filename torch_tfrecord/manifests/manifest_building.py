@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from torch_tfrecord.arguments import Paths
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, AtomicFile, RemoteInfo, is_remote, local_path, open_file
 from torch_tfrecord.manifests.manifest import (
@@ -21,7 +22,7 @@ from torch_tfrecord.manifests.manifest import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import IndexKeeper, Paths, RecordIndex, found_files, write_sidecar
+from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files, write_sidecar
 from torch_tfrecord.remote import upload_bytes
 from torch_tfrecord.shown import without_secrets
 

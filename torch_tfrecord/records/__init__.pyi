@@ -14,7 +14,7 @@ from .index import RecordIndex
 from .index_keeper import IndexKeeper, Kept, SidecarKeeper
 from .index_paths import remove_sidecar, sidecar_path, write_sidecar
 from .packed_records import PackedRecords
-from .paths import Paths, find_files, found_files, without_companions
+from .paths import find_files, found_files, without_companions
 from .reader import RecordReader, read_blocks, read_records
 from .record_table import RecordPlaces, RecordTable, Table, open_table
 from .scan import Block, RecordScanner, SkippedBytes
@@ -32,7 +32,6 @@ __all__ = [
     "IndexKeeper",
     "Kept",
     "PackedRecords",
-    "Paths",
     "RecordIndex",
     "RecordPlaces",
     "RecordReader",

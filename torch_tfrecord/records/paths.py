@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch_tfrecord.arguments import nearest
+from torch_tfrecord.arguments import Paths, nearest
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
@@ -29,7 +29,6 @@ from torch_tfrecord.records.index_paths import visible_sidecar_path
 from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = [
-    "Paths",
     "find_files",
     "found_files",
     "is_companion",
@@ -37,9 +36,6 @@ __all__ = [
     "shard_name",
     "without_companions",
 ]
-
-PathLike: TypeAlias = "str | os.PathLike[str]"
-Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 
 _SHARD = re.compile(
     r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>(?:\.[^/]*)?)", re.DOTALL

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import OnError, check_compression_type, one_of
+from torch_tfrecord.arguments import OnError, Paths, check_compression_type, one_of
 from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
@@ -38,7 +38,7 @@ from torch_tfrecord.records.framing import (
     payload_length,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
-from torch_tfrecord.records.paths import Paths, found_files
+from torch_tfrecord.records.paths import found_files
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes, offset_note
 from torch_tfrecord.shown import printable
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.arguments import IndexPolicy, Paths
 from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import Access, RemoteInfo, local_path
 from torch_tfrecord.native import native_module
@@ -19,7 +19,7 @@ from torch_tfrecord.records.array_record import is_array_record
 from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.paths import Paths, found_files, named_manifest
+from torch_tfrecord.records.paths import found_files, named_manifest
 
 __all__ = ["Manifests", "RecordPlaces", "RecordTable", "Table", "open_table"]
 

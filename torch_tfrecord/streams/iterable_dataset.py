@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_tfrecord.arguments import (
     HintsOfDataset,
     OnError,
+    Paths,
     at_least,
     check_callable,
     check_compression_type,
@@ -36,7 +37,7 @@ from torch_tfrecord.order import (
     prepared_loader,
 )
 from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
-from torch_tfrecord.records import Block, Paths, SkippedBytes, found_files, read_blocks
+from torch_tfrecord.records import Block, SkippedBytes, found_files, read_blocks
 from torch_tfrecord.samples import (
     LEFT_OUT,
     Batch,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import at_least, nearest
+from torch_tfrecord.arguments import Paths, at_least, nearest
 from torch_tfrecord.columns import (
     Feature,
     FixedLenFeature,
@@ -40,7 +40,7 @@ from torch_tfrecord.protobuf import (
     decode_example,
     parse_message,
 )
-from torch_tfrecord.records import PackedRecords, Paths, found_files
+from torch_tfrecord.records import PackedRecords, found_files
 from torch_tfrecord.shown import features_code, shown_keys
 from torch_tfrecord.tables.found_records import (
     Decoded,

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_tfrecord.arguments import (
+    Paths,
     Shuffle,
     at_least,
     check_callable,
@@ -34,7 +35,6 @@ from torch_tfrecord.order import (
     RecordBatchSampler,
 )
 from torch_tfrecord.random_stream import RandomStream, draw_salt
-from torch_tfrecord.records import Paths
 from torch_tfrecord.samples import Batch, Samples
 from torch_tfrecord.shown import printable
 from torch_tfrecord.tables import TFRecordDataset
