@@ -43,11 +43,10 @@ from torch_tfrecord import (
 from torch_tfrecord.files import Access, FileSource, is_remote
 from torch_tfrecord.manifests import write_manifest
 from torch_tfrecord.records import (
+    IndexKeeper,
     SkippedBytes,
     found_files,
     open_stream,
-    sidecar_path,
-    write_sidecar,
 )
 from torch_tfrecord.shown import without_secrets
 
@@ -244,7 +243,7 @@ def _print_indexed(outcomes: Sequence[Outcome[_Indexed]], as_json: bool) -> None
 
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
     if format == _SIDECAR:
-        return sidecar_path(path, output_dir)
+        return IndexKeeper.place(path, output_dir)
     # DALI and others accept any name; the data file's own name with .idx is the usual one.
     if output_dir is not None:
         path = os.path.join(output_dir, os.path.basename(without_secrets(path)))
@@ -280,7 +279,7 @@ def _index_file(
     )
     if format == _SIDECAR:
         before = {} if fresh is None else fresh._kept
-        write_sidecar(place, index._with_facts(_kept={**before, **index._kept}).to_bytes())
+        index._with_facts(_kept={**before, **index._kept})._keep(place)
     else:
         index.to_tfrecord2idx(place)
     return _Indexed(len(index), file.file_size, place, is_new=True)
@@ -393,7 +392,7 @@ def _verify_file(file: FileSource) -> _Checked:
     found = _Checked(num_records, file.file_size, report, skipped.first)
     if skipped:
         return found
-    for place in (sidecar_path(file.path), f"{file.path}.index.safetensors"):
+    for place in (IndexKeeper.place(file.path), f"{file.path}.index.safetensors"):
         try:
             stored = RecordIndex._load_fresh(place, file)
         except OSError:  # there is none

@@ -74,7 +74,7 @@ def _index(columns: Collection[str], path: str) -> RecordIndex:
     """The index of a file, with these columns: one that is kept, or one in memory."""
     file = open_file(path)
     with contextlib.suppress(IndexMismatchError):
-        index = IndexKeeper("require").index(file)
+        index = IndexKeeper("require").find(file)
         if index._find_kept().keys() >= {*columns}:
             return index
     if not columns:
@@ -161,7 +161,7 @@ def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -
 
 def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
     """Records in the order of their positions, read in that of the files."""
-    lengths, order = files.table.find(positions).lengths, np.argsort(positions)
+    lengths, order = files.table.find(positions)[2], np.argsort(positions)
     starts = np.cumsum(lengths) - lengths
     # One buffer, which goes back to the system as a whole: small pieces would stay with the thread.
     packed = PackedRecords(np.empty(lengths.sum(), np.uint8), starts, lengths)
@@ -184,7 +184,7 @@ def _write(
     """Write records to shards of these prefixes; without options of shards, to files."""
 
     def sizes(positions: _Integers) -> _Integers:
-        return files.table.find(positions).lengths + OVERHEAD_BYTES
+        return files.table.find(positions)[2] + OVERHEAD_BYTES
 
     outputs = {path: len(positions) for path, positions in sets.items()}
     if shards:

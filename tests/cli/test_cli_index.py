@@ -14,7 +14,7 @@ from helpers import framed
 from index_tools import _workers, index
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
-from torch_tfrecord.records import sidecar_path
+from torch_tfrecord.records import IndexKeeper
 
 RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(framed, RECORDS))
@@ -45,12 +45,12 @@ def test_index_writes_what_the_dataset_uses(folder, capsys):
     assert main(["index", "."]) == 0
     size = (folder / "b.tfrecord.gz").stat().st_size
     assert capsys.readouterr() == (
-        f"indexed ./a.tfrecord: 3 records, 1051 bytes -> {sidecar_path('./a.tfrecord')}\n"
-        f"indexed ./b.tfrecord.gz: 3 records, {size} bytes -> {sidecar_path('./b.tfrecord.gz')}\n"
+        f"indexed ./a.tfrecord: 3 records, 1051 bytes -> {IndexKeeper.place('./a.tfrecord')}\n"
+        f"indexed ./b.tfrecord.gz: 3 records, {size} bytes -> {IndexKeeper.place('./b.tfrecord.gz')}\n"
         f"2 files: 2 indexed, 0 fresh, 0 failed; 6 records, {1051 + size} bytes\n",
         "",
     )
-    assert RecordIndex.load(sidecar_path("a.tfrecord")) == build_index("a.tfrecord")
+    assert RecordIndex.load(IndexKeeper.place("a.tfrecord")) == build_index("a.tfrecord")
     assert [TFRecordDataset("a.tfrecord", index="require").raw(at) for at in range(3)] == RECORDS
     assert len(TFRecordDataset("b.tfrecord.gz", index="require")) == 3
 
@@ -86,7 +86,7 @@ def test_index_writes_a_manifest(folder, capsys):
         f"manifest of 2 files, 6 records: {size} bytes -> ./.torch_index/manifest.safetensors",
     ]
     for path in ("a.tfrecord", "b.tfrecord"):
-        os.unlink(sidecar_path(path))
+        os.unlink(IndexKeeper.place(path))
     assert [
         TFRecordDataset("*.tfrecord", index="require").raw(at) for at in range(6)
     ] == RECORDS * 2
@@ -116,7 +116,7 @@ def test_index_leaves_fresh_indexes_alone(folder, capsys):
     write(folder / "a.tfrecord", DATA + framed(b"more"))
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
-    place = Path(sidecar_path("a.tfrecord"))
+    place = Path(IndexKeeper.place("a.tfrecord"))
     write(place, place.read_bytes()[:-1] + b"\1")
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
@@ -145,7 +145,7 @@ def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
         "error: ./bad \\n.tfrecord: record 2 at byte 35: corrupted record: "
     )
     assert output.err.count("\n") == 1
-    places = [sidecar_path(str(folder / name)) for name in ("a.tfrecord", "c.tfrecord")]
+    places = [IndexKeeper.place(str(folder / name)) for name in ("a.tfrecord", "c.tfrecord")]
     assert sorted(map(str, folder.glob(".torch_index/*"))) == sorted(places)
 
 
@@ -207,7 +207,7 @@ def test_index_text_form_refuses_one_name_for_two_files(folder, capsys):
 
 def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
     write(folder / "a.tfrecord")
-    place = Path(sidecar_path("a.tfrecord"))
+    place = Path(IndexKeeper.place("a.tfrecord"))
     place.mkdir(parents=True)
     assert main(["index", "a.tfrecord"]) == 2
     assert capsys.readouterr().err == f"error: {place}: Is a directory\n"
@@ -300,7 +300,10 @@ def test_verify_warns_of_a_stale_index(folder, capsys):
         "warning: a.tfrecord: the index is not of this file as it is now: expected a file of 19 bytes, got 1051\n"
         "1 file, 3 records, 1051 bytes, 0 bad files\n"
     )
-    for place in (sidecar_path("a.tfrecord"), "a.tfrecord.index.safetensors"):  # now, and before
+    for place in (
+        IndexKeeper.place("a.tfrecord"),
+        "a.tfrecord.index.safetensors",
+    ):  # now, and before
         write(Path(place), b"junk")
         assert main(["verify", "a.tfrecord"]) == 0
         assert capsys.readouterr().out.startswith(
@@ -387,7 +390,7 @@ def test_the_share_of_seek_points(folder, capsys):
     found = {}
     for share in ("0", "0.01", "1"):
         assert main(["index", "a.gz", "--force", "--index-bytes-ratio", share]) == 0
-        index = RecordIndex.load(sidecar_path("a.gz"))
+        index = RecordIndex.load(IndexKeeper.place("a.gz"))
         found[share] = len(index._seek_points())
     assert found["0"] <= found["0.01"] < found["1"]
     assert found["1"] >= 5

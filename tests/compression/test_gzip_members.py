@@ -37,8 +37,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.files import open_file
+from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.records import index as index_module
-from torch_tfrecord.records import sidecar_path
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded", "ignore:no file has a record"
@@ -731,7 +731,7 @@ def test_the_index_beside_it_is_that_of_a_second_pass(name, tmp_path, streams):
     records, options = WAYS[name]
     path = tmp_path / name
     write(path, records, write_index=True, **options)
-    index, built = RecordIndex.load(sidecar_path(str(path))), build_index(path)
+    index, built = RecordIndex.load(IndexKeeper.place(str(path))), build_index(path)
     assert index == built
     assert index.offsets.tolist() == built.offsets.tolist()
     assert index.lengths.tolist() == [len(record) for record in records]

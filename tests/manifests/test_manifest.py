@@ -72,14 +72,12 @@ def manifest_of(folder):
     return folder / ".torch_index" / "manifest.safetensors"
 
 
-@pytest.fixture(params=["whole", "by blocks"])
-def lazily(request, monkeypatch):
-    """Both ways of looking up; by blocks with room for three."""
-    if request.param == "by blocks":
-        monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
+@pytest.fixture(params=["all blocks", "few blocks"])
+def kept(request, monkeypatch):
+    """With room for all blocks, and for three."""
+    if request.param == "few blocks":
         monkeypatch.setattr(manifest_table, "_KEPT_BLOCKS", 3)
         monkeypatch.setattr(manifest_table, "_BLOCKS_AT_ONCE", 2)
-    return request.param == "by blocks"
 
 
 @pytest.fixture
@@ -89,14 +87,14 @@ def no_builds(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("not opened from the manifest")
 
-    monkeypatch.setattr(index_keeper.IndexKeeper, "index", refuse)
+    monkeypatch.setattr(index_keeper.IndexKeeper, "find", refuse)
 
 
 # Values.
 
 
 @pytest.mark.slow
-def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
+def test_a_dataset_finds_it_and_opens_from_it_alone(data, kept, no_builds):
     for paths in (
         f"{data}/x-*",
         str(data),
@@ -106,14 +104,13 @@ def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
     ):
         for policy in ("auto", "require"):
             ds = TFRecordDataset(paths, index=policy)
-            assert (ds._record_files.table._whole is None) == lazily
             assert ds.files == [f"{data}/x-{shard:05d}-of-00007" for shard in range(7)]
             assert len(ds) == len(WANTED)
             assert list(ds.__getitems__(list(range(len(ds))))) == WANTED
 
 
 @pytest.mark.slow
-def test_every_look_up_is_that_of_the_indexes(data, lazily):
+def test_every_look_up_is_that_of_the_indexes(data, kept):
     ds, plain = TFRecordDataset(f"{data}/x-*"), TFRecordDataset(f"{data}/x-*", index="memory")
     table, other = ds._record_files.table, plain._record_files.table
     assert type(other) is RecordTable
@@ -146,7 +143,7 @@ def test_every_look_up_is_that_of_the_indexes(data, lazily):
         )
 
 
-def test_some_of_its_shards(data, lazily, no_builds):
+def test_some_of_its_shards(data, kept, no_builds):
     ds = TFRecordDataset([f"{data}/x-0000{shard}-of-00007" for shard in (6, 2, 1)])
     assert ds[:].__getitems__(range(len(ds))) == [
         p for shard in (1, 2, 6) for p in payloads(shard, COUNTS[shard])
@@ -155,7 +152,7 @@ def test_some_of_its_shards(data, lazily, no_builds):
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-def test_compressed_shards(tmp_path, lazily, kind):
+def test_compressed_shards(tmp_path, kept, kind):
     records = [payloads(2, 5000), payloads(1, 30)]
     for shard, of_shard in enumerate(records):
         (tmp_path / f"x-{shard}").write_bytes(compressed(framed(*of_shard), kind))
@@ -288,7 +285,7 @@ def index_of(lengths, **facts):
 # What it is held against.
 
 
-def test_a_copy_with_other_times_is_good(written, tmp_path, lazily, no_builds):
+def test_a_copy_with_other_times_is_good(written, tmp_path, kept, no_builds):
     shutil.copytree(written, tmp_path / "copy", copy_function=shutil.copyfile)
     ds = TFRecordDataset(str(tmp_path / "copy"), index="require")
     assert pickle.loads(pickle.dumps(ds)).__getitems__(range(len(ds))) == WANTED
@@ -357,7 +354,6 @@ def test_a_shard_that_changes_while_it_is_used(data):
 
 
 def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     pickled = pickle.dumps(TFRecordDataset(str(data)))
     (data / "x-00004-of-00007").write_bytes(framed(b"new"))
     build_manifest(data)
@@ -375,7 +371,6 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
 @pytest.mark.parametrize("bits", [[5], pytest.param(range(8), marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     """In the head when it is opened, in a block when one of its records is looked up."""
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     (tmp_path / "x").write_bytes(framed(*payloads(3, 40)))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     for _ in flipped_in_place(
@@ -501,7 +496,7 @@ def test_lengths_that_lie(tmp_path):
         with pytest.raises(
             IndexMismatchError, match="block 0: expected records one behind the other from byte 0"
         ):
-            TFRecordDataset(tmp_path / "m.safetensors")
+            TFRecordDataset(tmp_path / "m.safetensors")[0]
 
 
 def test_a_swapped_pair_of_lengths_is_noticed_when_it_is_read(tmp_path):
@@ -614,18 +609,16 @@ def check_other_process(data, method):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_other_processes(data, lazily, method):
+def test_other_processes(data, kept, method):
     check_other_process(data, method)
 
 
 @pytest.mark.daily
 def test_a_spawned_process(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     check_other_process(data, "spawn")
 
 
 def test_it_pickles_small(data, monkeypatch):
-    monkeypatch.setattr(manifest_table, "_READ_WHOLE_RECORDS", -1)
     ds = TFRecordDataset(str(data))
     pickled = pickle.dumps(ds)
     assert not any(name.encode() in pickled for name in ds.files)
@@ -670,7 +663,7 @@ def memory(data):
     storage.rm("/manifest", recursive=True)
 
 
-def test_a_local_manifest_uploaded_with_its_data(memory, lazily, no_builds):
+def test_a_local_manifest_uploaded_with_its_data(memory, kept, no_builds):
     for paths in (
         "memory:///manifest/data/x-*",
         "memory:///manifest/data/.torch_index/manifest.safetensors",

@@ -1,7 +1,7 @@
 """ArrayRecord files that are in no TFDS directory, written and read by the package array-record: they
 are recognised by their content.
 
-Covers records/array_record, records/data_file.
+Covers records/array_record.
 """
 
 import io

@@ -18,7 +18,7 @@ from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
 from torch_tfrecord.files import AtomicFile
-from torch_tfrecord.records import IndexKeeper, index_keeper, sidecar_path
+from torch_tfrecord.records import IndexKeeper, index_keeper
 from torch_tfrecord.records.index_keeper import build_alone
 from torch_tfrecord.records.index_paths import sidecar_folder
 
@@ -74,8 +74,10 @@ def test_each_index_is_built_once(files, log, world_size):
     lines = [line.split() for line in log.read_text().splitlines()]
     assert sorted(path for _, path in lines) == files
     assert len({pid for pid, _ in lines}) > 1  # they share the work
-    folder = Path(sidecar_path(files[0])).parent
-    assert sorted(os.listdir(folder)) == sorted(Path(sidecar_path(path)).name for path in files)
+    folder = Path(IndexKeeper.place(files[0])).parent
+    assert sorted(os.listdir(folder)) == sorted(
+        Path(IndexKeeper.place(path)).name for path in files
+    )
 
 
 @pytest.mark.daily
@@ -101,13 +103,15 @@ def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
     waiter.join(200)
     assert waiter.exitcode == 0
     assert [line.split()[1] for line in log.read_text().splitlines()] == files[:1]
-    assert os.listdir(Path(sidecar_path(files[0])).parent) == [Path(sidecar_path(files[0])).name]
+    assert os.listdir(Path(IndexKeeper.place(files[0])).parent) == [
+        Path(IndexKeeper.place(files[0])).name
+    ]
 
 
 def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
     monkeypatch.setattr(index_keeper, "_SILENT_SECONDS", 0)
     monkeypatch.setattr(index_keeper, "_MOST_SECONDS", 0.1)
-    with build_alone([sidecar_path(files[0])], sidecar_folder) as is_alone:
+    with build_alone([IndexKeeper.place(files[0])], sidecar_folder) as is_alone:
         assert is_alone
         with pytest.warns(
             UserWarning, match="x-0: another process builds its index; waiting for it"
@@ -118,7 +122,7 @@ def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
 
 @pytest.mark.slow
 def test_meanwhile_others_are_built(files, log):
-    with build_alone([sidecar_path(files[0])], sidecar_folder):
+    with build_alone([IndexKeeper.place(files[0])], sidecar_folder):
         child = FORK.Process(target=check_indexes, args=(0, files))
         child.start()
         end = time.monotonic() + 30
@@ -132,7 +136,7 @@ def test_meanwhile_others_are_built(files, log):
 @pytest.mark.daily
 def test_a_damaged_file_is_reported_in_its_turn(files):
     Path(files[3]).write_bytes(framed(b"abc")[:-1])
-    with build_alone([sidecar_path(files[1])], sidecar_folder):
+    with build_alone([IndexKeeper.place(files[1])], sidecar_folder):
         child = FORK.Process(target=fail_at, args=(files, 3))
         child.start()
         child.join(0.5)
@@ -155,7 +159,7 @@ def test_a_file_system_without_locks(files, monkeypatch, number):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     assert len(IndexKeeper().indexes(files)) == 6
-    assert len(os.listdir(Path(sidecar_path(files[0])).parent)) == 6
+    assert len(os.listdir(Path(IndexKeeper.place(files[0])).parent)) == 6
 
 
 def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):

@@ -22,9 +22,15 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.damage import resync
 from torch_tfrecord.files import FileSource, LocalFile, open_file
-from torch_tfrecord.records import RecordReader, RecordScanner, SkippedBytes, open_stream, scan
+from torch_tfrecord.records import (
+    RecordReader,
+    RecordScanner,
+    SkippedBytes,
+    open_stream,
+    resync,
+    scan,
+)
 
 THREE = [b"abc", b"", bytes(range(20))]
 BORDERS = [0, 19, 35, 71]

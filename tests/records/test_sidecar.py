@@ -28,7 +28,7 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import IndexKeeper, index_paths, sidecar_path
+from torch_tfrecord.records import IndexKeeper, index_paths
 from torch_tfrecord.records.index_paths import index_paths as paths_of_index
 from torch_tfrecord.records.index_paths import visible_sidecar_path
 
@@ -89,7 +89,7 @@ def read_only(monkeypatch):
 def test_kept_beside_the_data_and_used_again(data, builds):
     (index,) = IndexKeeper().indexes([data])
     assert index == build_index(data)
-    assert RecordIndex.load(sidecar_path(data)) == index
+    assert RecordIndex.load(IndexKeeper.place(data)) == index
     folder = Path(data).parent
     assert sorted(os.listdir(folder)) == [".torch_index", "x"]
     # sha256 of "x"
@@ -114,7 +114,7 @@ def test_require_never_builds(data, builds):
     with pytest.raises(IndexMismatchError) as caught:
         IndexKeeper("require").indexes([data])
     assert str(caught.value).startswith(
-        f"{data}: expected an index at {sidecar_path(data)} or {_cache()}/x."
+        f"{data}: expected an index at {IndexKeeper.place(data)} or {_cache()}/x."
     )
     assert str(caught.value).endswith(
         f" or {data}.index.safetensors, got none (build it with `tfrecord index`, or use index='auto')"
@@ -226,7 +226,7 @@ def _older_version(place, data):
     ids=lambda change: change.__name__[1:],
 )
 def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
-    place = Path(sidecar_path(data))
+    place = Path(IndexKeeper.place(data))
     IndexKeeper().indexes([data])
     change(place, data)
     with pytest.raises(IndexMismatchError, match=f"^{data}: "):
@@ -260,7 +260,7 @@ def _own_long(place):
     "make", [_own_tensors, _own_json, _own_text, _own_long], ids=lambda make: make.__name__[1:]
 )
 def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
-    place = Path(sidecar_path(data))
+    place = Path(IndexKeeper.place(data))
     place.parent.mkdir()
     make(place)
     before = place.read_bytes(), place.stat()
@@ -293,7 +293,7 @@ def test_a_writer_leaves_what_is_no_index_alone(data):
         with TFRecordWriter(data, write_index=write_index) as writer:
             writer.write(b"new")
         assert old.read_bytes() == before
-    place = Path(sidecar_path(data))
+    place = Path(IndexKeeper.place(data))
     _own_tensors(place)
     with pytest.raises(FileExistsError, match="expected nothing or an index"):
         TFRecordWriter(data, write_index=True).close()
@@ -302,7 +302,7 @@ def test_a_writer_leaves_what_is_no_index_alone(data):
 
 
 def _flipped_everywhere(data, bits):
-    place = Path(sidecar_path(data))
+    place = Path(IndexKeeper.place(data))
     IndexKeeper().indexes([data])
     expected, content = build_index(data), place.read_bytes()
     points = RecordIndex.load(place)._seek_points()
@@ -375,8 +375,8 @@ ODD = [_directory, _fifo, _dangling, _link, _link_to_itself, _folder_as_link, _f
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__[1:])
 def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
-    Path(sidecar_path(data)).parent.mkdir()
-    make(Path(sidecar_path(data)))
+    Path(IndexKeeper.place(data)).parent.mkdir()
+    make(Path(IndexKeeper.place(data)))
     with pytest.warns(
         UserWarning, match="the folder cannot be written: its index is kept at "
     ) as caught:
@@ -392,8 +392,8 @@ def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
 
 def test_an_index_behind_a_link_is_read(data, tmp_path, builds):
     build_index(data).save(tmp_path / "elsewhere")
-    Path(sidecar_path(data)).parent.mkdir()
-    Path(sidecar_path(data)).symlink_to(tmp_path / "elsewhere")
+    Path(IndexKeeper.place(data)).parent.mkdir()
+    Path(IndexKeeper.place(data)).symlink_to(tmp_path / "elsewhere")
     assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 
 
@@ -406,11 +406,12 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
         name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()
     }
     looked_at = list(paths_of_index(data, **options))
-    assert looked_at[0] == sidecar_path(data, **options)
+    assert looked_at[0] == IndexKeeper.place(data, **options)
     assert looked_at[-1] == visible_sidecar_path(data) == f"{data}.index.safetensors"
-    assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {
-        looked_at[0]
-    }
+    assert set(looked_at[1:-1]) == {
+        IndexKeeper.place(data, str(_cache())),
+        IndexKeeper.place(data),
+    } - {looked_at[0]}
     for place in looked_at:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         build_index(data).save(place)
@@ -421,7 +422,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
 
 
 def test_a_stale_index_at_one_place_does_not_hide_a_fresh_one_at_another(data, builds):
-    both = [sidecar_path(data), visible_sidecar_path(data)]
+    both = [IndexKeeper.place(data), visible_sidecar_path(data)]
     fresh = build_index(data).to_bytes()
     other = Path(data).parent / "other"
     other.write_bytes(framed(b"more"))
@@ -457,7 +458,7 @@ def test_a_folder_is_copied_with_its_indexes(data, tmp_path, builds, monkeypatch
 
 
 def test_an_empty_folder_that_another_process_removes(data):
-    place, calls = sidecar_path(data), []
+    place, calls = IndexKeeper.place(data), []
 
     def write():
         calls.append(place)
@@ -473,7 +474,7 @@ def test_an_empty_folder_that_another_process_removes(data):
 def test_who_may_add_data_may_add_its_index(data):
     Path(data).parent.chmod(0o2775)
     IndexKeeper().indexes([data])
-    assert Path(sidecar_path(data)).parent.stat().st_mode & 0o7777 == 0o2775
+    assert Path(IndexKeeper.place(data)).parent.stat().st_mode & 0o7777 == 0o2775
 
 
 # Folders that cannot be written. robustness 62
@@ -533,7 +534,7 @@ def test_files_of_one_name_do_not_meet_in_an_index_dir(tmp_path):
 
 def test_a_full_disk_leaves_the_old_index(data, monkeypatch):
     IndexKeeper().indexes([data])
-    place = Path(sidecar_path(data))
+    place = Path(IndexKeeper.place(data))
     before = place.read_bytes()
     with open(data, "ab") as file:
         file.write(framed(b"more"))
@@ -556,11 +557,13 @@ def test_a_full_disk_leaves_the_old_index(data, monkeypatch):
 def _build_often(path, count, queue):
     try:
         for _ in range(count):
-            os.unlink(sidecar_path(path)) if os.path.exists(sidecar_path(path)) else None
+            os.unlink(IndexKeeper.place(path)) if os.path.exists(IndexKeeper.place(path)) else None
             (index,) = IndexKeeper().indexes([path])
             assert len(index) == 2000
     except FileNotFoundError as error:
-        queue.put(None if error.filename == sidecar_path(path) else repr(error))  # both deleted it
+        queue.put(
+            None if error.filename == IndexKeeper.place(path) else repr(error)
+        )  # both deleted it
     except BaseException as error:
         queue.put(repr(error))
     else:
@@ -570,7 +573,7 @@ def _build_often(path, count, queue):
 def _build_always(path, count, queue):
     try:
         for _ in range(count):
-            build_index(path).save(sidecar_path(path))
+            build_index(path).save(IndexKeeper.place(path))
     except BaseException as error:
         queue.put(repr(error))
     else:
@@ -580,7 +583,7 @@ def _build_always(path, count, queue):
 def _load_often(path, count, queue):
     try:
         for _ in range(count):
-            assert len(RecordIndex.load(sidecar_path(path))) == 2000
+            assert len(RecordIndex.load(IndexKeeper.place(path))) == 2000
     except BaseException as error:
         queue.put(repr(error))
     else:
@@ -605,8 +608,8 @@ def test_processes_at_once(data, workers):
         process.join()
     assert outcomes == [None] * len(processes)
     assert set(os.listdir(os.path.dirname(data))) == {"x", ".torch_index"}
-    assert set(os.listdir(os.path.dirname(sidecar_path(data)))) <= {
-        os.path.basename(sidecar_path(data))
+    assert set(os.listdir(os.path.dirname(IndexKeeper.place(data)))) <= {
+        os.path.basename(IndexKeeper.place(data))
     }
     assert len(IndexKeeper().indexes([data])[0]) == 2000
 

@@ -33,7 +33,7 @@ from torch_tfrecord import (
     find_files,
     read_records,
 )
-from torch_tfrecord.records import IndexKeeper, sidecar_path
+from torch_tfrecord.records import IndexKeeper
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),
@@ -151,7 +151,7 @@ def test_levels_make_a_difference(tmp_path):
 def test_payload_types(record, payload, name, tmp_path):  # robustness 80
     write(tmp_path / name, [b"before", record, b"after"], write_index=True)
     assert list(read_records(tmp_path / name)) == [b"before", payload, b"after"]
-    assert RecordIndex.load(sidecar_path(str(tmp_path / name))) == build_index(tmp_path / name)
+    assert RecordIndex.load(IndexKeeper.place(str(tmp_path / name))) == build_index(tmp_path / name)
 
 
 def test_a_bytearray_may_change_after_it_was_written(tmp_path):
@@ -195,7 +195,7 @@ def test_nothing_is_there_before_close(tmp_path):
     assert os.listdir(tmp_path) == []
     writer.close()
     assert sorted(os.listdir(tmp_path)) == [".torch_index", "x"]
-    assert RecordIndex.load(sidecar_path(str(tmp_path / "x"))) == build_index(tmp_path / "x")
+    assert RecordIndex.load(IndexKeeper.place(str(tmp_path / "x"))) == build_index(tmp_path / "x")
 
 
 def test_after_close(tmp_path):  # robustness 78
@@ -441,7 +441,7 @@ def test_an_existing_file_is_replaced_whole_or_kept(fail, tmp_path):
     assert (path.stat().st_ino == inode) == fail
     assert [*read, *records] == [b"old"] * 1000  # who had it open reads on
     # The old file's index is gone with it.
-    assert os.path.exists(sidecar_path(str(path))) == fail
+    assert os.path.exists(IndexKeeper.place(str(path))) == fail
 
 
 def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError, read_records
-from torch_tfrecord.records import sidecar_path
+from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds import episode_index
 from torch_tfrecord.tfds import RLDSDataset
 
@@ -45,7 +45,9 @@ def builds(monkeypatch):
 
 
 def sidecar(directory, number=1):
-    return Path(sidecar_path(str(directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps")))
+    return Path(
+        IndexKeeper.place(str(directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps"))
+    )
 
 
 def test_it_is_built_once_and_kept_beside_the_data(own, builds):

@@ -20,7 +20,7 @@ from rlds_episodes import write_episodes
 from sidecars import changed, flipped_in_place, flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, tfds
-from torch_tfrecord.records import sidecar_path
+from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds import RLDSDataset
 
@@ -72,7 +72,7 @@ def data_file(directory):
 
 
 def sidecar(directory):
-    return Path(sidecar_path(data_file(directory) + ".steps"))
+    return Path(IndexKeeper.place(data_file(directory) + ".steps"))
 
 
 def read(directory, **options):
@@ -90,7 +90,7 @@ def same(left, right):
 
 def loaded(directory):
     """The index as it lies there, with what it is held against."""
-    records = RecordIndex.load(sidecar_path(data_file(directory)))
+    records = RecordIndex.load(IndexKeeper.place(data_file(directory)))
     step_lists = RLDSDataset(directory)._store._reader.episodes[0].step_lists
     return records, step_lists
 

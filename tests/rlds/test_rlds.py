@@ -35,7 +35,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.protobuf.messages import Example
-from torch_tfrecord.records import sidecar_path
+from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds import dataset as rlds
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.rlds.episode_reader import Frames
@@ -737,7 +737,7 @@ def test_damage_is_found_when_the_index_is_built(own):
         CorruptRecordError, match="record 0 at byte 0: corrupted record: expected payload checksum"
     ):
         RLDSDataset(own)
-    assert not os.path.exists(sidecar_path(f"{path}.steps"))
+    assert not os.path.exists(IndexKeeper.place(f"{path}.steps"))
 
 
 def test_an_image_that_is_none(tmp_path):

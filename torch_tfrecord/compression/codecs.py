@@ -16,9 +16,11 @@ from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.compression.snappy import SnappySource, first_uncompressed
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.records import HEADER_BYTES, OVERHEAD_BYTES, is_header
+from torch_tfrecord.records import OVERHEAD_BYTES, is_header
 
 __all__ = ["CODECS", "detect_compression"]
+
+_HEADER_BYTES = 12  # of a record
 
 _DESCRIPTION = {
     "": "an uncompressed TFRecord file",
@@ -36,7 +38,7 @@ def detect_compression(first_bytes: bytes) -> str:
     like gzip. A Snappy stream has no mark of its own; it is one if the header of a record comes out
     of it.
     """
-    if is_header(first_bytes[:HEADER_BYTES]):
+    if is_header(first_bytes):
         return ""
     # Also a file cut within the magic bytes, so that the error names its compression.
     if first_bytes[:3] == GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
@@ -44,15 +46,15 @@ def detect_compression(first_bytes: bytes) -> str:
     is_zlib = is_zlib_header(first_bytes) or first_bytes == b"\x78"
     if is_zlib and is_header(_inflated(first_bytes)):  # what zlib stores may also look like Snappy
         return "ZLIB"
-    if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
+    if is_header(first_uncompressed(first_bytes, _HEADER_BYTES)):
         return "SNAPPY"
     return "ZLIB" if is_zlib else ""
 
 
 def _inflated(first_bytes: bytes) -> bytes:
-    """The first `HEADER_BYTES` of a zlib stream, as far as there are some."""
+    """The header in a zlib stream, as far as there are some."""
     try:
-        return zlib.decompressobj().decompress(first_bytes, HEADER_BYTES)
+        return zlib.decompressobj().decompress(first_bytes, _HEADER_BYTES)
     except zlib.error:
         return b""
 
@@ -129,9 +131,9 @@ class _Codecs:
     ) -> tuple[FileSource, str]:
         found = detect_compression(first_bytes)
         # the reader has a better error
-        cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
+        cut_header = compression_type == "" and len(first_bytes) < _HEADER_BYTES
         is_declared = compression_type not in ("auto", found)
-        is_plain = is_header(first_bytes[:HEADER_BYTES])
+        is_plain = is_header(first_bytes)
         if gaps is not None and compression_type != "auto" and not is_plain and found != "GZIP":
             found = compression_type  # what damaged first bytes look like counts less
         elif is_declared and not cut_header:

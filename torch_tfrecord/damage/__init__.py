@@ -1,4 +1,4 @@
-"""Damaged files: what to skip, where records go on, and what can be saved."""
+"""What can be saved of damaged files."""
 
 import lazy_loader
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tfrecord.arguments import Paths
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.files import is_remote
-from torch_tfrecord.records import remove_sidecar
+from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.tables import ArrowColumns, TFRecordDataset, write_arrow
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class PartFolder:
             found.append(os.path.join(self.path, own))
             os.replace(name, found[-1])
         for path in before:
-            remove_sidecar(str(path))
+            IndexKeeper.remove(str(path))
             path.unlink()
         self.abort()
         return found

@@ -35,7 +35,7 @@ from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import DrawEpoch
-from torch_tfrecord.records import PackedRecords, open_table
+from torch_tfrecord.records import PackedRecords, RecordTable
 from torch_tfrecord.samples import Samples, Transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 
@@ -105,7 +105,7 @@ class MapDataset(StagedDataset):
         maker = SampleMaker.for_dataset(
             paths, access, features, max_batch_bytes, transform, errors, label_key
         )
-        table = open_table(
+        table = RecordTable.open(
             paths,
             index,
             index_dir=index_dir,

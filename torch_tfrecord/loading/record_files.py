@@ -13,16 +13,18 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.extensions import attached
-from torch_tfrecord.files import Access, FileSource, RemoteInfo, is_remote, open_file
+from torch_tfrecord.files import (
+    Access,
+    FileSource,
+    is_remote,
+)
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import (
-    ArrayRecordFile,
-    ArrayRecordIndex,
     PackedRecords,
     RecordIndex,
     RecordReader,
-    Table,
+    RecordTable,
 )
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
@@ -69,6 +71,13 @@ class _Codecs(Protocol):
     def inflated_files(self) -> _InflatedFiles: ...
 
 
+class _Reader(Protocol):
+    """An ArrayRecord file, whose records are read by number."""
+
+    def read(self, number: int) -> bytes: ...
+    def read_many(self, numbers: Sequence[int]) -> list[bytes]: ...
+
+
 class RecordFiles:
     """Reads records by their position over all files, and keeps files open between reads: see also
     `ArrayRecordFiles`.
@@ -97,7 +106,7 @@ class RecordFiles:
     are_array_records = False
 
     def __init__(
-        self, table: Table, verify_crc: bool = True, access: Access = Access.DEFAULT
+        self, table: RecordTable, verify_crc: bool = True, access: Access = Access.DEFAULT
     ) -> None:
         self.table, self.verify_crc, self.access = table, verify_crc, access
         self._reader = RecordReader(verify_crc)
@@ -115,23 +124,12 @@ class RecordFiles:
         self._sources: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     @staticmethod
-    def of(table: Table, verify_crc: bool = True, access: Access = Access.DEFAULT) -> RecordFiles:
+    def of(
+        table: RecordTable, verify_crc: bool = True, access: Access = Access.DEFAULT
+    ) -> RecordFiles:
         """The reader of the files of a table, by the kind of its first one."""
-        is_array = bool(table.files) and isinstance(table.facts(0), ArrayRecordIndex)
+        is_array = bool(table.files) and table.facts(0)._is_array_record
         return ArrayRecordFiles(table) if is_array else RecordFiles(table, verify_crc, access)
-
-    @staticmethod
-    def open(path: str, index: RecordIndex, access: Access) -> FileSource:
-        """Open a file, and check that its index is of it as it is now.
-
-        Raises:
-            IndexMismatchError: It has changed.
-            OSError: It cannot be opened.
-        """
-        info = RemoteInfo(index.file_size, index.etag, index.mtime_ns)
-        source = open_file(path, access, None if index.etag is None else info, is_current=False)
-        index.check_fresh(source)
-        return source
 
     def warn(self) -> None:
         """Warn once that random access is slow, if there is a `slow_file`."""
@@ -193,7 +191,7 @@ class RecordFiles:
 
     def facts(self, file: int) -> RecordIndex:
         """The facts that a file is compared with when it is opened: its index, without the records."""
-        return cast("RecordIndex", self.table.facts(file))
+        return self.table.facts(file)
 
     def _source(self, file: int) -> FileSource:
         return self._sources.find(file, self._open)
@@ -207,7 +205,7 @@ class RecordFiles:
 
     def _open(self, file: int) -> FileSource:
         path, index = self.table.files[file], self.facts(file)
-        source = self.open(path, index, self.access)
+        source = index._open(path, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
         if self._inflated is None or not index.compression_type:
@@ -223,9 +221,9 @@ class ArrayRecordFiles(RecordFiles):
 
     are_array_records = True
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RecordTable) -> None:
         super().__init__(table)
-        self._readers: ProcessCache[ArrayRecordFile] = ProcessCache(_MOST_OPEN)
+        self._readers: ProcessCache[_Reader] = ProcessCache(_MOST_OPEN)
 
     def read(self, position: int) -> bytes:
         """The payload of one record; see `RecordFiles`."""
@@ -241,7 +239,7 @@ class ArrayRecordFiles(RecordFiles):
             # Neighbours of a file share chunks, which are decompressed once.
             order = np.argsort(positions, kind="stable")
             wanted = positions[order]
-            files = self.table.find(wanted).files
+            files = self.table.find(wanted)[0]
             numbers = self.table.numbers(wanted, files)
             payloads: list[bytes] = []
             for first, last in pairwise(
@@ -259,8 +257,9 @@ class ArrayRecordFiles(RecordFiles):
         file, number, _, _ = self.table.find_one(position)
         return RecordPlace(self.table.files[file], None, number)
 
-    def _open_reader(self, file: int) -> ArrayRecordFile:
-        return ArrayRecordFile(self.table.files[file], self.table.facts(file).check_fresh)
+    def _open_reader(self, file: int) -> _Reader:
+        found = self.facts(file)._open_records(self.table.files[file], self.access)
+        return cast("_Reader", found)
 
 
 class SingleRecords(Sequence[bytes]):

@@ -24,15 +24,14 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote, open_file, read_pieces
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
+    IndexKeeper,
     RecordIndex,
     SidecarFormat,
-    sidecar_path,
 )
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "BLOCK_RECORDS",
-    "INDEX_SUFFIX",
     "KINDS",
     "SUFFIX",
     "Manifest",
@@ -49,7 +48,6 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 KINDS = ("", "GZIP", "ZLIB", "SNAPPY")  # of compression, by their numbers in a manifest
 SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".index.safetensors"
 BLOCK_RECORDS = 2048  # whose lengths are read and checked together
 _NAME = "manifest.safetensors"
 _SHARD_ROWS = {
@@ -283,28 +281,10 @@ class Manifest:
 
     def row(self, shard: int) -> ShardRow:
         """Everything about a shard, for another manifest; its lengths are checked."""
-        (offsets,) = self.offsets(np.array([shard]))
-        return ShardRow(self.facts(shard), _shorten(np.diff(offsets) - OVERHEAD_BYTES))
-
-    def offsets(self, shards: _Integers) -> list[_Integers]:
-        """The offsets of the records of some shards: int64 [N + 1] for each, its end last.
-
-        Raises:
-            IndexMismatchError: The lengths are damaged.
-        """
-        firsts, lasts = self.first_records[shards], self.first_records[shards + 1] - 1
-        first_blocks = firsts // BLOCK_RECORDS
-        ranges = zip(first_blocks.tolist(), (lasts // BLOCK_RECORDS).tolist(), strict=True)
-        needed = np.unique(np.concatenate([np.arange(one, last + 1) for one, last in ranges]))
-        needed = needed[needed < len(self.block_offsets)]  # empty shards may be behind the last
-        borders = self.read_borders(needed)[:, :-1].reshape(-1)
-        begins = np.searchsorted(needed, first_blocks) * BLOCK_RECORDS + firsts % BLOCK_RECORDS
-        found = []
-        for shard, begin in zip(shards.tolist(), begins.tolist(), strict=True):
-            start, end = self.stream_starts[shard : shard + 2]
-            of_shard = borders[begin : begin + self.num_records.item(shard)]
-            found.append(np.append(of_shard, end) - start)
-        return found
+        first, end = self.first_records[shard : shard + 2].tolist()
+        blocks = np.arange(first // BLOCK_RECORDS, -(-end // BLOCK_RECORDS))
+        sizes = np.diff(self.read_borders(blocks)).ravel()[first % BLOCK_RECORDS :][: end - first]
+        return ShardRow(self.facts(shard), _shorten(sizes - OVERHEAD_BYTES))
 
     def read_borders(self, blocks: _Integers) -> _Integers:
         """Where the records of some blocks lie.
@@ -374,10 +354,7 @@ def common_folder(files: Sequence[str]) -> str:
     """The folder that holds all of some sorted files, as they write it, with its slash; "" for the
     current one.
     """
-    folder = _folder(files[0])
-    while not files[-1].startswith(folder):
-        folder = _folder(folder[:-1])
-    return folder
+    return _folder(os.path.commonprefix([files[0], files[-1]]))  # noqa: RUF071  # cut at a slash
 
 
 def manifest_path(files: Sequence[str], index_dir: str | None = None) -> str:
@@ -386,7 +363,7 @@ def manifest_path(files: Sequence[str], index_dir: str | None = None) -> str:
     """
     if index_dir is not None:
         return os.path.join(index_dir, _NAME)
-    return os.path.join(os.path.dirname(sidecar_path(common_folder(files))), _NAME)
+    return os.path.join(os.path.dirname(IndexKeeper.place(common_folder(files))), _NAME)
 
 
 def shard_paths(path: str, names: Sequence[str]) -> list[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.arguments import Paths
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, AtomicFile, RemoteInfo, is_remote, local_path, open_file
 from torch_tfrecord.manifests.manifest import (
-    INDEX_SUFFIX,
     SUFFIX,
     Manifest,
     ShardRow,
@@ -22,7 +21,7 @@ from torch_tfrecord.manifests.manifest import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files, write_sidecar
+from torch_tfrecord.records import IndexKeeper, RecordIndex, SidecarFormat, found_files
 from torch_tfrecord.remote import upload_bytes
 from torch_tfrecord.shown import without_secrets
 
@@ -110,15 +109,15 @@ def write_manifest(
     """
     files, infos = found_files(paths, access)
     place = manifest_path(files, index_dir) if out is None else local_path(out)
-    if not place.endswith(SUFFIX) or place.endswith(INDEX_SUFFIX):
+    if not place.endswith(SUFFIX) or place.endswith(f".index{SUFFIX}"):
         raise ValueError(
             f"out must end with {SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
         )
     # What did not change is taken over: with 100,000 shards a new one costs one index.
-    known = _known_shards(place, access)
+    known = _known_rows(place, access)
     asked = {*files} if again else set()
     if out is None:
-        kept = (path for path, shard in known.items() if shard.now(path, access) is not None)
+        kept = (path for path, row in known.items() if _facts_now(row, path, access) is not None)
         files = sorted({*files, *kept}, key=os.fsencode)
     keeper = IndexKeeper(index_dir=index_dir, access=access)
 
@@ -127,13 +126,14 @@ def write_manifest(
         info = infos.get(path)
         if path in known and path not in asked:
             with contextlib.suppress(IndexMismatchError):  # then the lengths are damaged
-                facts = known[path].now(path, access, info)
+                facts = _facts_now(known[path], path, access, info)
                 if facts is not None:
-                    return known[path].row()._replace(facts=facts), False
+                    manifest, number = known[path]
+                    return manifest.row(number)._replace(facts=facts), False
         source = open_file(path, access, info)
         # The version is that of the file as it was opened before it was indexed: what changes in
         # between is stale at once, and never trusted.
-        new = shard_row(keeper.index(source))
+        new = shard_row(keeper.find(source))
         return new._replace(facts=new.facts._of_version(source)), True
 
     found = list(
@@ -144,7 +144,7 @@ def write_manifest(
     if is_remote(place):
         upload_bytes(place, content, access)
     elif out is None:
-        write_sidecar(place, content)
+        SidecarFormat.write(place, content)
     else:
         AtomicFile.save(place, content)
     num_records = sum(len(row.lengths) for row, _ in found)
@@ -152,39 +152,34 @@ def write_manifest(
     return WrittenManifest(place, len(files), num_records, len(content), num_built)
 
 
-class _KnownShard(NamedTuple):
-    """A shard of the manifest that is there already."""
-
-    manifest: Manifest
-    number: int
-
-    def row(self) -> ShardRow:
-        """Its row."""
-        return self.manifest.row(self.number)
-
-    def now(self, path: str, access: Access, info: RemoteInfo | None = None) -> RecordIndex | None:
-        """Its facts with time and ETag of now, if the file is still the same, else None."""
-        facts = self.manifest.facts(self.number)
-        try:
-            if not is_remote(path):
-                status = os.stat(path)
-                # A local file that looks the same is not read: rsync trusts size and time, too.
-                if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
-                    return facts
-            if facts.fingerprint is None:
-                return None
-            source = open_file(path, access, info)
-            facts._with_facts(mtime_ns=0).check_fresh(source)  # a copy has another time
-            return facts._of_version(source)
-        except (OSError, IndexMismatchError):
-            return None
+_KnownRow: TypeAlias = tuple[Manifest, int]  # of the manifest that is there already
 
 
-def _known_shards(place: str, access: Access) -> dict[str, _KnownShard]:
+def _known_rows(place: str, access: Access) -> dict[str, _KnownRow]:
     """The shards of the manifest that is there already, by path."""
     try:
         manifest = Manifest(place, access)
-        paths = manifest.paths()
+        return {path: (manifest, number) for number, path in enumerate(manifest.paths())}
     except (OSError, IndexMismatchError):
         return {}
-    return {path: _KnownShard(manifest, number) for number, path in enumerate(paths)}
+
+
+def _facts_now(
+    row: _KnownRow, path: str, access: Access, info: RemoteInfo | None = None
+) -> RecordIndex | None:
+    """The facts of a shard with time and ETag of now, if the file is still the same, else None."""
+    manifest, number = row
+    facts = manifest.facts(number)
+    try:
+        if not is_remote(path):
+            status = os.stat(path)
+            # A local file that looks the same is not read: rsync trusts size and time, too.
+            if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
+                return facts
+        if facts.fingerprint is None:
+            return None
+        source = open_file(path, access, info)
+        facts._with_facts(mtime_ns=0).check_fresh(source)  # a copy has another time
+        return facts._of_version(source)
+    except (OSError, IndexMismatchError):
+        return None

@@ -9,9 +9,9 @@ import os
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +21,19 @@ from torch_tfrecord.files import Access, RemoteInfo, is_remote, open_file
 from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, KINDS, Manifest, manifest_path
 from torch_tfrecord.per_process import PerProcess, each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import (
-    OVERHEAD_BYTES,
-    RecordIndex,
-    RecordPlaces,
-    RecordTable,
-    Table,
-    sidecar_path,
-)
+from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, RecordIndex, RecordTable
 
 __all__ = ["ManifestTable"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_READ_WHOLE_RECORDS = 1 << 20  # takes 8 MiB, and the compiled core looks them up
 _KEPT_BLOCKS = 2048  # takes 32 MiB in each process
 _BLOCKS_AT_ONCE = 256
 
 
-class ManifestTable(Table):
+class ManifestTable(RecordTable):
     """The files of a data set and their records by a manifest, in a few MiB, however many records
-    there are; of few records all places are read at once. Pickles small: where it is needed the
-    rows are read again.
+    there are. Pickles small: where it is needed the rows are read again.
 
     Args:
         manifest: The manifest.
@@ -52,50 +43,38 @@ class ManifestTable(Table):
         compression_type: How all files must be compressed; "auto" is any way.
 
     Raises:
-        IndexMismatchError: A shard is not what the manifest says (names the first), or the manifest
-            is damaged.
+        IndexMismatchError: A shard is not what the manifest says (names the first).
         FileNotFoundError: A local shard is missing.
     """
-
-    damaged = ()
 
     def __init__(
         self,
         manifest: Manifest,
         rows: _Integers,
         files: list[str],
-        infos: Mapping[str, RemoteInfo] | None = None,
-        compression_type: str = "auto",
+        infos: Mapping[str, RemoteInfo],
+        compression_type: str,
     ) -> None:
         self._manifest, self._rows, self.files = manifest, rows, files
-        if infos:
-            self._check_remote_files(infos)
+        self._check_remote_files(infos)
         is_local = not is_remote(manifest.path) and not is_remote(files[0])
-        mtimes = self._check_local_files() if is_local else manifest.mtimes_ns[rows]
-        # Kept only where a copy has changed them: most data sets need no second column.
-        self._mtimes = mtimes if (mtimes != manifest.mtimes_ns[rows]).any() else None
+        self._is_copy = is_local and self._check_local_files()
         kinds = manifest.compression[rows]
-        self.first_compressed = files[int(kinds.argmax())] if kinds.any() else None
-        self._whole: RecordTable | None = None
-        if len(rows) and manifest.num_records[rows].sum() <= _READ_WHOLE_RECORDS:
-            self._whole = RecordTable.of_borders([], manifest.offsets(rows))
         if compression_type != "auto":
-            is_other = kinds != KINDS.index(compression_type)
-            if is_other.any():
-                first = int(is_other.argmax())
-                got = repr(KINDS[kinds[first]])
-                raise self._stale(first, f"compression {compression_type!r}", got)
+            expected = np.full_like(kinds, KINDS.index(compression_type))
+            self._check(expected, kinds, "compression {}", lambda kind: repr(KINDS[kind]))
+        self.first_compressed = files[int(kinds.argmax())] if kinds.any() else None
         self._set_up()
 
     def _set_up(self) -> None:
         manifest, rows = self._manifest, self._rows
+        self.damaged = ()
         self._ends = np.cumsum(manifest.num_records[rows])
-        if self._whole is None:
-            self._starts = manifest.stream_starts[rows]
-            # From a position in the table to the number of the record in the manifest.
-            self._shifts = manifest.first_records[rows + 1] - self._ends
-            # A fork may copy the lock while another thread holds it.
-            self._kept = PerProcess(_KeptBlocks)
+        self._starts = manifest.stream_starts[rows]
+        # From a position in the table to the number of the record in the manifest.
+        self._shifts = manifest.first_records[rows + 1] - self._ends
+        # A fork may copy the lock while another thread holds it.
+        self._kept = PerProcess(_KeptBlocks)
 
     def __getstate__(self) -> dict[str, object]:
         is_all = np.array_equal(self._rows, np.arange(len(self._manifest)))
@@ -103,8 +82,7 @@ class ManifestTable(Table):
         return {
             "_manifest": self._manifest,
             "_rows": None if is_all else self._rows,
-            "_mtimes": self._mtimes,
-            "_whole": self._whole,
+            "_is_copy": self._is_copy,
             "first_compressed": self.first_compressed,
         }
 
@@ -142,7 +120,7 @@ class ManifestTable(Table):
                 "expected a manifest that names each file once, got one that does not", path=path
             )
         files = [paths[row] for row in order]
-        return cls(manifest, np.array(order, np.int64), files, None, compression_type)
+        return cls(manifest, np.array(order, np.int64), files, {}, compression_type)
 
     @classmethod
     def open_beside(
@@ -171,34 +149,29 @@ class ManifestTable(Table):
         return None
 
     def facts(self, file: int) -> RecordIndex:
-        """See `Table`."""
+        """See `RecordTable`."""
         facts = self._manifest.facts(self._rows.item(file))
-        facts = facts._with_facts(_kept_at=sidecar_path(self.files[file]))
-        if self._mtimes is None:
-            return facts
-        return facts._with_facts(mtime_ns=self._mtimes.item(file))
+        facts = facts._with_facts(_kept_at=IndexKeeper.place(self.files[file]))
+        # A copy has other times: its bytes were compared.
+        return facts._with_facts(mtime_ns=0) if self._is_copy else facts
 
     @property
     def file_bytes(self) -> _Integers:
-        """See `Table`."""
+        """See `RecordTable`."""
         return self._manifest.stream_sizes[self._rows]
 
-    def find(self, positions: _Integers) -> RecordPlaces:
-        """See `Table`.
+    def find(self, positions: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+        """See `RecordTable`.
 
         Raises:
             IndexMismatchError: The manifest is damaged, or has changed.
         """
-        if self._whole is not None:
-            return self._whole.find(positions)
         files = np.searchsorted(self._ends, positions, side="right")
         begins, ends = self._borders_at(positions + self._shifts[files])
-        return RecordPlaces(files, begins - self._starts[files], ends - begins - OVERHEAD_BYTES)
+        return files, begins - self._starts[files], ends - begins - OVERHEAD_BYTES
 
     def find_one(self, position: int) -> tuple[int, int, int, int]:
-        """See `Table`."""
-        if self._whole is not None:
-            return self._whole.find_one(position)
+        """See `RecordTable`."""
         file = bisect_right(self._ends, position)
         record = position + self._shifts.item(file)
         # One record in plain integers: arrays of one element take ten times as long.
@@ -208,8 +181,6 @@ class ManifestTable(Table):
         return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
 
     def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
-        if self._whole is not None:
-            return self._whole._near(file, offset, block_bytes)
         manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
         # A file may have 10^8 records: only the manifest's blocks that reach into these bytes are
         # read.
@@ -242,39 +213,33 @@ class ManifestTable(Table):
             begins[chosen], ends[chosen] = borders[rows, places], borders[rows, places + 1]
         return begins, ends
 
-    def _check_local_files(self) -> _Integers:
+    def _check_local_files(self) -> bool:
         """Compare names, sizes and times with the manifest, and the bytes of files with another
-        time; returns when each was changed last, int64 [F] nanoseconds.
+        time; returns whether there are such, as in a copy.
         """
-        states = np.array(list(map(_state, self.files)), np.int64).reshape(-1, 2)
-        sizes, mtimes = states[:, 0], states[:, 1]
-        if (sizes < 0).any():
-            first = int((sizes < 0).argmax())
-            text = (
-                f"{int((sizes < 0).sum())} of {len(self.files)} shards of the manifest are missing"
-            )
-            raise FileNotFoundError(errno.ENOENT, text, self.files[first])
-        expected = self._manifest.file_sizes[self._rows]
-        if (sizes != expected).any():
-            first = int((sizes != expected).argmax())
-            raise self._stale(first, f"{expected[first]} bytes", f"{sizes[first]}")
+        sizes, mtimes = np.array(list(map(_state, self.files)), np.int64).reshape(-1, 2).T
+        missing = np.flatnonzero(sizes < 0)
+        if len(missing):
+            text = f"{len(missing)} of {len(self.files)} shards of the manifest are missing"
+            raise FileNotFoundError(errno.ENOENT, text, self.files[missing[0]])
+        self._check(self._manifest.file_sizes[self._rows], sizes, "{} bytes")
         # Copying a folder changes the times: then the bytes at both ends decide.
-        changed = np.flatnonzero(mtimes != self._manifest.mtimes_ns[self._rows]).tolist()
-        if changed:
-            bar = each_at_once(self._check_fingerprint, changed)
-            for _ in ProgressBar(bar, "checking", total=len(changed), unit="file", delay=1.0):
-                pass
-        return mtimes
-
-    def _check_fingerprint(self, file: int) -> None:
-        expected = self._manifest.fingerprints.item(self._rows.item(file))
-        got = open_file(self.files[file]).fingerprint()
-        if got != expected:
-            raise self._stale(file, f"fingerprint {expected:#010x}", f"{got:#010x}")
+        changed = np.flatnonzero(mtimes != self._manifest.mtimes_ns[self._rows])
+        if len(changed):
+            expected = self._manifest.fingerprints[self._rows]
+            got = expected.copy()
+            bar = each_at_once(
+                lambda file: open_file(file).fingerprint(), [self.files[file] for file in changed]
+            )
+            got[changed] = [
+                *ProgressBar(bar, "checking", total=len(changed), unit="file", delay=1.0)
+            ]
+            self._check(expected, got, "fingerprint {}", "{:#010x}".format)
+        return bool(len(changed))
 
     def _check_remote_files(self, infos: Mapping[str, RemoteInfo]) -> None:
         etags = self._manifest.etags
-        for file, row in enumerate(self._rows.tolist()):
+        for file, row in enumerate(self._rows.tolist() if infos else ()):
             info = infos.get(self.files[file])
             if info is None:
                 continue
@@ -286,6 +251,20 @@ class ManifestTable(Table):
 
     def _stale(self, file: int, expected: str, got: str) -> IndexMismatchError:
         return _stale(self._manifest, self.files[file], expected, got)
+
+    def _check(
+        self,
+        expected: npt.NDArray[np.integer[Any]],
+        got: npt.NDArray[np.integer[Any]],
+        text: str,
+        shown: Callable[[int], str] = str,
+    ) -> None:
+        """Raise the error of the first file of which something else is expected."""
+        other = np.flatnonzero(got != expected)
+        if len(other):
+            file = int(other[0])
+            wanted, found = (shown(numbers.item(file)) for numbers in (expected, got))
+            raise self._stale(file, text.format(wanted), found)
 
 
 class _KeptBlocks:
@@ -331,17 +310,13 @@ def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
     # Some of the shards: a validation set, or the share of one rank.
     row_of = {path: row for row, path in enumerate(paths)}
     rows = np.array([row_of.get(file, -1) for file in files], np.int64)
-    missing = rows < 0
-    if missing.all():
+    missing = np.flatnonzero(rows < 0)
+    if len(missing) == len(files):
         return None
-    if missing.any():
-        first = int(missing.argmax())
-        raise _stale(
-            manifest,
-            files[first],
-            f"all {len(files)} files in it",
-            f"{int(missing.sum())} that it does not name",
-        )
+    if len(missing):
+        expected = f"all {len(files)} files in it"
+        got = f"{len(missing)} that it does not name"
+        raise _stale(manifest, files[missing[0]], expected, got)
     return rows
 
 

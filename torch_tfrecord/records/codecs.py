@@ -16,7 +16,7 @@ from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import FileSource
 from torch_tfrecord.records.array_record import ArrayRecordStream
-from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, HEADER_BYTES, is_header
+from torch_tfrecord.records.framing import ARRAY_RECORD_MAGIC, is_header
 
 __all__ = ["DETECTED_BYTES", "Gap", "Packer", "Packing", "SeekPoints", "codecs", "open_stream"]
 
@@ -162,7 +162,7 @@ def open_stream(
     if compression_type in ("auto", ""):
         if first_bytes.startswith(ARRAY_RECORD_MAGIC):
             return ArrayRecordStream(source), "ARRAY_RECORD"
-        if is_header(first_bytes[:HEADER_BYTES]):
+        if is_header(first_bytes):
             return source, ""
     try:
         found = codecs()

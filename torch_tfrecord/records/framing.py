@@ -115,11 +115,11 @@ def frame(payload: bytes) -> bytes:
     return encode_header(len(payload)) + payload + encode_footer(payload)
 
 
-def is_header(header: bytes) -> bool:
-    """Whether 12 bytes are a length field with a matching checksum."""
-    return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(
-        header[: _LENGTH.size]
-    )
+def is_header(first_bytes: bytes) -> bool:
+    """Whether bytes begin with a length field with a matching checksum (12 bytes)."""
+    return len(first_bytes) >= HEADER_BYTES and _HEADER.unpack_from(first_bytes)[
+        1
+    ] == masked_crc32c(first_bytes[: _LENGTH.size])
 
 
 @lru_cache(maxsize=1 << 14)  # lengths repeat in most files

@@ -23,9 +23,19 @@ from crc32c import crc32c
 from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.extensions import attached, is_there
-from torch_tfrecord.files import Access, AtomicFile, FileSource, is_remote, local_path, open_file
+from torch_tfrecord.files import (
+    Access,
+    AtomicFile,
+    FileSource,
+    LocalFile,
+    RemoteInfo,
+    is_remote,
+    local_path,
+    open_file,
+)
+from torch_tfrecord.records.array_record import ArrayRecordFile
 from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, open_stream
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import (
@@ -231,23 +241,50 @@ class RecordIndex:
         return same
 
     @property
+    def _is_array_record(self) -> bool:
+        """Whether the file is an ArrayRecord file, and this says about where its records are."""
+        return self.compression_type == "ARRAY_RECORD"
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self.compression_type in COMPRESSION_TYPES[1:]
+
+    @property
     def _has_ranges(self) -> bool:
         """Whether parts of a record can be read by offset, as of an uncompressed file."""
         return not self.compression_type
 
     def _open(self, path: str, access: Access) -> FileSource:
-        """The file of this index, for `_read`, after a check that it is still the same."""
-        source = open_file(path, access)
-        self.check_fresh(source)
-        return open_stream(source, self.compression_type)[0]
+        """The bytes of this index's file.
 
-    def _read(self, file: FileSource, number: int) -> bytes:
+        Raises:
+            IndexMismatchError: It has changed.
+            OSError: It cannot be opened.
+        """
+        info = RemoteInfo(self.file_size, self.etag, self.mtime_ns)
+        source = open_file(path, access, None if self.etag is None else info, is_current=False)
+        self.check_fresh(source)
+        return source
+
+    def _open_records(self, path: str, access: Access) -> FileSource | ArrayRecordFile:
+        """The same, for `_read`."""
+        if self._is_array_record:
+            return ArrayRecordFile(path, self.check_fresh)
+        return open_stream(self._open(path, access), self.compression_type)[0]
+
+    def _read(self, file: FileSource | ArrayRecordFile, number: int) -> bytes:
         """A whole record, checked."""
+        if isinstance(file, ArrayRecordFile):
+            return file.read(number)
         return RecordReader().read(file, int(self.offsets[number]), int(self.lengths[number]))
 
-    def _offset(self, number: int) -> int:
-        """First byte of a record."""
-        return int(self.offsets[number])
+    def _offset(self, number: int) -> int | None:
+        """First byte of a record; None where the file alone knows it."""
+        return None if self._is_array_record else int(self.offsets[number])
+
+    def _payload(self, number: int) -> int:
+        """First byte of a record's payload, if `_has_ranges`."""
+        return int(self.offsets[number]) + HEADER_BYTES
 
     def _borders(self) -> npt.NDArray[np.int64]:
         """The offset of each record, and the end of the last: int64 [N + 1]."""
@@ -270,6 +307,23 @@ class RecordIndex:
         """Like `_without_records`: an index of a file of which only this is known here."""
         empty = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
         return empty._with_facts(file_size=file_size)
+
+    @classmethod
+    def _of_array_record(cls, path: str) -> RecordIndex:
+        """The number of records of an ArrayRecord file, which knows itself where they are: here as
+        if all had the same size.
+
+        Raises:
+            CorruptRecordError: The file is damaged.
+            ImportError: The package array-record is missing.
+            OSError: The file cannot be opened.
+            ValueError: The path is remote.
+        """
+        count = len(ArrayRecordFile(path))
+        source = LocalFile(path)
+        borders = np.arange(count + 1, dtype=np.int64) * source.file_size // max(count, 1)
+        facts = cls._bare(source.file_size, "ARRAY_RECORD", source.mtime_ns, source.fingerprint())
+        return facts._with_facts(offsets=borders[:-1], lengths=np.diff(borders) - OVERHEAD_BYTES)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
@@ -304,6 +358,10 @@ class RecordIndex:
         return _FORMAT.pack(
             metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
         )
+
+    def _keep(self, place: str) -> None:
+        """Write it where indexes are found; see `write_sidecar`."""
+        _FORMAT.write(place, self.to_bytes())
 
     @classmethod
     def load(

@@ -15,12 +15,12 @@ import os
 import sys
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Protocol, TypeVar, get_args
 
 from filelock import FileLock, Timeout
 
@@ -48,15 +48,18 @@ from torch_tfrecord.records.index_paths import (
     SIDECAR_FOLDER,
     index_paths,
     new_index_paths,
+    remove_sidecar,
     sidecar_folder,
+    sidecar_path,
     write_sidecar,
 )
 from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
-__all__ = ["IndexKeeper", "Kept", "SidecarKeeper", "build_alone"]
+__all__ = ["IndexKeeper", "SidecarKeeper", "build_alone"]
 
+_D = TypeVar("_D", bound="_Data")
 _Index = TypeVar("_Index")
 
 _FILES_AT_ONCE = 256  # remote ones, asked for their sizes
@@ -122,27 +125,14 @@ def _tidy_folder(place: str) -> Iterator[None]:
             Path(place).parent.rmdir()
 
 
-@dataclass(frozen=True)
-class Kept(Generic[_Index]):
-    """What is kept of one data file.
+class _Data(Protocol):
+    """A data file."""
 
-    Attributes:
-        path: The data file.
-        name: The path that the sidecar is kept for: the data file's, or one beside it.
-        load: Loads it from a place; raises IndexMismatchError if it is not of the data, OSError
-            if it is not there.
-        build: Builds it.
-        content: The bytes to keep; none where it is not kept.
-    """
-
-    path: str
-    name: str
-    load: Callable[[str], _Index]
-    build: Callable[[], _Index]
-    content: Callable[[_Index], bytes]
+    @property
+    def path(self) -> str: ...
 
 
-class SidecarKeeper(Generic[_Index]):
+class SidecarKeeper(ABC, Generic[_D, _Index]):
     """Finds what is kept beside data files, builds what is missing or stale, and keeps what it
     built.
 
@@ -151,69 +141,82 @@ class SidecarKeeper(Generic[_Index]):
             (build, keep nothing and look at no sidecar).
         index_dir: A folder to keep indexes in; without it they lie beside the data, or in the
             user's cache where that cannot be written.
-        kind: What is kept, for errors: "index"; and how to build it, where it is required.
     """
 
-    _reloads = False
-    """Whether what was kept is loaded again, since parts of it stay in the file."""
+    # For errors: what is kept, and how to build it, where it is required.
+    _kind = "index"
+    _advice = "build it with `tfrecord index`, or use index='auto'"
+    _suffix = ""  # of the data file's path, to the one that the sidecar is kept for
 
-    def __init__(
-        self,
-        policy: IndexPolicy,
-        index_dir: str | os.PathLike[str] | None,
-        kind: str = "index",
-        advice: str = "",
-    ) -> None:
+    def __init__(self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
         self._policy = policy
         self._index_dir = None if index_dir is None else local_path(index_dir)
-        self._kind, self._advice = kind, advice
         self._displaced: list[tuple[str, str | None, str]] = []
 
-    def find(self, kept: Kept[_Index]) -> _Index:
-        """What is kept of a data file, or is built.
+    @abstractmethod
+    def _loaded(self, data: _D, place: str) -> _Index:
+        """What is kept at a place.
+
+        Raises:
+            IndexMismatchError: It is not of the data as they are now.
+            OSError: It is not there.
+        """
+
+    @abstractmethod
+    def _build(self, data: _D) -> _Index:
+        """What is to be kept of a data file."""
+
+    @abstractmethod
+    def _packed(self, data: _D, found: _Index) -> bytes:
+        """The bytes to keep; none where it is not kept."""
+
+    def find(self, data: _D) -> _Index:
+        """What is kept of a data file, or is built. May be called from several threads.
 
         Raises:
             IndexMismatchError: with the policy "require", where no place has a fresh one.
+            TFRecordError, OSError: It cannot be built.
         """
         if self._policy == "memory":
-            return kept.build()
-        found, stale = self._load(kept, index_paths(kept.name, self._index_dir))
+            return self._build(data)
+        name = data.path + self._suffix
+        found, stale = self._load(data, index_paths(name, self._index_dir))
         if found is not None:
             return found
         if self._policy == "require":
-            there = " or ".join(index_paths(kept.name, self._index_dir))
+            there = " or ".join(index_paths(name, self._index_dir))
             raise stale or IndexMismatchError(
-                f"expected an {self._kind} at {there}, got none ({self._advice})", path=kept.path
+                f"expected an {self._kind} at {there}, got none ({self._advice})", path=data.path
             )
         # First without waiting, so that this process builds something else meanwhile; then silently,
         # as most indexes take less; then with a warning.
         for seconds in (0.0, _SILENT_SECONDS, _MOST_SECONDS):
-            with self._building_alone(kept.name, seconds) as is_alone:
+            with self._building_alone(name, seconds) as is_alone:
                 # Another process may have built it meanwhile.
-                found, _ = self._load(kept, new_index_paths(kept.name, self._index_dir))
+                found, _ = self._load(data, new_index_paths(name, self._index_dir))
                 if found is not None:
                     return found
                 if is_alone:
-                    return self._build_and_keep(kept)
+                    return self._build_and_keep(data)
             if seconds:
                 text = f"another process builds its {self._kind}; waiting for it"
-                warnings.warn(f"{printable(kept.path)}: {text}", stacklevel=outer_level())
+                warnings.warn(f"{printable(data.path)}: {text}", stacklevel=outer_level())
             while not seconds and self._help():
                 pass
-        return self._build_and_keep(kept)
+        return self._build_and_keep(data)
 
     def _load(
-        self, kept: Kept[_Index], where: Iterable[str]
+        self, data: _D, places: Iterable[str]
     ) -> tuple[_Index | None, IndexMismatchError | None]:
         """What is kept; or what is wrong with it, where something is there."""
         stale: IndexMismatchError | None = None
-        for place in where:
+        for place in places:
             try:
-                return kept.load(place), None
+                return self._loaded(data, place), None
             except IndexMismatchError as error:
                 # The first place is where it belongs: its error says most.
-                stale = stale or about_data(error, kept.path)
+                stale = stale or about_data(error, data.path)
             except OSError:
                 continue
         return None, stale
@@ -229,30 +232,30 @@ class SidecarKeeper(Generic[_Index]):
         """
         return False
 
-    def _build_and_keep(self, kept: Kept[_Index]) -> _Index:
-        found = kept.build()
-        content = kept.content(found)
-        place = self._written(kept, content) if content else None
-        if place is not None and self._reloads:
-            # another process may have put there another one
+    def _build_and_keep(self, data: _D) -> _Index:
+        found = self._build(data)
+        content = self._packed(data, found)
+        place = self._written(data, content) if content else None
+        if place is not None:
+            # Parts of it stay in the file. Another process may have put there another one.
             with contextlib.suppress(OSError, IndexMismatchError):
-                return kept.load(place)
+                return self._loaded(data, place)
         return found
 
-    def _written(self, kept: Kept[_Index], content: bytes) -> str | None:
+    def _written(self, data: _D, content: bytes) -> str | None:
         """The place where it is kept now; None where none can be written."""
         reason = ""
-        for number, place in enumerate(new_index_paths(kept.name, self._index_dir)):
+        for number, place in enumerate(new_index_paths(data.path + self._suffix, self._index_dir)):
             try:
                 write_sidecar(place, content)
             except OSError as error:
-                # Told is why the first place failed, which is the one users know.
+                # Why the first place failed, which is the one users know.
                 reason = reason or _reason(error)
                 continue
             if number:
-                self._displaced.append((kept.path, place, reason))
+                self._displaced.append((data.path, place, reason))
             return place
-        self._displaced.append((kept.path, None, reason))
+        self._displaced.append((data.path, None, reason))
         return None
 
     def warn_of_displaced(self) -> None:
@@ -270,7 +273,7 @@ class SidecarKeeper(Generic[_Index]):
         self._displaced.clear()
 
 
-class IndexKeeper(SidecarKeeper[RecordIndex]):
+class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
     """The indexes of records.
 
     Args:
@@ -283,7 +286,9 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             index that is not kept; without it such a file raises.
     """
 
-    _reloads = True  # seek points stay in the file
+    # Where the index of a data file is kept, by its path and the folder of indexes; and removing it.
+    place = staticmethod(sidecar_path)
+    remove = staticmethod(remove_sidecar)
 
     def __init__(
         self,
@@ -295,9 +300,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         access: Access = Access.DEFAULT,
         note: Callable[[str, str], object] | None = None,
     ) -> None:
-        super().__init__(
-            policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'"
-        )
+        super().__init__(policy, index_dir)
         self._verify = verify_crc
         self._compression_type = compression_type
         self._access, self._note = access, note
@@ -329,7 +332,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         # Local files are opened one by one: that takes no time, and descriptors are few.
         found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
-            yield self.index(open_file(path)) if found is None else next(found)
+            yield self.find(open_file(path)) if found is None else next(found)
         self.warn_of_displaced()
 
     def _each_remote(
@@ -338,24 +341,15 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         """The same of files some of which are remote: of many of them at once."""
         for begin in range(0, len(paths), _FILES_AT_ONCE):
             yield from each_at_once(
-                self.index, self._access.open_files(paths[begin : begin + _FILES_AT_ONCE], infos)
+                self.find, self._access.open_files(paths[begin : begin + _FILES_AT_ONCE], infos)
             )
-
-    def index(self, data: FileSource) -> RecordIndex:
-        """The index of one file; see `each`. May be called from several threads."""
-        return self.find(self._kept(data))
 
     def keep(self, data: FileSource, index: RecordIndex) -> None:
         """Keep an index of a file, with the columns of the one that is there."""
-        kept = self._kept(data)
-        found, _ = self._load(kept, index_paths(data.path, self._index_dir))
+        found, _ = self._load(data, index_paths(data.path, self._index_dir))
         with contextlib.suppress(OSError, IndexMismatchError):  # a column is damaged
             index = index._with_facts(_kept={**(found._kept if found else {}), **index._kept})
-        self._written(kept, index.to_bytes())
-
-    def _kept(self, data: FileSource) -> Kept[RecordIndex]:
-        load, build = partial(self._loaded, data), partial(self._build, data)
-        return Kept(data.path, data.path, load, build, _content)
+        self._written(data, index.to_bytes())
 
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
         index = RecordIndex._load_fresh(place, data, self._access)
@@ -385,9 +379,12 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             self._note(kind, text)
         return found
 
+    def _packed(self, data: FileSource, found: RecordIndex) -> bytes:
+        return found.to_bytes() if found._damaged is None else b""
+
     def _help(self) -> bool:
         while self._to_help:
-            # Each file is tried once: who holds its lock builds it.
+            # Each file is tried once: who has its lock builds it.
             path = self._to_help.popleft()
             # What fails comes again in that file's turn.
             with (
@@ -396,15 +393,11 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             ):
                 # Another process may have built it since this list was made.
                 if is_alone:
-                    kept = self._kept(open_file(path, self._access))
-                    if self._load(kept, index_paths(path, self._index_dir))[0] is None:
-                        self._build_and_keep(kept)
+                    data = open_file(path, self._access)
+                    if self._load(data, index_paths(path, self._index_dir))[0] is None:
+                        self._build_and_keep(data)
                         return True
         return False
-
-
-def _content(index: RecordIndex) -> bytes:
-    return index.to_bytes() if index._damaged is None else b""
 
 
 def _in_own_order(paths: Sequence[str]) -> Iterator[str]:

@@ -16,12 +16,15 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.files import Access, AtomicFile, is_remote
-from torch_tfrecord.records.sidecar import is_marked
+from torch_tfrecord.files import Access, AtomicFile, is_remote, open_file
 from torch_tfrecord.shown import without_secrets, without_signature
 
 __all__ = [
+    "LENGTH_BYTES",
+    "METADATA",
+    "PREFIX",
     "SIDECAR_FOLDER",
+    "begins_as_ours",
     "in_sidecar_folder",
     "index_paths",
     "new_index_paths",
@@ -34,6 +37,11 @@ __all__ = [
 ]
 
 SIDECAR_FOLDER = ".torch_index"
+PREFIX = "torch_tfrecord."  # of the format names of all sidecars
+METADATA = "__metadata__"
+LENGTH_BYTES = 8  # of the header length field, which comes first
+_MARK = f'"format":"{PREFIX}'.encode()
+_MOST_HEADER_BYTES = 1 << 20  # searched for the format name
 _SIDECAR_SUFFIX = ".index.safetensors"
 _MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 
@@ -119,7 +127,7 @@ def remove_own(path: str) -> None:
     what cannot be removed stays.
     """
     with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.lstat(path).st_mode) and is_marked(path):
+        if stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path):
             os.unlink(path)
 
 
@@ -174,7 +182,7 @@ def check_replaceable(path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
     try:
-        is_foreign = status.st_size > 0 and not is_marked(path)
+        is_foreign = status.st_size > 0 and not _is_marked(path)
     except FileNotFoundError:  # another process removed it
         return
     except OSError as error:
@@ -185,3 +193,15 @@ def check_replaceable(path: str) -> None:
             "expected nothing or an index at the place of the index, got another",
             path,
         )
+
+
+def _is_marked(path: str) -> bool:
+    """Whether a file has the format name of one of our sidecars, intact or damaged."""
+    head = open_file(path).read(_MOST_HEADER_BYTES, 0)
+    end = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "little")
+    return begins_as_ours(head) and _MARK in head[:end]
+
+
+def begins_as_ours(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of a sidecar."""
+    return head.startswith(f'{{"{METADATA}":{{'.encode(), LENGTH_BYTES)

@@ -24,7 +24,7 @@ from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.records.codecs import open_stream
-from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
+from torch_tfrecord.records.framing import guess_content, is_header
 from torch_tfrecord.records.index_paths import visible_sidecar_path
 from torch_tfrecord.shown import printable, without_secrets
 
@@ -360,7 +360,7 @@ def _looks_like_tfrecord(access: Access, path: str) -> bool:
         first_bytes = open_stream(source, "auto")[0].read(_GUESS_BYTES, 0)
     except (OSError, TFRecordError):
         return False
-    if is_header(first_bytes[:HEADER_BYTES]):
+    if is_header(first_bytes):
         return True
     # A damaged file must not vanish, but `x.tfrecord.json` is none.
     return bool(

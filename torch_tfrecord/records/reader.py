@@ -6,6 +6,7 @@ import errno
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, BinaryIO, TypeAlias, cast, get_args
@@ -35,6 +36,8 @@ from torch_tfrecord.records.framing import (
     HEADER_BYTES,
     OVERHEAD_BYTES,
     check_payload,
+    find_headers,
+    is_header,
     payload_length,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
@@ -206,6 +209,35 @@ class RecordReader:
             error.args = (f"{error.args[0]}{offset_note(source)}",)
             error.locate(path=source.path, offset=offset)
             raise
+
+    def next(
+        self, source: FileSource, begin: int, window: int, most: int
+    ) -> tuple[int, bytes] | None:
+        """Offset and payload of the first good record from a byte of a file on; None if that takes
+        too many bytes.
+
+        Args:
+            source: A file of known size.
+            begin: The byte, anywhere in a record.
+            window: So many bytes are searched first, then twice as many.
+            most: The most bytes to search, and of a payload.
+        """
+        content = b""
+        while True:
+            content += source.read(window - len(content), begin + len(content))
+            for at in find_headers(content):
+                offset, length = begin + at, payload_length(content[at : at + HEADER_BYTES])
+                with suppress(TFRecordError):  # it is no header, or damaged
+                    if length <= most and offset + length + OVERHEAD_BYTES <= source.file_size:
+                        return offset, self.read(source, offset, length)
+            if window >= most or len(content) < window:
+                return None
+            window = min(2 * window, most)
+
+    def length(self, source: FileSource, offset: int) -> int | None:
+        """The payload length that the header at an offset says; None if there is no header."""
+        header = source.read(HEADER_BYTES, offset)
+        return payload_length(header) if is_header(header) else None
 
     def _read(self, source: FileSource, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:

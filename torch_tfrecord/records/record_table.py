@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,31 +16,28 @@ from torch_tfrecord.files import Access, RemoteInfo, local_path
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.array_record import is_array_record
-from torch_tfrecord.records.data_file import ArrayRecordIndex, FileIndex
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import found_files, named_manifest
 
-__all__ = ["Manifests", "RecordPlaces", "RecordTable", "Table", "open_table"]
+__all__ = ["Manifests", "RecordTable"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: some tens of MiB
 
 
-class RecordPlaces(NamedTuple):
-    """Where N records are: number of the file, offset of the length field, and payload length;
-    int64 [N] each.
-    """
+class RecordTable:
+    """The files of a data set, and where every record is in them, in 8 bytes a record; positions
+    count the records of all files.
 
-    files: _Integers
-    offsets: _Integers
-    lengths: _Integers
+    Each record begins where the one before it ends (`RecordIndex` checks that), so that a length
+    is the difference of two offsets.
 
-
-class Table(Protocol):
-    """The files of a data set, and where every record is in them; positions count the records of
-    all files.
+    Args:
+        files: The paths.
+        indexes: One for each file, in order; gone through once, and not kept.
 
     Attributes:
         files: The paths.
@@ -51,28 +48,118 @@ class Table(Protocol):
     files: list[str]
     first_compressed: str | None
     damaged: Sequence[int]
-    _ends: _Integers  # the position behind the last record of each file
+    _ends: _Integers  # the position after the last record of each file
+
+    def __init__(self, files: Sequence[str], indexes: Iterable[RecordIndex]) -> None:
+        self.files, self._facts = [*files], list[RecordIndex]()
+        damaged: list[int] = []
+        borders, begin = [np.empty(0, np.int64)], 0
+        for index in indexes:
+            borders.append(index._borders())
+            self._facts.append(index._without_records())
+            damaged += [begin + number for number in index._damaged or ()]
+            begin += len(index)
+        self.damaged = damaged
+        kinds = zip(files, self._facts, strict=True)
+        self.first_compressed = next((path for path, facts in kinds if facts._is_compressed), None)
+        # Record i of file f is entry i + f.
+        self._ends = np.cumsum([len(of_file) - 1 for of_file in borders[1:]], dtype=np.int64)
+        self._ends_list: list[int] = self._ends.tolist()  # faster for one record
+        self._borders = np.concatenate(borders)
+
+    @staticmethod
+    def open(
+        paths: Paths,
+        policy: IndexPolicy = "auto",
+        *,
+        index_dir: str | os.PathLike[str] | None = None,
+        verify_crc: bool = True,
+        compression_type: str = "auto",
+        access: Access = Access.DEFAULT,
+        note: Callable[[str, str], object] | None = None,
+    ) -> RecordTable:
+        """The table of a data set: of a manifest that is named or beside the files, or of the
+        files' indexes, which are built where they are missing.
+
+        Args:
+            paths: See `find_files`.
+            policy: See `SidecarKeeper`; with "memory" only the names of a manifest are used.
+            index_dir, verify_crc, compression_type, access, note: See `IndexKeeper`.
+
+        Raises:
+            IndexMismatchError: A manifest that was named is stale or damaged; or see
+                `IndexKeeper.each`.
+            TFRecordError, OSError, ValueError, TypeError: See there, and `find_files`.
+        """
+        uncached = access.without_cache()
+        if policy != "memory" and (named := named_manifest(paths)) is not None:
+            manifests = cast("Manifests", attached("manifests", "ManifestTable"))
+            return manifests.open_named(named, compression_type, uncached)
+        files, infos = found_files(paths, uncached)
+        place = None if index_dir is None else local_path(index_dir)
+        if policy != "memory" and is_there("manifests"):
+            manifests = cast("Manifests", attached("manifests", "ManifestTable"))
+            found = manifests.open_beside(files, infos, place, compression_type, uncached)
+            if found is not None:
+                return found
+        if compression_type in ("auto", "") and is_array_record(files[0]):
+            return RecordTable(files, map(RecordIndex._of_array_record, files))
+        keeper = IndexKeeper(
+            policy,
+            index_dir=index_dir,
+            verify_crc=verify_crc,
+            compression_type=compression_type,
+            access=access.for_files(files),  # where all are local, no cache is made
+            note=note,
+        )
+        return RecordTable(files, keeper.each(files, infos))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
     def file_bytes(self) -> _Integers:
-        """Bytes of each file, decompressed."""
+        """Bytes of each file, decompressed: int64 [F]."""
+        found: _Integers = self._borders[self._ends + np.arange(len(self._ends))]
+        return found
 
-    def facts(self, file: int) -> FileIndex:
-        """What a file is compared with when it is opened: its index, without the records."""
+    def facts(self, file: int) -> RecordIndex:
+        """The index of a file without the records, with which it is compared when it is opened."""
+        return self._facts[file]
 
-    def find(self, positions: _Integers) -> RecordPlaces:
-        """The places of records, by positions from 0 to len - 1, in any order."""
+    def find(self, positions: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+        """Where N records are, by positions from 0 to len - 1, in any order.
+
+        Returns:
+            Number of the file, offset of the length field, and payload length; int64 [N] each.
+        """
+        native = native_module("frames")
+        if native is not None:
+            places = np.empty((3, len(positions)), np.int64)
+            if native.find(np.ascontiguousarray(positions), self._ends, self._borders, places):
+                return places[0], places[1], places[2]
+        # In NumPy, where there is no compiled core or a position is out of range: that raises here.
+        files = np.searchsorted(self._ends, positions, side="right")
+        entries = positions + files
+        offsets = self._borders[entries]
+        # In place: each array of a long batch costs as much as the look-up.
+        entries += 1
+        lengths = self._borders[entries]
+        lengths -= offsets
+        lengths -= OVERHEAD_BYTES
+        return files, offsets, lengths
 
     def find_one(self, position: int) -> tuple[int, int, int, int]:
         """Number of the file, number in that file, offset and length of one record."""
+        ends, entry = self._ends_list, self._borders.item
+        file = bisect_right(ends, position)
+        offset = entry(position + file)
+        number = position - (ends[file - 1] if file else 0)
+        return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
-    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
-        """Where some neighbouring records of a file begin, those in the block of an offset among
-        them, and where the last of them ends.
-        """
+    def numbers(self, positions: _Integers, files: _Integers) -> _Integers:
+        """The number in its file of each record, by its position and its file."""
+        return positions - np.insert(self._ends, 0, 0)[files]
 
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
         """Where the first of the records begins that begin in the same `block_bytes` bytes of a
@@ -84,15 +171,16 @@ class Table(Protocol):
             first -= 1
         return int(borders[first]), int(borders[min(end, len(borders) - 1)])
 
-    def numbers(self, positions: _Integers, files: _Integers) -> _Integers:
-        """The number in its file of each record, by its position and its file."""
-        return positions - np.insert(self._ends, 0, 0)[files]
+    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
+        """Where some neighbouring records of a file begin, those in the block of an offset among
+        them, and where the last of them ends.
+        """
+        first = (self._ends_list[file - 1] if file else 0) + file
+        return self._borders[first : self._ends_list[file] + file + 1]
 
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
-        """Where each block begins in a sequence of positions; see
-        `block_shuffle.block_starts`.
-        """
-        found = []
+        """Where each block begins in a sequence of positions; see `order.block_starts`."""
+        found = [np.empty(0, np.int64)]
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
             # with the one before, to compare with
             part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]
@@ -102,95 +190,13 @@ class Table(Protocol):
             files, offsets, _ = self.find(numbers)
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-class RecordTable(Table):
-    """The table of files with an index each, in 8 bytes a record.
-
-    Each record begins where the one before it ends (`RecordIndex` checks that), so that a length
-    is the difference of two offsets.
-
-    Args:
-        files: The paths.
-        indexes: One for each file, in order; gone through once, and not kept.
-    """
-
-    def __init__(self, files: Sequence[str], indexes: Iterable[FileIndex]) -> None:
-        self._facts: list[FileIndex] = []
-        damaged: list[int] = []
-        borders, begin = [], 0
-        for index in indexes:
-            borders.append(index._borders())
-            self._facts.append(index._without_records())
-            damaged += [begin + number for number in index._damaged or ()]
-            begin += len(index)
-        self._set_up(files, borders)
-        self.damaged = damaged
-        kinds = zip(files, self._facts, strict=True)
-        self.first_compressed = next(
-            (path for path, facts in kinds if facts.compression_type), None
-        )
-
-    @classmethod
-    def of_borders(cls, files: Sequence[str], borders: Sequence[_Integers]) -> RecordTable:
-        """A table without facts, from the offsets of each file's records, each with its end last."""
-        table = cls.__new__(cls)
-        table._set_up(files, borders)
-        return table
-
-    def _set_up(self, files: Sequence[str], borders: Sequence[_Integers]) -> None:
-        self.files, self.damaged, self.first_compressed = [*files], [], None
-        # Record i of file f is entry i + f.
-        self._ends = np.cumsum([len(of_file) - 1 for of_file in borders], dtype=np.int64)
-        self._ends_list: list[int] = self._ends.tolist()  # faster for one record
-        self._borders = np.concatenate(borders) if borders else np.empty(0, np.int64)
-
-    @property
-    def file_bytes(self) -> _Integers:
-        """See `Table`."""
-        found: _Integers = self._borders[self._ends + np.arange(len(self._ends))]
-        return found
-
-    def facts(self, file: int) -> FileIndex:
-        """See `Table`."""
-        return self._facts[file]
-
-    def find(self, positions: _Integers) -> RecordPlaces:
-        """See `Table`."""
-        native = native_module("frames")
-        if native is not None:
-            places = np.empty((3, len(positions)), np.int64)
-            if native.find(np.ascontiguousarray(positions), self._ends, self._borders, places):
-                return RecordPlaces(*places)
-        # In NumPy, where there is no compiled core or a position is out of range: that raises here.
-        files = np.searchsorted(self._ends, positions, side="right")
-        entries = positions + files
-        offsets = self._borders[entries]
-        # In place: each array of a long batch costs as much as the look-up.
-        entries += 1
-        lengths = self._borders[entries]
-        lengths -= offsets
-        lengths -= OVERHEAD_BYTES
-        return RecordPlaces(files, offsets, lengths)
-
-    def find_one(self, position: int) -> tuple[int, int, int, int]:
-        """See `Table`."""
-        ends, entry = self._ends_list, self._borders.item
-        file = bisect_right(ends, position)
-        offset = entry(position + file)
-        number = position - (ends[file - 1] if file else 0)
-        return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
-
-    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
-        first = (self._ends_list[file - 1] if file else 0) + file
-        return self._borders[first : self._ends_list[file] + file + 1]
+        return np.concatenate(found)
 
 
 class Manifests(Protocol):
     """What the extension `manifests` attaches: files in place of the indexes of many."""
 
-    def open_named(self, path: str, compression_type: str, access: Access) -> Table:
+    def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
         """The table of a manifest that a user named.
 
         Raises:
@@ -205,7 +211,7 @@ class Manifests(Protocol):
         index_dir: str | None,
         compression_type: str,
         access: Access,
-    ) -> Table | None:
+    ) -> RecordTable | None:
         """The table of sorted files by the manifest beside them; None if there is none to use.
 
         Args:
@@ -215,49 +221,3 @@ class Manifests(Protocol):
             compression_type: How all must be compressed; "auto" is any way.
             access: How the manifest is reached.
         """
-
-
-def open_table(
-    paths: Paths,
-    policy: IndexPolicy = "auto",
-    *,
-    index_dir: str | os.PathLike[str] | None = None,
-    verify_crc: bool = True,
-    compression_type: str = "auto",
-    access: Access = Access.DEFAULT,
-    note: Callable[[str, str], object] | None = None,
-) -> Table:
-    """The table of a data set: of a manifest that is named or beside the files, or of the files'
-    indexes, which are built where they are missing.
-
-    Args:
-        paths: See `find_files`.
-        policy: See `SidecarKeeper`; with "memory" only the names of a manifest are used.
-        index_dir, verify_crc, compression_type, access, note: See `IndexKeeper`.
-
-    Raises:
-        IndexMismatchError: A manifest that was named is stale or damaged; or see `IndexKeeper.each`.
-        TFRecordError, OSError, ValueError, TypeError: See there, and `find_files`.
-    """
-    uncached = access.without_cache()
-    if policy != "memory" and (named := named_manifest(paths)) is not None:
-        manifests = cast("Manifests", attached("manifests", "ManifestTable"))
-        return manifests.open_named(named, compression_type, uncached)
-    files, infos = found_files(paths, uncached)
-    place = None if index_dir is None else local_path(index_dir)
-    if policy != "memory" and is_there("manifests"):
-        manifests = cast("Manifests", attached("manifests", "ManifestTable"))
-        found = manifests.open_beside(files, infos, place, compression_type, uncached)
-        if found is not None:
-            return found
-    if compression_type in ("auto", "") and is_array_record(files[0]):
-        return RecordTable(files, map(ArrayRecordIndex.of, files))
-    keeper = IndexKeeper(
-        policy,
-        index_dir=index_dir,
-        verify_crc=verify_crc,
-        compression_type=compression_type,
-        access=access.for_files(files),  # where all are local, no cache is made
-        note=note,
-    )
-    return RecordTable(files, keeper.each(files, infos))

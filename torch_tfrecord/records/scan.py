@@ -4,16 +4,15 @@ verifying.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
-from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.codecs import Gap
@@ -28,6 +27,7 @@ from torch_tfrecord.records.framing import (
     is_header,
 )
 from torch_tfrecord.records.packed_records import PackedRecords, walk
+from torch_tfrecord.records.resync import RecordSearch
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes", "offset_note"]
 
@@ -42,22 +42,6 @@ _QUICK_BYTES = 1 << 24
 _PEEK_BYTES = 1 << 12
 # After damage, this many bytes are walked first, then twice as many, as more damage may follow.
 _FIRST_STEP_BYTES = 1 << 9
-
-
-class _Search(Protocol):
-    """What the extension `damage` attaches: finds the next record after each damaged one of a
-    stream; searches must go forward.
-    """
-
-    def find(self, begin: int) -> tuple[int, str]:
-        """Offset of the next record after a damaged one at `begin`, or the end of the stream if
-        there is none; and what is wrong.
-        """
-
-    def error(self, place: int, length: int) -> CorruptRecordError | None:
-        """The error of a damaged record among bytes that damaged ones before it claim, too; None
-        for others.
-        """
 
 
 class Block(NamedTuple):
@@ -177,7 +161,7 @@ class RecordScanner:
         self._buffer = bytearray()
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
-        self._search: _Search | None = None  # for the next record after damage
+        self._search: RecordSearch | None = None  # for the next record after damage
         self._offset, self._position = begin  # of the next record
         self._again = -1  # offset of what was last read a second time
 
@@ -389,7 +373,7 @@ class RecordScanner:
         header.
         """
         text = str(error.args[0])
-        damaged_header = first_bytes is not None and not is_header(first_bytes[:HEADER_BYTES])
+        damaged_header = first_bytes is not None and not is_header(first_bytes)
         if self._offset == 0 and damaged_header and isinstance(error, CorruptRecordError):
             content = guess_content(first_bytes or b"")
             text += " (Is this even a TFRecord file?" + (
@@ -404,8 +388,7 @@ class RecordScanner:
         """Continue after damage; False if nothing readable follows."""
         begin = self._offset
         if self._search is None:
-            begin_search = attached("damage", "RecordSearch")
-            self._search = cast("Callable[[FileSource], _Search]", begin_search)(self._source)
+            self._search = RecordSearch(self._source)
         self._offset, kind = self._search.find(begin)
         self._position += 1
         skipped.add(begin, self._offset, error, kind)

@@ -22,23 +22,24 @@ from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, FileSource, open_file
+from torch_tfrecord.records.index_paths import (
+    LENGTH_BYTES,
+    METADATA,
+    PREFIX,
+    begins_as_ours,
+    write_sidecar,
+)
 
 __all__ = [
     "ArrayPlace",
     "Sidecar",
     "SidecarFormat",
     "about_data",
-    "is_marked",
     "stored_number",
 ]
 
 _Array: TypeAlias = "npt.NDArray[np.generic]"
 
-_PREFIX = "torch_tfrecord."  # of the format names of all sidecars
-_MARK = f'"format":"{_PREFIX}'.encode()
-_METADATA = "__metadata__"
-_LENGTH_BYTES = 8  # of the header length field, which comes first
-_MOST_HEADER_BYTES = 1 << 20  # searched for the format name
 _DTYPES = {"I64": "int64", "F64": "float64", "U64": "uint64", "U32": "uint32", "U8": "uint8"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
@@ -96,21 +97,26 @@ class SidecarFormat(NamedTuple):
             {name: (array.dtype, len(array)) for name, array in ordered.items()},
             {name: array for name, array in ordered.items() if name != self.lazy},
         )
-        header: dict[str, object] = {_METADATA: own}
+        header: dict[str, object] = {METADATA: own}
         end = 0
         for name, array in ordered.items():
             begin, end = end, end + array.nbytes
             code = next(code for code, dtype in _DTYPES.items() if dtype == array.dtype.name)
             header[name] = {"dtype": code, "shape": [len(array)], "data_offsets": [begin, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _LENGTH_BYTES)
+        text += b" " * (-len(text) % LENGTH_BYTES)
         if len(text) > self.max_header_bytes:
             raise OSError(
                 errno.EFBIG,
                 f"expected a header of at most {self.max_header_bytes} bytes, got {len(text)}",
             )
-        length = len(text).to_bytes(_LENGTH_BYTES, "little")
+        length = len(text).to_bytes(LENGTH_BYTES, "little")
         return b"".join([length, text, *(array.data for array in ordered.values())])
+
+    @staticmethod
+    def write(place: str, content: bytes) -> None:
+        """Write what `pack` made; see `write_sidecar`."""
+        write_sidecar(place, content)
 
     def read(
         self,
@@ -185,7 +191,7 @@ def _read(
     owner: str,
 ) -> Sidecar:
     head = source.read(kind.first_read_bytes, 0)
-    end = _LENGTH_BYTES + _header_bytes(head, kind)
+    end = LENGTH_BYTES + _header_bytes(head, kind)
     # A header longer than the first read is rare: an episode index of many keys.
     if len(head) < end:
         head = source.read(end, 0)
@@ -226,8 +232,8 @@ def _read(
 
 
 def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
-    found = int.from_bytes(head[:_LENGTH_BYTES], "little")
-    if not _begins_as_ours(head):
+    found = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if not begins_as_ours(head):
         raise _other(kind, "another file" if head else "an empty file")
     if found > kind.max_header_bytes:
         raise IndexMismatchError(
@@ -247,14 +253,14 @@ def _parse_header(
     head: bytes, kind: SidecarFormat
 ) -> tuple[dict[str, str], str, dict[str, ArrayPlace]]:
     """The fields, the checksum and where the arrays lie."""
-    header = json.loads(head[_LENGTH_BYTES:].decode())
-    metadata = header.pop(_METADATA)
+    header = json.loads(head[LENGTH_BYTES:].decode())
+    metadata = header.pop(METADATA)
     if not isinstance(metadata, dict):
         raise _other(kind, "another file")
     name, version = metadata.pop("format", ""), metadata.pop("version", "")
     # Before the fields, so that the error of an older form says that it is old.
     if (name, version) != (kind.name, kind.version):
-        is_ours = str(name).startswith(_PREFIX)
+        is_ours = str(name).startswith(PREFIX)
         raise _other(kind, "another version of one" if is_ours else "another file")
     if metadata.keys() != {*kind.fields, "checksum"} or not all(
         isinstance(text, str) for text in metadata.values()
@@ -306,14 +312,3 @@ def stored_number(metadata: Mapping[str, str], name: str) -> int:
             f"expected a whole number as {name}, got {len(text)} other characters"
         )
     return int(text)
-
-
-def is_marked(path: str) -> bool:
-    """Whether a file has the format name of one of our sidecars, intact or damaged."""
-    head = open_file(path).read(_MOST_HEADER_BYTES, 0)
-    end = _LENGTH_BYTES + int.from_bytes(head[:_LENGTH_BYTES], "little")
-    return _begins_as_ours(head) and _MARK in head[:end]
-
-
-def _begins_as_ours(head: bytes) -> bool:
-    return head.startswith(f'{{"{_METADATA}":{{'.encode(), _LENGTH_BYTES)

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,6 @@ from torch_tfrecord.files import Access, FileSource
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
 from torch_tfrecord.records import (
-    FileIndex,
-    Kept,
     PackedRecords,
     RecordIndex,
     SidecarFormat,
@@ -158,7 +156,7 @@ class EpisodeIndex:
                 position=number,
             )
 
-    def to_bytes(self, records: FileIndex) -> bytes:
+    def to_bytes(self, records: RecordIndex) -> bytes:
         """Serialize a built index as a safetensors file, with the pieces last.
 
         Raises:
@@ -174,7 +172,7 @@ class EpisodeIndex:
     def load(
         cls,
         path: str,
-        records: FileIndex,
+        records: RecordIndex,
         step_lists: Mapping[str, int],
         access: Access = Access.DEFAULT,
     ) -> EpisodeIndex:
@@ -196,7 +194,7 @@ class EpisodeIndex:
                     )
             # A sparse file may claim gigabytes, which must not be allocated.
             most = 0
-            if isinstance(records, RecordIndex) and records._has_ranges:
+            if records._has_ranges:
                 most = int(records.lengths.sum())
             return _EPISODE_BYTES * len(records) + _MOST_PIECE_BYTES * most
 
@@ -219,12 +217,12 @@ class EpisodeIndex:
 
 
 def build_episode_index(
-    stream: Any, records: FileIndex, step_lists: Mapping[str, int]
+    stream: Any, records: RecordIndex, step_lists: Mapping[str, int]
 ) -> EpisodeIndex:
     """Read every record of a file, check its CRC, and cut it into pieces.
 
     Args:
-        stream: The file, from `RecordIndex._open`.
+        stream: The file, from `RecordIndex._open_records`.
         records: The file's record index.
         step_lists: Key of each step feature -> list values per step, 0 if unknown.
 
@@ -267,13 +265,40 @@ def build_episode_index(
     )
 
 
-class _Keeper(SidecarKeeper[EpisodeIndex]):
-    _reloads = True
+class _Data(NamedTuple):
+    path: str
+    records: RecordIndex
+
+
+class _Keeper(SidecarKeeper[_Data, EpisodeIndex]):
+    _kind = "episode index"
+    _advice = "open the dataset once with index='auto'"
+    _suffix = _NAME
+
+    def __init__(
+        self,
+        policy: IndexPolicy,
+        index_dir: str | os.PathLike[str] | None,
+        step_lists: Mapping[str, int],
+        access: Access,
+    ) -> None:
+        super().__init__(policy, index_dir)
+        self._step_lists, self._access = step_lists, access
+
+    def _loaded(self, data: _Data, place: str) -> EpisodeIndex:
+        return EpisodeIndex.load(place, data.records, self._step_lists, self._access)
+
+    def _build(self, data: _Data) -> EpisodeIndex:
+        stream = data.records._open_records(data.path, self._access)
+        return build_episode_index(stream, data.records, self._step_lists)
+
+    def _packed(self, data: _Data, found: EpisodeIndex) -> bytes:
+        return found.to_bytes(data.records)
 
 
 def episode_indexes(
     files: Sequence[str],
-    records: Sequence[FileIndex],
+    records: Sequence[RecordIndex],
     step_lists: Mapping[str, int],
     policy: IndexPolicy,
     index_dir: str | os.PathLike[str] | None,
@@ -293,23 +318,10 @@ def episode_indexes(
         IndexMismatchError: A file has no fresh index, with the policy "require".
         TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
     """
-    advice = "open the dataset once with index='auto'"
-    keeper = _Keeper(policy, index_dir, "episode index", advice)
-
-    def index_of(path: str, own: FileIndex) -> EpisodeIndex:
-        return keeper.find(
-            Kept(
-                path,
-                path + _NAME,
-                lambda found: EpisodeIndex.load(found, own, step_lists, access),
-                lambda: build_episode_index(own._open(path, access), own, step_lists),
-                lambda index: index.to_bytes(own),
-            )
-        )
-
-    pairs = zip(files, records, strict=True)
-    progress = ProgressBar(pairs, "indexing episodes", len(files), unit="file", delay=1.0)
-    found = [index_of(*pair) for pair in progress]
+    keeper = _Keeper(policy, index_dir, step_lists, access)
+    data = map(_Data, files, records)
+    progress = ProgressBar(data, "indexing episodes", len(files), unit="file", delay=1.0)
+    found = [*map(keeper.find, progress)]
     keeper.warn_of_displaced()
     return found
 
@@ -476,10 +488,10 @@ def _steps_of(counts: Mapping[str, int], key: str, per_step: int) -> int | None:
 # The file.
 
 
-def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
+def _identity(records: RecordIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
     """What the index was built from: it must match for the index to be used."""
     number = len(records)
-    if isinstance(records, RecordIndex):
+    if not records._is_array_record:
         # Other records of the same total would have other lengths.
         number = crc32c(records.lengths.astype("<i8").data)
     return {

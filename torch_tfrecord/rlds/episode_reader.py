@@ -23,8 +23,6 @@ from torch_tfrecord.files import Access, FileSource, LocalFile, open_file, read_
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.protobuf import varint
 from torch_tfrecord.records import (
-    HEADER_BYTES,
-    FileIndex,
     PackedRecords,
     RecordIndex,
 )
@@ -56,7 +54,7 @@ class EpisodeReader:
     def __init__(
         self,
         files: Sequence[str],
-        records: Sequence[FileIndex],
+        records: Sequence[RecordIndex],
         episodes: Sequence[EpisodeIndex],
         access: Access = Access.DEFAULT,
     ) -> None:
@@ -66,9 +64,9 @@ class EpisodeReader:
         self._indexes: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
-        """A data file, open: see `RecordIndex._open`."""
+        """A data file, open: see `RecordIndex._open_records`."""
         return self._data.find(
-            file, lambda file: self.records[file]._open(self.files[file], self._access)
+            file, lambda file: self.records[file]._open_records(self.files[file], self._access)
         )
 
     def pieces(self, file: int, number: int) -> bytes:
@@ -111,8 +109,9 @@ class EpisodeRecord:
 
     def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
         self.reader, self.file, self.number = reader, file, number
-        self._offset = reader.records[file]._offset(number)
-        self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
+        index = reader.records[file]
+        self._offset = index._offset(number)
+        self.begin = index._payload(number) if index._has_ranges else 0
 
     def lists(self, wants: Sequence[Want]) -> dict[str, Values]:
         """The lists that are wanted and there, by key: int64 or float32 [N], a list of bytes, or
@@ -134,7 +133,7 @@ class EpisodeRecord:
     def places(self) -> dict[str, _Ints] | None:
         """See `EpisodeIndex.places`."""
         records = self.reader.records[self.file]
-        if not isinstance(records, RecordIndex) or not records._has_ranges:
+        if not records._has_ranges:
             return None
         pieces = self.reader.pieces(self.file, self.number)
         num_bytes = int(records.lengths[self.number])

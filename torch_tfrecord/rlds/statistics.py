@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.files import Access, is_remote, local_path, open_file
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import SidecarFormat, write_sidecar
+from torch_tfrecord.records import SidecarFormat
 from torch_tfrecord.rlds.episode_columns import NumberColumn
 from torch_tfrecord.rlds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.rlds.windows import (
@@ -147,7 +147,7 @@ def dataset_statistics(
             # the first folder that can be written
             if not is_remote(place):
                 with contextlib.suppress(OSError):
-                    write_sidecar(place, content)
+                    _FORMAT.write(place, content)
                     break
     return _by_name(arrays)
 

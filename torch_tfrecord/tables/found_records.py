@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import OnError
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.files import Access, FileSource, is_remote, open_file
+from torch_tfrecord.files import Access, is_remote, open_file
 from torch_tfrecord.media import guess_content, image_format
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.protobuf import (
@@ -31,14 +31,10 @@ from torch_tfrecord.protobuf import (
     parse_message,
 )
 from torch_tfrecord.records import (
-    HEADER_BYTES,
     OVERHEAD_BYTES,
     RecordReader,
     SkippedBytes,
-    find_headers,
-    is_header,
     open_stream,
-    payload_length,
     read_blocks,
 )
 
@@ -284,20 +280,23 @@ def _spread(
     file = open_file(path, access)
     _, compression = open_stream(file, "auto")
     is_small = file.file_size <= min(_SMALL_FILE, limit)
-    header = file.read(HEADER_BYTES, 0)
+    reader = RecordReader()
+    length = None if compression or is_small else reader.length(file, 0)
     # what is wrong is found by reading
-    if compression or is_small or wanted >= file.file_size or not is_header(header):
+    if length is None or wanted >= file.file_size:
         yield from _from_beginning(path, wanted, begin, limit, access)
         return
     # Fewer of long ones: up to three of their length are read for each.
-    length = payload_length(header)
     wanted = -(-wanted // (1 + 3 * length * wanted // limit))
     begins = [int((number + begin) / wanted * file.file_size) for number in range(wanted)]
-    search = partial(_record_from, file, most=max(limit // wanted, 2 * length))
-    records: Iterable[FoundRecord | None] = (
-        each_at_once(search, begins) if is_remote(path) else map(search, begins)
-    )
-    seen = {record.offset: record for record in records if record is not None}
+    far = is_remote(path)
+    window = _FIRST_REMOTE_WINDOW if far else _FIRST_WINDOW
+    search = partial(reader.next, file, window=window, most=max(limit // wanted, 2 * length))
+    records = each_at_once(search, begins) if far else map(search, begins)
+    seen = {
+        offset: FoundRecord(path, None if offset else 0, offset, payload)
+        for offset, payload in filter(None, records)
+    }
     # long records, or the file is damaged: reading it says how
     if not seen or (0 in begins and 0 not in seen):
         first = next(FoundRecord.all_of(path, access))
@@ -330,20 +329,3 @@ def _from_beginning(
     yield from kept
     if damage is not None:
         raise damage
-
-
-def _record_from(file: FileSource, begin: int, most: int) -> FoundRecord | None:
-    """The first good record from a place on; None if that takes too many bytes."""
-    window, content = _FIRST_REMOTE_WINDOW if is_remote(file.path) else _FIRST_WINDOW, b""
-    while True:
-        content += file.read(window - len(content), begin + len(content))
-        for at in find_headers(content):
-            offset, length = begin + at, payload_length(content[at : at + HEADER_BYTES])
-            # it is no header, or damaged
-            with suppress(TFRecordError):
-                if length <= most and offset + length + OVERHEAD_BYTES <= file.file_size:
-                    payload = RecordReader().read(file, offset, length)
-                    return FoundRecord(file.path, None if offset else 0, offset, payload)
-        if window >= most or len(content) < window:
-            return None
-        window = min(2 * window, most)

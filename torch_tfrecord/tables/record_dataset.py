@@ -271,7 +271,7 @@ class TFRecordDataset(MapDataset):
             found = np.empty(len(own), np.int32)
             for begin in range(0, len(own), _LENGTHS_AT_ONCE):
                 part = np.asarray(own[begin : begin + _LENGTHS_AT_ONCE])
-                found[begin : begin + len(part)] = np.minimum(table.find(part).lengths, _MOST_BYTES)
+                found[begin : begin + len(part)] = np.minimum(table.find(part)[2], _MOST_BYTES)
             return found
         with suppress(IndexMismatchError):
             return self.column(name)

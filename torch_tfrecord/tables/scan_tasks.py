@@ -29,8 +29,6 @@ from torch_tfrecord.loading import (
 )
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
-    ArrayRecordIndex,
-    FileIndex,
     RecordIndex,
     RecordScanner,
     RecordTable,
@@ -94,7 +92,7 @@ class ScanTask:
     ranges: tuple[ScanRange, ...]
     num_rows: int
     num_bytes: int
-    _indexes: tuple[FileIndex, ...] = field(repr=False, compare=False)
+    _indexes: tuple[RecordIndex, ...] = field(repr=False, compare=False)
     _options: ScanOptions = field(repr=False, compare=False)
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.RecordBatch]:
@@ -138,7 +136,7 @@ class ScanTask:
         opened: tuple[int, FileSource] | None = None
         for one in self.ranges:
             index = self._indexes[one.file]
-            if isinstance(index, ArrayRecordIndex):
+            if index._is_array_record:
                 yield from self._array_rows(one, index)
                 continue
             # Ranges of a file come together; one file is open at a time.
@@ -169,7 +167,7 @@ class ScanTask:
                     path=path,
                 )
 
-    def _array_rows(self, one: ScanRange, index: ArrayRecordIndex) -> Iterator[RecordRows]:
+    def _array_rows(self, one: ScanRange, index: RecordIndex) -> Iterator[RecordRows]:
         files = RecordFiles.of(RecordTable([self.files[one.file]], [index]))
         end = one.first + one.num_rows
         step = max(_CHUNK_BYTES * one.num_rows // max(one.end - one.begin, 1), 1)
@@ -180,7 +178,7 @@ class ScanTask:
 
     def _open(self, file: int, index: RecordIndex, inflated: InflatedFiles) -> FileSource:
         path, access = self.files[file], self._options.access
-        source = RecordFiles.open(path, index, access)
+        source = index._open(path, access)
         last = max(one.end for one in self.ranges if one.file == file)
         if not index.compression_type:
             return source.ahead(last)

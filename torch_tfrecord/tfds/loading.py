@@ -18,7 +18,7 @@ from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.loading import RecordFiles
-from torch_tfrecord.records import ArrayRecordIndex, FileIndex, IndexKeeper, RecordTable
+from torch_tfrecord.records import IndexKeeper, RecordIndex, RecordTable
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
@@ -169,12 +169,12 @@ class SplitFiles:
 
     Attributes:
         files: Paths, each once, in the order of their first use.
-        indexes: The index of each file: all of them `RecordIndex`, or all `ArrayRecordIndex`.
+        indexes: The index of each file, all of one format.
         positions: Positions over all files; a range if they are contiguous, else an int64 array.
     """
 
     files: list[str]
-    indexes: Sequence[FileIndex]
+    indexes: Sequence[RecordIndex]
     positions: Sequence[int]
 
     def source(self, verify_crc: bool, access: Access) -> RecordFiles:
@@ -191,10 +191,10 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     # ArrayRecord files have their own index inside.
     is_array = info.file_format == "array_record"
 
-    def indexes(files: Sequence[str]) -> Sequence[FileIndex]:
-        return [*map(ArrayRecordIndex.of, files)] if is_array else keeper.indexes(files)
+    def indexes(files: Sequence[str]) -> Sequence[RecordIndex]:
+        return [*map(RecordIndex._of_array_record, files)] if is_array else keeper.indexes(files)
 
-    known: dict[str, FileIndex] = {}
+    known: dict[str, RecordIndex] = {}
     counted = {name: _shard_lengths(info, name, indexes, known) for name in info.splits}
     ranges = resolve_split(split, counted)
     shards = {name: [*zip(info.files(name), found, strict=True)] for name, found in counted.items()}
@@ -220,8 +220,8 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
 def _shard_lengths(
     info: DatasetInfo,
     name: str,
-    indexes: Callable[[Sequence[str]], Sequence[FileIndex]],
-    known: dict[str, FileIndex],
+    indexes: Callable[[Sequence[str]], Sequence[RecordIndex]],
+    known: dict[str, RecordIndex],
 ) -> tuple[int, ...]:
     lengths = info.splits[name].shard_lengths
     if lengths is None:  # an old dataset_info.json: count the records in the files

@@ -15,9 +15,8 @@ from helpers import compressed, framed, header
 from torch_tfrecord import read_records
 from torch_tfrecord.compression import inflated, rescue
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.damage import RecordSearch, resync
 from torch_tfrecord.files import FileSource, LocalFile, SequentialSource
-from torch_tfrecord.records import scan
+from torch_tfrecord.records import resync, scan
 from torch_tfrecord.records.reader import _PipeSource
 
 
@@ -138,7 +137,7 @@ def check_searches(small, way, seed, count):
                 if way == "pipe"
                 else InflatedSource(Memory(compressed(data, way)), way)
             )
-        search, at = RecordSearch(source), 0
+        search, at = resync.RecordSearch(source), 0
         while at < len(data):
             end, length = record_end(data, at), length_at(data, at)
             if length is not None and length < len(data):

@@ -1,4 +1,4 @@
-"""Find the next record behind a damaged one."""
+"""Find the next record after a damaged one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.records import (
+from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
