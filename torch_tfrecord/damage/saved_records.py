@@ -72,7 +72,7 @@ def salvage(
         path: The damaged file, which is only read; local, or with a ``scheme://``.
         out: The new file: it appears complete, with its index (a remote one without), or not at
             all. Its compression goes by its name, as with `TFRecordWriter`.
-        compression_type: Of the damaged file: "auto", None or "", "GZIP", "ZLIB" or "SNAPPY". Say
+        compression_type: The damaged file's: "auto", None or "", "GZIP", "ZLIB" or "SNAPPY". Say
             it where the first bytes may be damaged, by which "auto" guesses it.
         storage_options: See `TFRecordDataset`.
 

@@ -152,7 +152,7 @@ def write_manifest(
     return WrittenManifest(place, len(files), num_records, len(content), num_built)
 
 
-_KnownRow: TypeAlias = tuple[Manifest, int]  # of the manifest that is there already
+_KnownRow: TypeAlias = tuple[Manifest, int]  # in the manifest that is there already
 
 
 def _known_rows(place: str, access: Access) -> dict[str, _KnownRow]:

@@ -37,7 +37,7 @@ class ManifestTable(RecordTable):
 
     Args:
         manifest: The manifest.
-        rows: int64 [F]: of each file its row.
+        rows: int64 [F]: each file's row.
         files: Their paths, as `Manifest.paths` makes them.
         infos: What storages said of the files; what they did not say is seen when a file is opened.
         compression_type: How all files must be compressed; "auto" is any way.

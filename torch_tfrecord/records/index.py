@@ -68,8 +68,8 @@ _FORMAT = SidecarFormat(
 )
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
-_ENTRY_BYTES = 16  # of a record: its offset and its length
-_MOST_EXPANSION = 1032  # of deflate: 258 bytes from 2 bits
+_ENTRY_BYTES = 16  # an offset and a length
+_MOST_EXPANSION = 1032  # by deflate: 258 bytes from 2 bits
 _MOST_POINT_BYTES = 1 << 26  # that seek points ever take
 _MAX_DIGITS = 19  # of 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)

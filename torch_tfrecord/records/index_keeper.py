@@ -146,7 +146,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
     # For errors: what is kept, and how to build it, where it is required.
     _kind = "index"
     _advice = "build it with `tfrecord index`, or use index='auto'"
-    _suffix = ""  # of the data file's path, to the one that the sidecar is kept for
+    _suffix = ""  # makes the data file's path the one that the sidecar is kept for
 
     def __init__(self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
@@ -338,7 +338,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
     def _each_remote(
         self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None
     ) -> Iterator[RecordIndex]:
-        """The same of files some of which are remote: of many of them at once."""
+        """The same where some files are remote: many of them at once."""
         for begin in range(0, len(paths), _FILES_AT_ONCE):
             yield from each_at_once(
                 self.find, self._access.open_files(paths[begin : begin + _FILES_AT_ONCE], infos)

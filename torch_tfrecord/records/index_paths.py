@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 SIDECAR_FOLDER = ".torch_index"
-PREFIX = "torch_tfrecord."  # of the format names of all sidecars
+PREFIX = "torch_tfrecord."  # begins the format names of all sidecars
 METADATA = "__metadata__"
-LENGTH_BYTES = 8  # of the header length field, which comes first
+LENGTH_BYTES = 8  # the header length field, which comes first
 _MARK = f'"format":"{PREFIX}'.encode()
 _MOST_HEADER_BYTES = 1 << 20  # searched for the format name
 _SIDECAR_SUFFIX = ".index.safetensors"

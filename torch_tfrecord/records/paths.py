@@ -45,7 +45,7 @@ _TFRECORD_NAME = re.compile(
     r"(\.tfrec(ords?)?|\.array_record|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE
 )
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
-_SIDECAR_SUFFIX = ".safetensors"  # of no data: what is in this form has no records
+_SIDECAR_SUFFIX = ".safetensors"  # what is in this form has no records
 # Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.
 _INDEX_SUFFIXES = (_SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
 # Class names that `tfrecord from-images` writes, and as it named them before.
@@ -119,9 +119,8 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
             from-images` are left out); ``name@N`` or ``name@N.suffix``, the N shards of a set
             (``name@*``: however many there are); a directory, of which all TFRecord files are
             taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken
-            without looking whether they are there. Local, or with a ``scheme://``. Of a storage
-            that lists nothing, such as most servers of ``https://``, files, ``name@N`` and
-            manifests are found.
+            without looking whether they are there. Local, or with a ``scheme://``. Where a storage
+            lists nothing, as most servers of ``https://``, files, ``name@N`` and manifests are found.
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -324,7 +323,7 @@ class _StorageNames(Protocol):
         """The shards of a set that are there, and the numbers of those that are not.
 
         Args:
-            names: Of each shard, for each suffix that the set may have.
+            names: Each shard's names, one for each suffix that the set may have.
 
         Returns:
             None where the first shard has none of the names.

@@ -328,7 +328,7 @@ class _NewFile(Protocol):
 
 
 class _Storages(Protocol):
-    """Of the extension `remote`."""
+    """The extension `remote`."""
 
     def new_file(self, path: str) -> _NewFile: ...
 

@@ -78,7 +78,7 @@ class RecordTable:
         access: Access = Access.DEFAULT,
         note: Callable[[str, str], object] | None = None,
     ) -> RecordTable:
-        """The table of a data set: of a manifest that is named or beside the files, or of the
+        """The table of a data set, by the manifest that is named or beside the files, or by the
         files' indexes, which are built where they are missing.
 
         Args:

@@ -35,7 +35,7 @@ __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
 
 _W = TypeVar("_W", bound="_Writer")
 
-# Of records in a GZIP member: larger ones save less than 0.1 % of a file, smaller ones cost more.
+# Bytes of records in a GZIP member: larger ones save less than 0.1 % of a file, smaller ones cost more.
 _MEMBER_BYTES = 1 << 20
 
 
@@ -138,7 +138,7 @@ class _Writer(ABC):
     ) -> None:
         if kind is None:
             self.close()
-        elif issubclass(kind, GeneratorExit):  # of a generator that was dropped, which nobody sees
+        elif issubclass(kind, GeneratorExit):  # a generator was dropped, which nobody sees
             self._give_up()
         # An exception in the `with` block: what was written is not what was meant to be.
         elif not self._closed:
@@ -211,7 +211,7 @@ class TFRecordWriter(_Writer):
             nothing is compressed.
         write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file,
             without reading the file again.
-        storage_options: Of the storage, as in fsspec: ``{"key": ..., "secret": ...}``; see
+        storage_options: The storage's, as in fsspec: ``{"key": ..., "secret": ...}``; see
             docs/remote.md.
         features: Name -> spec that shall read the file. Rows are then checked and widened by the
             specs, and missing values left out: see `encode_example`. Without it, the values of a

@@ -168,7 +168,9 @@ class ScanTask:
                 )
 
     def _array_rows(self, one: ScanRange, index: RecordIndex) -> Iterator[RecordRows]:
-        files = RecordFiles.of(RecordTable([self.files[one.file]], [index]))
+        path = self.files[one.file]
+        index._open(path, self._options.access)  # checks that it is as it was
+        files = RecordFiles.of(RecordTable([path], [RecordIndex._of_array_record(path)]))
         end = one.first + one.num_rows
         step = max(_CHUNK_BYTES * one.num_rows // max(one.end - one.begin, 1), 1)
         for first in range(one.first, end, step):
