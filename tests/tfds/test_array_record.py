@@ -36,8 +36,8 @@ from torch_tfrecord import (
     collate,
     per_process,
 )
-from torch_tfrecord.records import ArrayRecordFile
 from torch_tfrecord.records import array_record as our_module
+from torch_tfrecord.records.array_record import ArrayRecordFile
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
