@@ -14,7 +14,7 @@ from torch_tfrecord.remote.store import FileRange, RemotePart
 
 
 def fill(folder, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
+    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.0)
     cache, file = DiskCache(folder, 64_000_000), RemotePart("s3://bucket/file", 900_000, "1")
     for _ in range(4):
         missing, finish = cache.start([FileRange(file, 0, 900_000)])

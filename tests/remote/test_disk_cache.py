@@ -139,7 +139,7 @@ def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, mo
     assert epoch(b, of_b) > 0.9  # it has the room that was left
     assert epoch(a, of_a) < 0.51
     now = time.time()
-    monkeypatch.setattr(disk_cache, "_ASIDE_SECONDS", -1.0)
+    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", -1.0)
     monkeypatch.setattr(time, "time", lambda: now + 601)
     of_b = DiskCache(folder, cap, group="b")
     epoch(b, of_b)
@@ -241,7 +241,7 @@ def test_another_file_in_its_place_is_left_alone(folder, storage, content):
 
 @pytest.mark.parametrize("how", ["clear", "remove"])
 def test_cleared_while_it_is_used(folder, storage, how, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
+    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.0)
     cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     if how == "clear":
@@ -324,7 +324,7 @@ def test_a_disk_with_little_left(folder, storage, monkeypatch):
     storage.check(cache, records(storage)[:16])
     disk = SimpleNamespace(free=100, total=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
-    monkeypatch.setattr(disk_cache, "_ASIDE_SECONDS", -1.0)
+    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", -1.0)
     with pytest.warns(UserWarning, match="the disk is nearly full, 100 bytes are left") as caught:
         assert epoch(storage, cache) > 0.8
     assert len(caught) == 1
@@ -350,7 +350,7 @@ def test_a_full_disk(tmp_path):
 def test_forked_while_it_is_used(folder, storage):
     cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
-    with cache._of_process.get().lock, warnings.catch_warnings():  # as a thread may hold it
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
         if pid == 0:
@@ -404,16 +404,15 @@ def test_killed_in_the_midst_of_a_sector(folder, storage):
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        write, written = os.writev, []
+        replace, written = os.replace, []
 
-        def writev(fd, pieces):
+        def kill(*paths):
             written.append(1)
             if len(written) == 20:
-                os.write(fd, pieces[0][:1000])
                 os.kill(os.getpid(), signal.SIGKILL)
-            return write(fd, pieces)
+            return replace(*paths)
 
-        os.writev = writev
+        os.replace = kill
         with contextlib.suppress(BaseException):
             epoch(storage, DiskCache(folder, cap))
         os._exit(0)

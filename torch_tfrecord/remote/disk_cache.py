@@ -22,11 +22,9 @@ import os
 import shutil
 import stat
 import struct
-import threading
 import time
 import warnings
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -48,20 +46,18 @@ LEAST_BYTES = 1 << 14
 # a folder with files. With its checksum a sector has whole pages.
 _SECTOR_BYTES = (1 << 18) - 4
 _PAGE_BYTES = 1 << 12  # the smallest piece of a file that takes space of its own
-_MAGIC = b"tfrecord cache 4"
-_STATE = struct.Struct("<16s4qI")  # magic, the numbers of `_State`, checksum
-_OURS = "[0-9a-f]" * 32  # the name of a folder
+_MAGIC = b"tfrecord cache 5"
+_STATE = struct.Struct("<16s4q")  # magic, the numbers of `_State`
 _DEFAULT_SHARE = 10  # of the free space: one part of so many
 _RESERVE_SHARE, _MOST_RESERVE_BYTES = 50, 1 << 30  # of the disk, left to those who need it more
 _LOCK_SECONDS = 2.0
 _LOCK_WAIT_SECONDS = 0.0005
-_TOUCH_SECONDS = 30.0
-_ASIDE_SECONDS = 60.0
+_LOOK_SECONDS = 30.0  # until a process says again that it uses a data set, and asks for room
 # An epoch may take days, but reads some of its files all the time.
 _IDLE_SECONDS = 600.0
 
 _Bytes: TypeAlias = "bytes | memoryview"
-_Part: TypeAlias = "bytes | FileRange"
+_Sector: TypeAlias = "tuple[RemotePart, int]"  # the file, and the sector's first byte
 Finish: TypeAlias = "Callable[[Sequence[_Bytes]], list[_Bytes]]"
 
 
@@ -81,13 +77,9 @@ class _State:
     hit_bytes: int = 0
     fetched_bytes: int = 0
 
-    def save(self, fd: int, used_bytes: int) -> None:
-        data = _STATE.pack(_MAGIC, self.max_bytes, used_bytes, *astuple(self)[2:], 0)[:-4]
-        os.pwrite(fd, data + _checksum(data), 0)
-
-    def remove(self, paths: Sequence[str]) -> None:
-        """Delete sectors, or folders of them."""
-        for path in paths:
+    def remove(self, paths: Iterable[str]) -> None:
+        """Delete sectors, or folders of them, as far as they are there."""
+        for path in filter(os.path.exists, paths):
             self.used_bytes -= _disk_bytes(path)
             (shutil.rmtree if os.path.isdir(path) else os.unlink)(path)
 
@@ -96,12 +88,11 @@ class _OfProcess:
     """State of one process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.is_open = self.is_warned = False
-        self.aside_until = self.touched_at = 0.0
-        self.room = 0  # bytes that may be kept, as it was at the latest change
+        self.look_at = 0.0  # when to look at the folder again
+        self.room = 0  # bytes that may be kept, as it was at the latest look
         self.hit_bytes = self.fetched_bytes = 0
-        self.checked: dict[tuple[str, str], set[int]] = {}  # sectors, by the file's identity
+        self.checked: dict[RemotePart, set[int]] = {}  # sectors whose checksum fits
 
 
 class DiskCache:
@@ -139,33 +130,47 @@ class DiskCache:
             function from its bytes to those of each range.
         """
         mine = self._of_process.get()
-        if not mine.is_open and mine.aside_until < time.monotonic():
+        if mine.look_at <= time.monotonic():
             self._change()
-        found = [self._find(mine, wanted) for wanted in ranges]
-        parts = [part for each in found for part in each]
-        lacking = [part for part in parts if isinstance(part, FileRange)]
-        keeps = mine.is_open and mine.aside_until < time.monotonic()
-        if keeps and lacking and mine.room < _SECTOR_BYTES:
-            self._change(wanted=_SECTOR_BYTES)
-            keeps = mine.room >= _SECTOR_BYTES
-        missing = _join(lacking, mine.room if keeps else 0)
+        asked: dict[_Sector, tuple[int, int]] = {}
+        for file, begin, end in ranges:
+            for at in _sectors(begin, end):
+                low, high = asked.get((file, at), (end, begin))
+                asked[file, at] = min(low, max(begin, at)), max(high, min(end, at + _SECTOR_BYTES))
+        self._drop_old_versions({file for file, _ in asked} - mine.checked.keys())
+        have: dict[_Sector, tuple[int, _Bytes]] = {}  # first byte, and bytes
+        missing, new, room = list[FileRange](), set[_Sector](), mine.room
+        for sector in sorted(asked, key=lambda sector: (sector[0].path, sector[1])):
+            (file, at), (low, high) = sector, asked[sector]
+            data = self._read(sector, low - at, high - at)
+            if data is not None:
+                have[sector] = low, data
+                mine.hit_bytes += high - low
+                continue
+            size = _size(sector)
+            if room >= _pages(size + 4):
+                room -= _pages(size + 4)
+                new.add(sector)
+                low, high = at, at + size
+            if missing and (missing[-1].file, missing[-1].end) == (file, low):
+                missing[-1] = missing[-1]._replace(end=high)
+            else:
+                missing.append(FileRange(file, low, high))
 
-        def bytes_of(part: _Part, fetched: Sequence[_Bytes]) -> _Bytes:
-            if isinstance(part, bytes):
-                return part
-            place = bisect_right(missing, _order(part), key=_order) - 1
-            begin = part.begin - missing[place].begin
-            return memoryview(fetched[place])[begin : begin + part.end - part.begin]
+        def bytes_of(file: RemotePart, begin: int, end: int) -> _Bytes:
+            found = [(at, *have[file, at]) for at in _sectors(begin, end)]
+            parts = [memoryview(data)[max(begin, at) - low : end - low] for at, low, data in found]
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
         def finish(fetched: Sequence[_Bytes]) -> list[_Bytes]:
-            with mine.lock:
-                mine.hit_bytes += sum(len(part) for part in parts if isinstance(part, bytes))
-                mine.fetched_bytes += sum(map(len, fetched))
-            is_due = mine.is_open and mine.touched_at + _TOUCH_SECONDS <= time.monotonic()
-            if is_due or (keeps and missing):
-                self._change(kept=[*zip(missing, fetched, strict=True)] if keeps else ())
-            pieces = [[bytes_of(part, fetched) for part in each] for each in found]
-            return [each[0] if len(each) == 1 else b"".join(each) for each in pieces]
+            for (file, begin, end), data in zip(missing, fetched, strict=True):
+                mine.fetched_bytes += len(data)
+                for at in _sectors(begin, end):
+                    low, last = max(begin, at) - begin, at + _SECTOR_BYTES - begin
+                    have[file, at] = begin + low, memoryview(data)[low:last]
+            if new or mine.look_at <= time.monotonic():
+                self._change(kept={sector: have[sector][1] for sector in new})
+            return [bytes_of(*wanted) for wanted in ranges]
 
         return missing, finish
 
@@ -173,82 +178,62 @@ class DiskCache:
         """Drop what is kept of some ranges, whose bytes are not what they should be; whether any of
         it was.
         """
-        paths = [
-            self._path_of(file, at)
-            for file, begin, end in ranges
-            for at in range(begin - begin % _SECTOR_BYTES, end, _SECTOR_BYTES)
-        ]
-        found = [*filter(os.path.exists, paths)]
+        sectors = [(file, at) for file, begin, end in ranges for at in _sectors(begin, end)]
+        found = [*filter(os.path.exists, map(self._path_of, sectors))]
         self._change(removed=found)
         return bool(found)
 
-    def _path_of(self, file: RemotePart, at: int) -> str:
-        """The path of the sector that begins at a byte."""
-        name, version = _identity(file)
-        return f"{self._own}/{name}/{version}/{at:x}"
+    def _path_of(self, sector: _Sector) -> str:
+        return f"{self._own}/{_name(sector[0])}/{sector[1]:x}"
 
-    def _find(self, mine: _OfProcess, wanted: FileRange) -> list[_Part]:
-        """The bytes of a range that are there, and the ranges that are not, in order."""
-        file, begin, end = wanted
-        name, version = identity = _identity(file)
-        if mine.is_open and identity not in mine.checked:
-            mine.checked[identity] = set()
-            others = {*_folders(f"{self._own}/{name}")} - {f"{self._own}/{name}/{version}"}
-            if others:
-                mine.aside_until = 0.0  # they make room
-                self._change(removed=[*others])
-        found, checked = list[_Part](), mine.checked.get(identity)
-        while begin < end:
-            high = min(end, begin - begin % _SECTOR_BYTES + _SECTOR_BYTES)
-            data = None if checked is None else self._read(checked, file, begin, high)
-            last = found[-1] if found else None
-            if data is not None:
-                found.append(data)
-            elif isinstance(last, FileRange):
-                found[-1] = last._replace(end=high)
+    def _drop_old_versions(self, files: Iterable[RemotePart]) -> None:
+        """Let the old versions of files that this process has not read before make room."""
+        mine, old = self._of_process.get(), list[str]()
+        for file in files if mine.is_open else ():
+            mine.checked[file] = set()
+            version = f"{self._own}/{_name(file)}"
+            old += {*_folders(os.path.dirname(version))} - {version}
+        if old:
+            self._change(removed=old)
+
+    def _read(self, sector: _Sector, low: int, high: int) -> bytes | None:
+        """Bytes of a sector; None where it is not there, or is damaged: that is looked for once."""
+        checked = self._of_process.get().checked.get(sector[0])
+        if checked is None:
+            return None
+        file, is_known = self._path_of(sector), sector[1] in checked
+        with contextlib.suppress(OSError), open(file, "rb", buffering=0) as opened:  # noqa: PTH123
+            if is_known:
+                data = os.pread(opened.fileno(), high - low, low)
             else:
-                found.append(FileRange(file, begin, high))
-            begin = high
-        return found
-
-    def _read(self, checked: set[int], file: RemotePart, low: int, high: int) -> bytes | None:
-        """Bytes of one sector; None where it is not there, or is damaged: that is looked for once."""
-        at = low - low % _SECTOR_BYTES
-        with contextlib.suppress(OSError):
-            fd = _open_own(self._path_of(file, at))
-            try:
-                if at in checked:
-                    part = os.pread(fd, high - low, low - at)
-                    return part if len(part) == high - low else None
-                data = os.pread(fd, _SECTOR_BYTES + 5, 0)
-            finally:
-                os.close(fd)
-            # A shorter one was not written to its end.
-            if len(data) == min(_SECTOR_BYTES, file.size - at) + 4 and _is_good(data):
-                checked.add(at)
-                return data[low - at : high - at]
+                content = opened.read()
+                is_known = _checksum(content[:-4]) == content[-4:]
+                data = content[low : min(high, len(content) - 4)]
+            if is_known and len(data) == high - low:
+                checked.add(sector[1])
+                return data
         return None
 
     def _change(
-        self,
-        removed: Sequence[str] = (),
-        kept: Sequence[tuple[FileRange, _Bytes]] = (),
-        wanted: int = 0,
+        self, removed: Iterable[str] = (), kept: Mapping[_Sector, _Bytes] | None = None
     ) -> None:
         """Open the folder, remove and keep sectors, make room, count what was read, and say that the
-        data set is in use; where that fails, warn, and do without the cache for a while.
+        data set is in use; where that fails, warn, and keep nothing for a while.
         """
-        mine = self._of_process.get()
+        mine, emptied = self._of_process.get(), None
+        mine.look_at, mine.room = time.monotonic() + _LOOK_SECONDS, 0
         try:
             with _locked(self.folder, self._max_bytes, is_new=not mine.is_open) as state:
-                mine.is_open, mine.touched_at = True, time.monotonic()
+                mine.is_open = True
                 # All of it: a cap is rarely lowered, and this is simple.
-                if (used := state.used_bytes) > state.max_bytes:
+                if state.used_bytes > state.max_bytes:
+                    emptied = (
+                        f"as it had {state.used_bytes} bytes and cache_bytes is {state.max_bytes}"
+                    )
                     state.remove(_folders(self.folder))
-                with mine.lock:
-                    state.hit_bytes += mine.hit_bytes
-                    state.fetched_bytes += mine.fetched_bytes
-                    mine.hit_bytes = mine.fetched_bytes = 0
+                state.hit_bytes += mine.hit_bytes
+                state.fetched_bytes += mine.fetched_bytes
+                mine.hit_bytes = mine.fetched_bytes = 0
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(self._own)
                 state.remove(removed)
@@ -256,60 +241,44 @@ class DiskCache:
                 if kept and disk.free < min(_MOST_RESERVE_BYTES, disk.total // _RESERVE_SHARE):
                     text = f"the disk is nearly full, {disk.free} bytes are left"
                     raise OSError(errno.ENOSPC, text, self.folder)
-                is_full = not all(self._write(state, *each) for each in self._sectors(kept))
-                mine.room = self._room(state, wanted)
-                if is_full or mine.room < wanted:
-                    mine.aside_until = time.monotonic() + _ASIDE_SECONDS
-            if used > state.max_bytes:
-                warnings.warn(
-                    f"{printable(self.folder)}: emptied, as it had {used} bytes and cache_bytes is {state.max_bytes}; "
-                    "the last given is that of all who share the folder: give them the same, or folders of their own",
-                    stacklevel=outer_level(),
-                )
+                if state.used_bytes + _SECTOR_BYTES > state.max_bytes:
+                    since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)}
+                    others.discard(self._own)
+                    state.remove(group for group in others if os.path.getmtime(group) < since)
+                for sector, data in (kept or {}).items():
+                    if len(data) == _size(sector):  # else the answer was cut
+                        self._write(state, self._path_of(sector), data)
+                mine.room = state.max_bytes - state.used_bytes
         except FileNotFoundError:  # it was cleared meanwhile
             pass
         except OSError as error:
-            mine.aside_until = time.monotonic() + _ASIDE_SECONDS
             # Others may keep the lock for long.
             if not mine.is_warned and not isinstance(error, BlockingIOError):
                 mine.is_warned = True
                 text = f"{printable(error.filename or self.folder)}: {error.strerror}"
                 text += ": remote data is read, but no more of it is cached"
                 warnings.warn(text, stacklevel=outer_level())
+        if emptied:
+            warnings.warn(
+                f"{printable(self.folder)}: emptied, {emptied}; "
+                "the last given is that of all who share the folder: give them the same, or folders of their own",
+                stacklevel=outer_level(),
+            )
 
-    def _sectors(
-        self, kept: Sequence[tuple[FileRange, _Bytes]]
-    ) -> Iterator[tuple[str, memoryview]]:
-        """The whole sectors of some ranges, and where to write them."""
-        for (file, begin, end), data in kept:
-            for at in range(begin + -begin % _SECTOR_BYTES, end, _SECTOR_BYTES):
-                sector = memoryview(data)[at - begin :][: min(_SECTOR_BYTES, file.size - at)]
-                if at + len(sector) in (at + _SECTOR_BYTES, file.size):
-                    yield self._path_of(file, at), sector
-
-    def _room(self, state: _State, wanted: int) -> int:
-        """The bytes that may be kept, once all was deleted that is idle where these are too few."""
-        if state.used_bytes + wanted > state.max_bytes:
-            since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)} - {self._own}
-            state.remove([group for group in others if os.path.getmtime(group) < since])
-        return state.max_bytes - state.used_bytes
-
-    def _write(self, state: _State, path: str, data: memoryview) -> bool:
-        """Write a sector, unless there is no room."""
-        if os.path.exists(path):  # damaged, or another process has written it meanwhile
-            state.remove([path])
+    def _write(self, state: _State, path: str, data: _Bytes) -> None:
+        """Write a sector, if there is room."""
+        new = f"{path}.new"
+        # damaged, written by another process meanwhile, or left by one that was killed
+        state.remove([path, new])
         num_bytes = _pages(len(data) + 4)
-        if self._room(state, num_bytes) < num_bytes:
-            return False
+        if state.used_bytes + num_bytes > state.max_bytes:
+            return
         state.used_bytes += num_bytes
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = _open_own(path, os.O_CREAT | os.O_EXCL)
-        try:
-            if os.writev(fd, (data, _checksum(data))) < len(data) + 4:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        finally:
-            os.close(fd)
-        return True
+        with open(new, "wb", opener=_private) as file:
+            file.write(data)
+            file.write(_checksum(data))
+        os.replace(new, path)
 
 
 def _hash(text: str) -> str:
@@ -318,32 +287,19 @@ def _hash(text: str) -> str:
 
 
 @lru_cache(1 << 13)
-def _identity(file: RemotePart) -> tuple[str, str]:
-    """Name and version of a file on the disk; the version is another one for other content."""
+def _name(file: RemotePart) -> str:
+    """File and version on the disk; the version is another one for other content."""
     version = f"etag {file.etag}" if file.etag is not None else f"time {file.mtime_ns}"
-    return _hash(without_signature(file.path)), _hash(f"{file.size} {version}")
+    return f"{_hash(without_signature(file.path))}/{_hash(f'{file.size} {version}')}"
 
 
-def _order(wanted: FileRange) -> tuple[str, str, int]:
-    return *_identity(wanted.file), wanted.begin
+def _sectors(begin: int, end: int) -> range:
+    """The first bytes of the sectors of a range."""
+    return range(begin - begin % _SECTOR_BYTES if begin < end else end, end, _SECTOR_BYTES)
 
 
-def _join(ranges: Sequence[FileRange], room: int) -> list[FileRange]:
-    """Ranges in order, in whole sectors as far as there is room, joined where they overlap or
-    touch.
-    """
-    joined: list[FileRange] = []
-    for file, begin, end in sorted(ranges, key=_order):
-        last = joined[-1] if joined and _identity(joined[-1].file) == _identity(file) else None
-        low, high = begin - begin % _SECTOR_BYTES, min(end + -end % _SECTOR_BYTES, file.size)
-        room -= max(high - max(low, last.end if last else 0), 0)
-        if room >= 0:
-            begin, end = low, high
-        if last and begin <= last.end:
-            joined[-1] = last._replace(end=max(last.end, end))
-        else:
-            joined.append(FileRange(file, begin, end))
-    return joined
+def _size(sector: _Sector) -> int:
+    return min(_SECTOR_BYTES, sector[0].size - sector[1])
 
 
 @contextlib.contextmanager
@@ -363,27 +319,38 @@ def _locked(path: str, max_bytes: int | None = None, *, is_new: bool = False) ->
         if data[: len(_MAGIC)] not in (b"", _MAGIC):
             problem = "expected nothing or a cache, got another file"
             raise FileExistsError(errno.EEXIST, problem, name)
-        is_good = len(data) == _STATE.size and _is_good(data)
-        state = _State(*_STATE.unpack(data)[1:-1]) if is_good else _State()
+        is_good = len(data) == _STATE.size
+        state = _State(*_STATE.unpack(data)[1:]) if is_good else _State()
         if not is_good or (is_new and max_bytes):
             state.max_bytes = max_bytes or shutil.disk_usage(path).free // _DEFAULT_SHARE
+        numbers = astuple(state)
         if state.used_bytes < 0:
             state.used_bytes = _PAGE_BYTES + sum(map(_disk_bytes, _folders(path)))
-        state.save(fd, -1)
+        os.pwrite(fd, _STATE.pack(_MAGIC, numbers[0], -1, *numbers[2:]), 0)
         try:
             yield state
         finally:
-            state.save(fd, state.used_bytes)
+            os.pwrite(fd, _STATE.pack(_MAGIC, *astuple(state)), 0)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(fd)
 
 
 def _lock(path: str) -> int:
+    """Open a file of this user's, alone: what another one can write is nothing to believe."""
     until = time.monotonic() + _LOCK_SECONDS
+    # No link is followed, and no FIFO is waited for, that somebody put there.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
-        fd = _open_own(path, os.O_CREAT)
+        fd = os.open(path, flags, 0o600)
         try:
+            status, problem = os.fstat(fd), None
+            if status.st_uid != os.geteuid():
+                problem = "expected a file of this user's, got somebody else's"
+            elif status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
+                problem = "expected a cache, got another file, or one with a second name"
+            if problem:
+                raise FileExistsError(errno.EEXIST, problem, path)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:  # else it was cleared meanwhile
                 return fd
@@ -395,13 +362,12 @@ def _lock(path: str) -> int:
         time.sleep(_LOCK_WAIT_SECONDS)
 
 
-def _checksum(data: bytes | memoryview) -> bytes:
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _checksum(data: _Bytes) -> bytes:
     return crc32c(data).to_bytes(4, "little")
-
-
-def _is_good(data: bytes) -> bool:
-    """Whether the checksum at its end is that of the rest."""
-    return _checksum(memoryview(data)[:-4]) == data[-4:]
 
 
 def _pages(num_bytes: int) -> int:
@@ -417,24 +383,7 @@ def _disk_bytes(path: str) -> int:
 
 def _folders(path: str) -> list[str]:
     """Our folders in a folder."""
-    return glob.glob(f"{glob.escape(path)}/{_OURS}")
-
-
-def _open_own(path: str, flags: int = 0) -> int:
-    """Open a file of this user's: what another one can write is nothing to believe."""
-    # No link is followed, and no FIFO is waited for, that somebody put there.
-    flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o600)
-    status = os.fstat(fd)
-    problem = None
-    if status.st_uid != os.geteuid():
-        problem = "expected a file of this user's, got somebody else's"
-    elif status.st_nlink > 1 or not stat.S_ISREG(status.st_mode):
-        problem = "expected a cache, got another file, or one with a second name"
-    if problem is not None:
-        os.close(fd)
-        raise FileExistsError(errno.EEXIST, problem, path)
-    return fd
+    return glob.glob(f"{glob.escape(path)}/{'[0-9a-f]' * 32}")
 
 
 class CacheInfo(NamedTuple):
