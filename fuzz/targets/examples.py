@@ -51,9 +51,7 @@ _SPECS = [
 
 def _parsers(features):
     compiled, twin = ExampleParser(features), ExampleParser(features)
-    for part in (*twin._plan.parts, twin._row_plan._part):
-        part.core = None
-    twin._row_plan._is_useful = False
+    twin._plan.core = None
     return compiled, twin
 
 

@@ -16,7 +16,7 @@ from torch_tfrecord import (
     encode_sequence_example,
 )
 from torch_tfrecord.columns.containers import as_plain
-from torch_tfrecord.columns.parsers import SequenceExampleParser
+from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.protobuf.messages import SequenceExample
 
 COMPILED = False
@@ -30,7 +30,7 @@ _STEPS = {
 }
 _KINDS = {"i": 3, "v": 2, "s": 3, "f": 2, "t": 1, "b": 1, "w": 3}
 _PARSER, _TWIN = SequenceExampleParser(_CONTEXT, _STEPS), SequenceExampleParser(_CONTEXT, _STEPS)
-_TWIN._plan._cores = []
+_TWIN._plan.core = None
 _RECORD = encode_sequence_example(
     {"i": 4, "v": [0.5]},
     {"s": [[1, 2], [3, 400]], "f": [1.0, 2.0], "t": ["ü", "x"], "b": [b"", b"yz"], "w": [[1, 2]]},

@@ -1,7 +1,7 @@
 """Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds,
 errors.
 
-Covers columns/message_columns.
+Covers columns/column_plan.
 """
 
 import io
@@ -32,7 +32,7 @@ from torch_tfrecord import (
     encode_example,
     serialize_tensor,
 )
-from torch_tfrecord.columns import ColumnPlan, Nested, OneValueReader, parsers, plan_parts
+from torch_tfrecord.columns import Nested, OneValueReader, column_plan, parsers
 from torch_tfrecord.columns.containers import wrap_nested
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.loading.sample import take_apart
@@ -51,30 +51,13 @@ needs_core = pytest.mark.skipif(
 def twin_of(features, **options):
     """A parser that does not use the compiled core."""
     parser = ExampleParser(features, **options)
-    parser.__dict__["_plan"], parser.__dict__["_row_plan"] = twin_plan(parser._readers), NO_ROWS
+    parser._plan.core = None
     return parser
 
 
 def rows_of_batch(parser, records, keys=None):
     """Each record's part of a batch, as datasets hand it out."""
     return [dict(row) for row in take_apart(parser.batch(records, keys), len(records))]
-
-
-def twin_plan(readers):
-    plan = ColumnPlan([reader.wants for reader in readers])
-    for part in plan.parts:
-        part.core = None
-    return plan
-
-
-class NoRows:
-    """A RowPlan without the core."""
-
-    def read(self, record, key):
-        return None
-
-
-NO_ROWS = NoRows()
 
 
 def packed(records, gap=b"\x00garbage"):
@@ -249,7 +232,7 @@ def counted_protobuf(monkeypatch):
         seen.append(bytes(record))
         return parse_message(record, *message)
 
-    for module in (parsers, plan_parts):
+    for module in (parsers, column_plan):
         monkeypatch.setattr(module, "parse_message", parse)
     return seen
 

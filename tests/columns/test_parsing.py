@@ -1,7 +1,7 @@
 """Specs applied to Examples: every kind of spec, errors word for word; TensorFlow's results are in
 test_golden.
 
-Covers columns/lists, columns/one_value, columns/record_parsers, columns/parsers, columns/column_plan, columns/plan_parts.
+Covers columns/lists, columns/one_value, columns/record_parsers, columns/parsers, columns/column_plan.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 

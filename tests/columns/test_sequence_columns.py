@@ -1,7 +1,7 @@
 """SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives
 the same values.
 
-Covers columns/column_plan.
+Covers columns/sequences.
 """
 
 import numpy as np
@@ -32,8 +32,8 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.columns import column_plan, parsers, plan_parts
-from torch_tfrecord.columns.parsers import SequenceExampleParser
+from torch_tfrecord.columns import column_plan, sequences
+from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.loading.sample import take_apart
 
 I64, F32 = torch.int64, torch.float32
@@ -97,7 +97,7 @@ def record(seed, num_steps=None):
 def twin_of(context, steps, **options):
     """A parser that does not use the compiled core."""
     parser = SequenceExampleParser(context, steps, **options)
-    parser._plan._cores = []
+    parser._plan.core = None
     return parser
 
 
@@ -152,7 +152,7 @@ def test_plain_records_never_become_messages(monkeypatch):
     records = [record(number) for number in range(5)]
     parser = SequenceExampleParser(CONTEXT, STEPS)
     wanted = bits(parser.batch(records)), bits(parser.single(records[3]))
-    for module in (parsers, column_plan, plan_parts):
+    for module in (sequences, column_plan):
         monkeypatch.setattr(module, "parse_message", fail)
     assert (bits(parser.batch(records)), bits(parser.single(records[3]))) == wanted
     with pytest.raises(AssertionError):

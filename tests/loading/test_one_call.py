@@ -1,6 +1,6 @@
 """A task's records are read, checked and parsed in one call of the compiled core.
 
-Covers columns/plan_parts, records/packed_records, loading/read_ahead.
+Covers columns/column_plan, records/packed_records, loading/read_ahead.
 """
 
 import numpy as np

@@ -1,92 +1,177 @@
 """The plan for reading records: what the readers want, and where the compiled core puts it.
 
-A `ColumnPlan` reads the columns of batches, a `RowPlan` the values of one record, a `SequencePlan`
-those of SequenceExamples.
+A `ColumnPlan` reads the columns of batches, a `RowPlan` the values of one record. Where the core
+cannot, or is not there, `columns_of` makes the same columns of protobuf messages, only more slowly;
+it also words the errors of records.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from torch_tfrecord.batch_memory import Array, empty_bytes, splits_of
 from torch_tfrecord.columns.containers import rows_of
-from torch_tfrecord.columns.dtypes import BYTES_LIST
-from torch_tfrecord.columns.message_columns import steps_of
-from torch_tfrecord.columns.plan_parts import (
-    Found,
-    Memory,
-    PartWork,
-    PlanPart,
-    Slot,
-    plain_form_of,
-    ways,
-)
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.reading import (
+    NO_OFFSETS,
     Buffer,
     Column,
     Reader,
-    StepColumn,
-    StepReader,
     Want,
     Work,
     read_columns,
+    reserve_for,
 )
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.phases import spent
-from torch_tfrecord.protobuf import parse_message
+from torch_tfrecord.protobuf import join_arrays, parse_message
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Value, mark_ragged
 
 __all__ = [
     "ColumnPlan",
+    "ColumnWork",
     "RowPlan",
-    "SequenceColumns",
-    "SequencePlan",
+    "Slot",
+    "columns_of",
+    "distinct_slots",
+    "pick",
+    "places_of",
+    "plain_form_of",
 ]
 
+# Field numbers in a Feature message.
+_FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
+_KINDS = {kind.field: kind for kind in _FIELDS}
+# Dense columns may be this much larger than the bytes they are read from, plus 64 MiB: an int64 of
+# one byte becomes eight, and records may lack a feature with a default. Beyond that they count.
+_MAX_GROWTH = 16
+_FREE_BYTES = 1 << 26
+_Memory: TypeAlias = Any
+"""Memory of the core, by Python's buffer protocol, which has no type before 3.12."""
+_Found: TypeAlias = "tuple[_Memory, list[_Memory], bytes | None]"
+"""What the core's `parse_one` returns: the block, each list of any length, which keys are lacking."""
+_Message: TypeAlias = Any
+"""A protobuf message: the classes are made when the program runs, so their fields have no types."""
 
-class _Copied(Protocol):
-    def copied(self: _C) -> _C:
-        """The same in memory of its own."""
+
+class Slot:
+    """A column of a plan.
+
+    Attributes:
+        want: What it has.
+        key: Identifies the column; equal wants share one.
+        dtype: Dtype of its array.
+        tail: Shape of one record's values, if their number is known; else of one value.
+        row_bytes: Bytes of one record's values.
+    """
+
+    def __init__(self, want: Want) -> None:
+        self.want, count = want, want.num_values
+        # Without the output's name and dtype: outputs that cast one list differently share its
+        # column.
+        self.key = want.key, want.kind, count
+        # Strings are pairs of int64, where each lies, so that floats alone have another dtype.
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
+        self.tail = (() if count in (1, None) else (count,)) + (
+            (2,) if want.kind is BYTES_LIST else ()
+        )
+        self.row_bytes = 0 if count is None else math.prod(self.tail) * self.dtype.itemsize
+        self.of_core = (
+            want.key.encode(),
+            _FIELDS[want.kind],
+            -1 if count is None else count,
+            want.is_required,
+        )
+        # Sorted by value size, so that each is aligned in the block, and equal shapes are
+        # contiguous.
+        self.order = want.kind is FLOAT_LIST, *self.of_core[1:3], want.shape, want.what
+
+    def from_memory(self, memory: _Memory) -> Array:
+        """The values that the core found, for any number of values."""
+        array = (
+            np.frombuffer(memory, self.dtype)
+            if memoryview(memory).nbytes
+            else np.zeros(0, self.dtype)
+        )
+        return array.reshape(-1, *self.tail)
 
 
-_C = TypeVar("_C", bound=_Copied)
-_Pick: TypeAlias = Callable[[Sequence[_C]], Sequence[_C]]
+def distinct_slots(wants: Iterable[Want]) -> tuple[list[Slot], ModuleType | None]:
+    """The slots of some wants, of which equal ones share a slot, in the core's order; and the core.
+
+    None in place of the core if a key is wanted in two ways (another kind of list, another number
+    of values): that is rare enough to be left to messages.
+    """
+    slots: dict[object, Slot] = {}
+    for slot in map(Slot, wants):
+        # The required one stays, so that the core finds a missing key.
+        if slot.key not in slots or slot.want.is_required:
+            slots[slot.key] = slot
+    is_clear = len({slot.want.key for slot in slots.values()}) == len(slots)
+    found = sorted(slots.values(), key=lambda slot: slot.order)
+    return found, native_module("columns") if is_clear else None
+
+
+def places_of(slots: Sequence[Slot], wants: Iterable[Iterable[Want]]) -> list[list[int]]:
+    """For what each reader wants, the numbers of its slots."""
+    places = {slot.key: number for number, slot in enumerate(slots)}
+    return [[places[Slot(want).key] for want in each] for each in wants]
+
+
+def pick(columns: Sequence[Any], places: Sequence[Sequence[int]]) -> list[list[Any]]:
+    """The columns of each reader, by their places.
+
+    A column that an earlier reader has got is copied, as that reader may have made its tensor of
+    the same memory.
+    """
+    seen: set[int] = set()
+    picked = []
+    for own in places:
+        found = [columns[place] for place in own]
+        picked.append(found if seen.isdisjoint(own) else [column.copied() for column in found])
+        seen.update(own)
+    return picked
 
 
 class ColumnPlan:
     """What several readers want, with each key once. Immutable, so threads may share it.
 
-    If readers want the same key in different ways (another kind of list, another number of values),
-    each way takes another pass over the records.
-
     Args:
         wants: What each reader wants, in the order of the outputs.
 
     Attributes:
-        parts: One per pass over the records.
-        places: For each reader, the numbers of its columns among those of all parts.
+        slots: The columns, in the core's order.
+        places: For each reader, the numbers of its columns.
+        native, jobs: The compiled modules.
+        core: None without them, or where messages must do.
+        lists: The places of the columns with any number of values.
+        begins: First byte of each dense column in the block of a single record, and the block's
+            end.
     """
 
     def __init__(self, wants: Sequence[Sequence[Want]]) -> None:
-        self.parts = [PlanPart(way) for way in ways(itertools.chain.from_iterable(wants))]
-        place = {
-            slot.key: number
-            for number, slot in enumerate(slot for part in self.parts for slot in part.slots)
-        }
-        self.places = [[place[Slot(want).key] for want in each] for each in wants]
-        self._picks: list[_Pick[Column]] = _make_picks(self.places)
+        self.slots, native = distinct_slots(chain.from_iterable(wants))
+        self.native: Any = native
+        self.jobs: Any = native_module("jobs")
+        self.core: Any = native and native.Plan([slot.of_core for slot in self.slots])
+        self.places = places_of(self.slots, wants)
+        self.lists = [
+            place for place, slot in enumerate(self.slots) if slot.want.num_values is None
+        ]
+        self.begins = [0, *accumulate(slot.row_bytes for slot in self.slots)]
 
-    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
+    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[list[Column]]]:
         """Read records.
 
         Args:
@@ -99,74 +184,224 @@ class ColumnPlan:
         Raises:
             ParseError: A record is malformed or does not fit; not always the first such record.
         """
-        batches = self.begin(records, borders)
-        self.run(records, batches)
-        return [*map(self.columns, batches)]
+        works = self.begin(records, borders)
+        self.run(records, works)
+        return [pick(work.finish(), self.places) for work in works]
 
     def explain(self, record: Buffer) -> None:
-        """See `PlanPart.explain`."""
-        for part in self.parts:
-            part.explain(record)
+        """Read one record by its message, whose error says all that is wrong.
 
-    def begin(self, records: PackedRecords, borders: Sequence[int]) -> list[list[PartWork]]:
-        """What is to be run for each batch."""
-        for part in self.parts:
-            part.check_growth(records)
-        return [
-            [PartWork(part, records, *ends) for part in self.parts] for ends in pairwise(borders)
-        ]
+        Raises:
+            ParseError: It does not fit.
+        """
+        self.from_messages([record])
 
-    def columns(self, works: Sequence[PartWork]) -> list[Sequence[Column]]:
-        """The columns of a batch that each reader wants, once it is run."""
-        columns = [column for work in works for column in work.finish()]
-        return [pick(columns) for pick in self._picks]
+    def from_messages(self, records: Iterable[Buffer]) -> list[Column]:
+        """The column of each slot, without the core."""
+        messages = [parse_message(record).features.feature for record in records]
+        return columns_of([slot.want for slot in self.slots], messages)
 
-    def run(self, records: PackedRecords, batches: Iterable[Sequence[PartWork | Work]]) -> None:
+    def begin(self, records: PackedRecords, borders: Sequence[int]) -> list[ColumnWork]:
+        """What is to be run for each batch.
+
+        Raises:
+            LimitExceededError: Records are so short that their defaults would make gigabytes.
+        """
+        if self.begins[-1] * len(records) > _MAX_GROWTH * records.memory.nbytes + _FREE_BYTES:
+            for slot in self.slots:
+                reserve_for(slot.want, slot.row_bytes * len(records))
+        return [ColumnWork(self, records, *ends) for ends in pairwise(borders)]
+
+    def run(self, records: PackedRecords, works: Iterable[ColumnWork | Work]) -> None:
         """Read the records and fill their columns: in one call without the GIL, where nothing is
         unusual.
 
         Args:
             records: Those of all batches.
-            batches: What to run for each batch, in this order.
+            works: What to run for each batch, in this order.
 
         Raises:
             TFRecordError: A record cannot be read, or does not fit.
         """
-        every = (records, *itertools.chain.from_iterable(batches))
-        works = [work for work in every if work.job is not None]
-        jobs, done, reading = [work.job for work in works], 0, records.job
-        while done < len(jobs):
-            done += self.parts[0].jobs.run(jobs[done:])
+        left = [work for work in (records, *works) if work.job is not None]
+        reading = records.job
+        while left:
+            done = self.jobs.run([work.job for work in left])
             if done:
                 records.job = None  # or what stopped would read them again
-            for stopped in works[done : done + 1]:  # here, since the next may need what it leaves
+            for stopped in left[done : done + 1]:  # here, since the next may need what it leaves
                 if isinstance(stopped, PackedRecords):
                     stopped.read()
-                elif isinstance(stopped, PartWork):
+                elif isinstance(stopped, ColumnWork):
                     stopped.finish()
-                done += 1
+            left = left[done + 1 :]
         if reading is not None:
             spent("read", reading.seconds)
 
+    def dense(self, place: int, block: _Memory, num_records: int) -> Array:
+        """A column with a known number of values, in the block that has them all."""
+        slot = self.slots[place]
+        begin, shape = num_records * self.begins[place], (num_records, *slot.tail)
+        values: Array = np.ndarray(shape, slot.dtype, block, begin)
+        return values
 
-def _make_picks(places: Sequence[Sequence[int]]) -> list[_Pick[_C]]:
-    """For each reader, a function that selects its columns by their places.
+    def of_one(self, place: int, found: _Found, record: Buffer) -> Column:
+        """A column of a single record, copied from what `parse_one` found: several may read it."""
+        block, lists, lacking = found
+        missing = None
+        if lacking is not None and lacking[place]:
+            missing = np.frombuffer(lacking, np.uint8, 1, place)
+        if place not in self.lists:
+            return Column(self.dense(place, block, 1).copy(), NO_OFFSETS, missing, record)
+        values = self.slots[place].from_memory(lists[self.lists.index(place)]).copy()
+        return Column(values, np.array([0, len(values)]), missing, record)
 
-    A column that an earlier reader has got is copied, as that reader may have made its tensor of
-    the same memory.
+
+class ColumnWork:
+    """A batch's columns of a plan, and the job that fills those of a known number of values.
+
+    Args:
+        plan: The plan.
+        records: The records of this and perhaps other batches.
+        begin, end: Which of them.
+
+    Attributes:
+        job: None without the compiled core, and once this is finished.
     """
-    seen: set[int] = set()
-    picks: list[_Pick[_C]] = []
-    for own in places:
-        # Of a single place itemgetter would give the column itself, so a slice keeps the sequence.
-        take = itemgetter(*own) if len(own) > 1 else itemgetter(slice(own[0], own[0] + 1))
-        picks.append(take if seen.isdisjoint(own) else functools.partial(_pick_copies, take))
-        seen.update(own)
-    return picks
+
+    def __init__(self, plan: ColumnPlan, records: PackedRecords, begin: int, end: int) -> None:
+        self._plan, self._records, self._begin, self._count = plan, records, begin, end - begin
+        self.job: Any = None
+        self._columns: list[Column] = []
+        if plan.core is None:
+            self._columns = plan.from_messages(records[begin:end])
+            return
+        # A block for each batch, so that it can be copied to a device in one piece.
+        self._block = empty_bytes(plan.begins[-1] * self._count)
+        self._offsets = np.empty((len(plan.lists), self._count + 1), np.int64)
+        # np.zeros lets go of the GIL for so many
+        zeros = bytearray(len(plan.slots) * self._count)
+        self._missing = np.frombuffer(zeros, np.uint8).reshape(len(plan.slots), self._count)
+        # The core fills dense columns in place; lists of any length grow in memory of its own. It
+        # walks records without strides, and they may be columns of a wider array, as those of a
+        # SequenceExample's contexts are.
+        self.job = plan.native.ParseJob(
+            plan.core,
+            records.memory,
+            np.ascontiguousarray(records.starts[begin:end]),
+            np.ascontiguousarray(records.lengths[begin:end]),
+            self._block,
+            self._offsets,
+            self._missing,
+        )
+
+    def dense(self, place: int) -> Column:
+        """A column with a known number of values, which the job is still to fill."""
+        values = self._plan.dense(place, self._block, self._count)
+        return Column(values, NO_OFFSETS, None, self._records.memory)
+
+    def finish(self) -> list[Column]:
+        """The column of each slot, with the records that the job left.
+
+        Raises:
+            ParseError: A record does not fit.
+        """
+        (job, self.job), plan = (self.job, None), self._plan
+        if job is None:
+            return self._columns
+        found = job.finish(lambda row: plain_form_of(self._records[self._begin + row]))
+        if found is None:
+            # The core says neither which record nor why: the caller reads them again one by one for
+            # that.
+            raise ParseError("expected records that fit the features")
+        memories, lacks, extras = found
+        buffer: Buffer = self._records.memory
+        if extras:
+            # Records in an unusual form were encoded again; their strings follow the others.
+            buffer = b"".join([buffer, *extras])
+        lists = zip(memories, self._offsets, strict=True)
+        for place, slot in enumerate(plan.slots):
+            values, ends = None, NO_OFFSETS
+            if slot.want.num_values is None:
+                memory, ends = next(lists)
+                values = slot.from_memory(memory)
+            else:
+                values = plan.dense(place, self._block, self._count)
+            missing = self._missing[place] if lacks and lacks[place] else None
+            self._columns.append(Column(values, ends, missing, buffer))
+        return self._columns
 
 
-def _pick_copies(take: _Pick[_C], columns: Sequence[_C]) -> list[_C]:
-    return [column.copied() for column in take(columns)]
+def plain_form_of(record: Buffer, kind: str = "Example") -> bytes:
+    """Encode a record again, in the canonical form that the core reads.
+
+    Raises:
+        ParseError: The record is not such a message.
+    """
+    message = parse_message(record, kind)
+    # Else they would be written again, and the core refuses fields that it does not know.
+    message.DiscardUnknownFields()
+    form: bytes = message.SerializeToString(deterministic=True)
+    return form
+
+
+# From messages.
+
+
+def columns_of(wants: Iterable[Want], records: Sequence[Mapping[str, _Message]]) -> list[Column]:
+    """The columns of records, each a map of key to Feature message, for several wants.
+
+    Raises:
+        ParseError: A record does not fit a want; not always the first such record.
+    """
+    return [_column(want, records) for want in wants]
+
+
+def _column(want: Want, records: Sequence[Mapping[str, _Message]]) -> Column:
+    slot, found = Slot(want), [_list_of(want, record) for record in records]
+    present = [item for item in found if item is not None]
+    missing = None
+    if len(present) < len(found):
+        pairs = zip(found, records, strict=True)
+        # 2 is a key that is there without a list: in a context that is another error than 1.
+        missing = np.array(
+            [item is None and (2 if want.key in record else 1) for item, record in pairs], np.uint8
+        )
+    values, buffer = np.zeros(0, slot.dtype), b""
+    if want.kind is BYTES_LIST:
+        strings = [value for item in present for value in item.value]
+        splits, buffer = splits_of([*map(len, strings)]), b"".join(strings)
+        values = np.stack([splits[:-1], np.diff(splits)], axis=1)
+    elif present:
+        values = join_arrays(present)
+    if want.num_values is None:
+        counts = [0 if item is None else len(item.value) for item in found]
+        return Column(values, splits_of(counts), missing, buffer)
+    # Records without values get zeros; the reader puts its default there.
+    dense = np.zeros((len(records), *slot.tail), slot.dtype)
+    dense[[item is not None for item in found]] = values.reshape(len(present), *slot.tail)
+    return Column(dense, NO_OFFSETS, missing, buffer)
+
+
+def _list_of(want: Want, record: Mapping[str, _Message]) -> _Message | None:
+    """The list message; None if the record lacks the key, or its kind is not set."""
+    feature = record.get(want.key)
+    if feature is None or not feature.HasField(want.kind.field):
+        # A Feature whose kind is not set counts as missing, as in TensorFlow.
+        stored = None if feature is None else feature.WhichOneof("kind")
+        if stored is not None:
+            # Even an empty list of another kind is an error, as in TensorFlow.
+            raise want.wrong_kind(_KINDS[stored])
+        if want.is_required:
+            raise want.missing(record)
+        return None
+    found = getattr(feature, want.kind.field)
+    if want.num_values is not None and len(found.value) != want.num_values:
+        raise want.wrong_count(len(found.value))
+    return found
+
+
+# One record.
 
 
 class RowPlan:
@@ -178,47 +413,51 @@ class RowPlan:
     are read like the columns of a batch.
 
     Args:
+        plan: What the readers want.
         readers: The readers, in the order of the outputs.
         budget: Creates the memory budget of a sample.
     """
 
     def __init__(
-        self, readers: Sequence[Reader], budget: Callable[[], AbstractContextManager[None]]
+        self,
+        plan: ColumnPlan,
+        readers: Sequence[Reader],
+        budget: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        plan = ColumnPlan([reader.wants for reader in readers])
-        self._readers, self._budget, self._places = readers, budget, plan.places
-        self._part = plan.parts[0]
-        # A key that is wanted in two ways needs a second pass: rare enough to leave it to messages.
-        self._is_useful = self._part.core is not None and len(plan.parts) == 1
-        if not self._is_useful:
+        self._plan, self._readers, self._budget = plan, readers, budget
+        if plan.core is None:
             return
-        native: Any = native_module("columns")
-        self._string_at, self._strings_in = native.string_at, native.strings_in
+        self._string_at, self._strings_in = plan.native.string_at, plan.native.strings_in
         # A column that two readers take must not be the memory of both.
-        users = [place for places in plan.places for place in places]
-        slots = self._part.slots
+        users, slots = [*chain.from_iterable(plan.places)], plan.slots
         own = {
             places[0]: number
             for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
             if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
         }
-        plain = {place: number for place, number in own.items() if slots[place].want.num_values}
-        numbers = [place for place in sorted(plain) if slots[place].want.kind is not BYTES_LIST]
-        self._plain, self._blocks = plain, [*map(self._block, _runs(slots, numbers))]
-        # First among the slots, and so in the values.
-        strings = sorted(plain.keys() - {*numbers})
+        is_text = {
+            place: getattr(readers[number], "is_text", False) for place, number in own.items()
+        }
+        # Sorted, so that strings are first among the slots, and so in the values.
+        lists = [place for place in own if slots[place].want.num_values is None]
+        plain = sorted(own.keys() - lists)
+        self._plain = {place: own[place] for place in plain if slots[place].want.num_values}
+        is_string = {place: slots[place].want.kind is BYTES_LIST for place in own}
         self._strings = [
-            (self._part.begins[place], getattr(readers[plain[place]], "is_text", False))
-            for place in strings
+            (plan.begins[place], is_text[place]) for place in self._plain if is_string[place]
         ]
-        lists = [
-            (place, number) for place, number in own.items() if slots[place].want.num_values is None
+        self._blocks = [
+            self._block(run) for run in _runs(slots, [p for p in self._plain if not is_string[p]])
         ]
         self._lists = [
-            (self._part.any_places.index(place), *self._list(readers[number], slots[place]))
-            for place, number in lists
+            (
+                plan.lists.index(place),
+                None if is_string[place] else _dtype(slots[place]),
+                is_text[place],
+            )
+            for place in lists
         ]
-        quick = [*(plain[place] for place in sorted(plain)), *(number for _, number in lists)]
+        quick = [*self._plain.values(), *(own[place] for place in lists)]
         self._others = [number for number in range(len(readers)) if number not in quick]
         found = [*quick, *self._others]
         order = sorted(range(len(found)), key=found.__getitem__)
@@ -238,22 +477,22 @@ class RowPlan:
             None without a core, or if the record is not plain or does not fit: the caller then
             falls back to protobuf messages, which find the values or raise the error.
         """
-        if not self._is_useful or not isinstance(record, (bytes, bytearray, memoryview)):
+        if self._plan.core is None or not isinstance(record, (bytes, bytearray, memoryview)):
             return None
         if type(record) is not bytes:
             record = bytes(record)  # a view may have other item sizes, or change meanwhile
-        found: Found | None = self._part.core.parse_one(record)
+        found: _Found | None = self._plan.core.parse_one(record)
         if found is None:
             return None
-        at = self._string_at
+        block, lists, lacking = found
         try:
             values: list[Value] = [
-                at(record, found[0], begin, is_text) for begin, is_text in self._strings
+                self._string_at(record, block, begin, is_text) for begin, is_text in self._strings
             ]
-            lists = [
-                self._strings_in(record, found[1][place], is_text)
+            rows = [
+                self._strings_in(record, lists[place], is_text)
                 if dtype is None
-                else _numbers(found[1][place], dtype)
+                else _numbers(lists[place], dtype)
                 for place, dtype, is_text in self._lists
             ]
         except UnicodeDecodeError:
@@ -261,54 +500,41 @@ class RowPlan:
             return None
         for begin, count, dtype, shape in self._blocks:
             # All numbers of one shape are one tensor, split in one call.
-            block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
-            values += (block if len(shape) == 1 else block.view(shape)).unbind()
-        values += lists
-        if not self._others and found[2] is None:
+            part = torch.frombuffer(block, dtype=dtype, count=count, offset=begin)
+            values += (part if len(shape) == 1 else part.view(shape)).unbind()
+        values += rows
+        if not self._others and lacking is None:
             return self._in_order(values)
         try:
             with self._budget():
                 values += [self._value(number, found, record, key) for number in self._others]
-                return self._completed(self._in_order(values), found, record, key)
+                values = list(self._in_order(values))
+                # Lists of any length need no default: where one is missing, it is empty already.
+                for place, number in self._plain.items():
+                    if lacking is not None and lacking[place]:
+                        values[number] = self._value(number, found, record, key)
         except TFRecordError:
             # The same for a reader's error: from the message, it can list the record's keys.
             return None
+        return values
 
-    def _completed(
-        self, values: Sequence[Value], found: Found, record: bytes, key: int
-    ) -> Sequence[Value]:
-        """Fill in the defaults of plain features that the record lacks."""
-        if found[2] is None:
-            return values
-        completed = list(values)
-        # Lists of any length need no default: where one is missing, it is empty already.
-        for place, number in self._plain.items():
-            if found[2][place]:
-                completed[number] = self._value(number, found, record, key)
-        return completed
-
-    def _value(self, number: int, found: Found, record: bytes, key: int) -> Value:
-        columns = [self._part.row_column(found, place, record) for place in self._places[number]]
+    def _value(self, number: int, found: _Found, record: bytes, key: int) -> Value:
+        places = self._plan.places[number]
+        columns = [self._plan.of_one(place, found, record) for place in places]
         return rows_of(read_columns(self._readers[number], columns, key))[0]
 
     def _block(self, places: Sequence[int]) -> tuple[int, int, torch.dtype, tuple[int, ...]]:
         """First byte, number of values, dtype and shape of a run of slots."""
-        first, begins = self._part.slots[places[0]], self._part.begins
+        first, begins = self._plan.slots[places[0]], self._plan.begins
         count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
         return begins[places[0]], count, _dtype(first), (len(places), *first.want.shape)
-
-    def _list(self, reader: Reader, slot: Slot) -> tuple[torch.dtype | None, bool]:
-        """The dtype of a list of any length (None for strings), and whether strings are str."""
-        return None if slot.want.kind is BYTES_LIST else _dtype(slot), getattr(
-            reader, "is_text", False
-        )
 
 
 def _dtype(slot: Slot) -> torch.dtype:
     return torch.float32 if slot.dtype == np.float32 else torch.int64
 
 
-def _numbers(memory: Memory, dtype: torch.dtype) -> torch.Tensor:
+def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
     # torch.frombuffer refuses memory of 0 bytes.
     has_values = memoryview(memory).nbytes > 0
     return mark_ragged(
@@ -322,131 +548,3 @@ def _runs(slots: Sequence[Slot], places: Sequence[int]) -> list[list[int]]:
     numbered = enumerate(places)
     runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
     return [[place for _, place in run] for _, run in runs]
-
-
-_START = np.zeros(1, np.int64)
-
-
-class SequenceColumns(NamedTuple):
-    """The columns of N SequenceExamples.
-
-    Attributes:
-        context: The columns of each context reader.
-        lists: The columns of each feature list reader.
-        sizes: For each feature list reader, a function that reads the columns of its
-            ``context_wants``.
-    """
-
-    context: Sequence[Sequence[Column]]
-    lists: Sequence[Sequence[StepColumn]]
-    sizes: Sequence[Callable[[], Sequence[Column]]]
-
-
-class SequencePlan:
-    """What several readers want from SequenceExamples, like `ColumnPlan`: the feature lists with the
-    compiled core, then the contexts. With its tag and length, a context is an Example with the same
-    features, so a `ColumnPlan` reads it.
-
-    Args:
-        context: The readers of the context.
-        steps: The readers of feature lists.
-    """
-
-    def __init__(self, context: Sequence[Reader], steps: Sequence[StepReader]) -> None:
-        self._context = ColumnPlan([reader.wants for reader in context]) if context else None
-        # A plan of its own for each reader, run only if a step lacks the size that it needs.
-        self._sizes = [
-            ColumnPlan([one.context_wants]) if one.context_wants else None for one in steps
-        ]
-        self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]
-        native = native_module("columns")
-        # Key and kind only: here a step may have any number of values.
-        slots = [[slot.of_core[:2] for slot in way] for way in self._ways]
-        self._cores = [] if native is None else [*map(native.SequencePlan, slots)]
-        keys = [slot.key for way in self._ways for slot in way]
-        places = [[keys.index(Slot(want).key) for want in reader.wants] for reader in steps]
-        self._picks: list[_Pick[StepColumn]] = _make_picks(places)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether there is a compiled core."""
-        return bool(self._cores)
-
-    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
-        """Read records; arguments, result per batch and errors are those of `ColumnPlan.read`."""
-        contexts, lists = self._scan(records)
-        context: Sequence[Sequence[Sequence[Column]]] = (
-            [[]] * (len(borders) - 1)
-            if self._context is None
-            else self._context.read(contexts, borders)
-        )
-        return [
-            self._part(columns, contexts, lists, *ends)
-            for columns, ends in zip(context, pairwise(borders), strict=True)
-        ]
-
-    def read_one(
-        self, record: bytes | bytearray | memoryview
-    ) -> tuple[memoryview, SequenceColumns]:
-        """Read one record with the core: the bytes of its context, an Example, and the rest of what
-        `read` returns.
-        """
-        if type(record) is not bytes:
-            record = bytes(record)  # a view may have other item sizes, or change meanwhile
-        contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
-        return contexts[0], self._part([], contexts, lists, 0, 1)
-
-    def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[StepColumn]]:
-        """The contexts, and the feature lists of all wants."""
-        if not self._cores:
-            messages = [parse_message(record, "SequenceExample") for record in records]
-            # Read as an Example, a SequenceExample is its context: both have it as field 1.
-            return records, [steps_of(slot.want, messages) for way in self._ways for slot in way]
-        lists: list[StepColumn] = []
-        places = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
-        for core, slots in zip(self._cores, self._ways, strict=True):
-            contexts = np.empty((len(records), 2), np.int64)
-            borders = np.empty((len(slots), len(records) + 1), np.int64)
-            missing = np.zeros((len(slots), len(records)), np.uint8)
-            found = core.parse(
-                records.buffer,
-                *places,
-                contexts,
-                borders,
-                missing,
-                lambda row: plain_form_of(records[row], "SequenceExample"),
-            )
-            if found is None:
-                # Which record, and why, is found by reading them again one by one.
-                raise ParseError("expected records that fit the features")
-            parts, extras = found
-            buffer = b"".join([records.buffer, *extras]) if extras else records.buffer
-            for slot, (values, ends), rows, lacks in zip(
-                slots, parts, borders, missing, strict=True
-            ):
-                # A view of the core's memory, which the column keeps alive.
-                offsets = np.frombuffer(ends, np.int64)
-                steps = Column(slot.from_memory(values), offsets, None, buffer)
-                lists.append(StepColumn(steps, rows, lacks))
-        # Every pass finds the same contexts; those of the last one point into its buffer.
-        return PackedRecords(buffer, contexts[:, 0], contexts[:, 1]), lists
-
-    def _part(
-        self,
-        context: Sequence[Sequence[Column]],
-        contexts: PackedRecords,
-        lists: Sequence[StepColumn],
-        begin: int,
-        end: int,
-    ) -> SequenceColumns:
-        """The columns of one batch; those of the contexts' sizes are read only when asked for."""
-
-        def make_read(plan: ColumnPlan | None) -> Callable[[], Sequence[Column]]:
-            return lambda: (
-                [] if plan is None else plan.read(contexts[begin:end], (0, end - begin))[0][0]
-            )
-
-        columns = [column.part(begin, end) for column in lists]
-        return SequenceColumns(
-            context, [pick(columns) for pick in self._picks], [*map(make_read, self._sizes)]
-        )

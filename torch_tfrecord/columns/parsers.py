@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 
 from torch_tfrecord.batch_memory import (
     MAX_BATCH_BYTES,
@@ -22,21 +21,20 @@ from torch_tfrecord.batch_memory import (
     check_max_batch_bytes,
     reserve,
 )
-from torch_tfrecord.columns.column_plan import ColumnPlan, RowPlan, SequenceColumns, SequencePlan
+from torch_tfrecord.columns.column_plan import (
+    ColumnPlan,
+    ColumnWork,
+    RowPlan,
+    columns_of,
+    pick,
+)
 from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
-from torch_tfrecord.columns.feature import (
-    Feature,
-    SequenceFeatures,
-    make_context_reader,
-    make_reader,
-    make_step_reader,
-)
+from torch_tfrecord.columns.feature import Feature, make_reader
 from torch_tfrecord.columns.lists import FixedLenSequenceFeature
-from torch_tfrecord.columns.message_columns import read_one, read_steps
-from torch_tfrecord.columns.plan_parts import PartWork
 from torch_tfrecord.columns.reading import (
     Column,
+    LackingError,
     Reader,
     StepReader,
     Work,
@@ -52,8 +50,11 @@ __all__ = [
     "ExampleParser",
     "Parser",
     "PartParser",
-    "SequenceExampleParser",
+    "optional_of",
     "packed",
+    "read_one",
+    "reserve_rows",
+    "row_bytes_of",
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -217,8 +218,8 @@ class ExampleParser(Parser[Values, Values, _Columns]):
 
     def _use(self, readers: list[Reader]) -> None:
         self._row_readers = self._readers = readers
-        self._row_bytes = _row_bytes(readers)
-        self.optional = _optional(readers)
+        self._row_bytes = row_bytes_of(readers)
+        self.optional = optional_of(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
     def single(self, serialized: _Bytes, key: int = 0) -> Values:
@@ -237,37 +238,35 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         return dict(zip(self.features, found, strict=True))
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Columns]:
-        plan = self._plan
         with self.budget(len(borders) - 1):
-            batches = plan.begin(rows, borders)
+            works = self._plan.begin(rows, borders)
         ends = itertools.pairwise(borders)
-        works = [
-            self._begin(parts, keys[begin:end])
-            for parts, (begin, end) in zip(batches, ends, strict=True)
+        own = [
+            self._begin(work, keys[slice(*pair)]) for work, pair in zip(works, ends, strict=True)
         ]
-        plan.run(rows, [[*parts, *own.values()] for parts, own in zip(batches, works, strict=True)])
-        return [*zip(map(plan.columns, batches), works, strict=True)]
+        every: list[ColumnWork | Work] = []
+        for work, others in zip(works, own, strict=True):
+            every += [work, *others.values()]
+        self._plan.run(rows, every)
+        found = [pick(work.finish(), self._plan.places) for work in works]
+        return [*zip(found, own, strict=True)]
 
-    def _begin(self, parts: Sequence[PartWork], keys: Keys) -> dict[str, Work]:
+    def _begin(self, work: ColumnWork, keys: Keys) -> dict[str, Work]:
         """The readers' own work on a batch whose columns are still to be filled."""
-        if not self._begins or parts[0].job is None:
+        if work.job is None:
             return {}
-        columns = [column for part in parts for column in part.columns]
         with self.budget():
-            begun = {
-                name: begin([columns[place] for place in places], keys)
-                for name, begin, places in self._begins
-            }
+            begun = {name: begin(work.dense(place), keys) for name, begin, place in self._begins}
         return {name: work for name, work in begun.items() if work is not None}
 
     @functools.cached_property
-    def _begins(self) -> list[tuple[str, Callable[..., Work | None], Sequence[int]]]:
-        """The readers that have work of their own, and the numbers of their columns."""
+    def _begins(self) -> list[tuple[str, Callable[..., Work | None], int]]:
+        """The readers that have work of their own, and the number of their column."""
         readers = zip(self.features, self._readers, self._plan.places, strict=True)
         return [
-            (name, reader.begin, places)
-            for name, reader, places in readers
-            if hasattr(reader, "begin")
+            (name, reader.begin, place)
+            for name, reader, (place, *_) in readers
+            if hasattr(reader, "begin") and place not in self._plan.lists
         ]
 
     @functools.cached_property
@@ -276,12 +275,12 @@ class ExampleParser(Parser[Values, Values, _Columns]):
 
     @functools.cached_property
     def _row_plan(self) -> RowPlan:
-        return RowPlan(self._row_readers, self.budget)
+        return RowPlan(self._plan, self._row_readers, self.budget)
 
     def _read(self, found: _Columns, num_records: int, keys: Keys) -> Values:
         """Read every feature from its columns."""
         columns, works = found
-        _reserve(self._readers, self._row_bytes, num_records)
+        reserve_rows(self._readers, self._row_bytes, num_records)
         values: Values = {}
         for name, reader, own in zip(self.features, self._readers, columns, strict=True):
             # Most features draw nothing, and then no call stands in between.
@@ -317,143 +316,6 @@ class PartParser(Parser[Value, Value, PackedRecords]):
         return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
 
 
-class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], SequenceColumns]):
-    """Parses SequenceExamples, like :class:`ExampleParser`.
-
-    Args:
-        context_features: Output name -> spec, for the context.
-        sequence_features: Output name -> spec, for the feature lists.
-        pads: Whether batches are padded and have the numbers of steps, as in
-            `parse_sequence_example`; else they are what `collate` makes of the samples, or a list
-            of samples that `collate` still has to stack.
-        max_batch_bytes: See :class:`ExampleParser`.
-
-    Raises:
-        TypeError: One of them is not a mapping of str to specs.
-        ValueError: Both are None or empty, or a spec cannot be read from a context or a feature
-            list.
-
-    Example:
-        >>> import torch
-        >>> from torch_tfrecord import FixedLenSequenceFeature
-        >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
-        >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
-        ({}, {'x': tensor([5])})
-    """
-
-    def __init__(
-        self,
-        context_features: Mapping[str, Feature] | None = None,
-        sequence_features: Mapping[str, Feature] | None = None,
-        *,
-        pads: bool = True,
-        max_batch_bytes: int = MAX_BATCH_BYTES,
-    ) -> None:
-        super().__init__(max_batch_bytes)
-        self.features = SequenceFeatures(context_features, sequence_features)
-        context, steps = self.features.context_features or {}, self.features.sequence_features or {}
-        self._pads = pads
-        self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
-        self._row_bytes = _row_bytes([*self._context.values()])
-        self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
-        optional = [reader for reader in self._steps.values() if not reader.is_required]
-        self.optional = _optional(self._context.values()) | _optional(optional, 1)
-        # As in TensorFlow, only dense lists have lengths: the others know their own.
-        self._counted = [
-            name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
-        ]
-
-    @property
-    def _specs(self) -> tuple[object, ...]:
-        return self.features.context_features, self.features.sequence_features
-
-    def single(self, serialized: _Bytes, key: int = 0) -> tuple[Values, Values]:
-        """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
-        sample = self._compiled(serialized)
-        if sample is not None:
-            return sample
-        message = parse_message(serialized, "SequenceExample")
-        with self.budget():
-            return (
-                {
-                    name: read_one(reader, message.context.feature)
-                    for name, reader in self._context.items()
-                },
-                {name: read_steps(reader, message) for name, reader in self._steps.items()},
-            )
-
-    def _compiled(self, serialized: _Bytes) -> tuple[Values, Values] | None:
-        """Read one sample with the compiled core; None if it cannot, or the record is bad (fall
-        back to messages).
-        """
-        if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
-            return None
-        try:
-            record, found = self._plan.read_one(serialized)
-            with self.budget():
-                context = self._row_plan.read(record, 0) if self._context else ()
-                lists = zip(self._steps.values(), found.lists, found.sizes, strict=True)
-                sequences = [
-                    rows_of(reader.read(columns, sizes))[0] for reader, columns, sizes in lists
-                ]
-        except TFRecordError:
-            return None
-        # The lists are plain and the context is not: messages read both again.
-        if context is None:
-            return None
-        return dict(zip(self._context, context, strict=True)), dict(
-            zip(self._steps, sequences, strict=True)
-        )
-
-    def _find(
-        self, rows: PackedRecords, keys: Keys, borders: Sequence[int]
-    ) -> list[SequenceColumns]:
-        with self.budget(len(borders) - 1):
-            return self._plan.read(rows, borders)
-
-    @functools.cached_property
-    def _plan(self) -> SequencePlan:
-        return SequencePlan([*self._context.values()], [*self._steps.values()])
-
-    @functools.cached_property
-    def _row_plan(self) -> RowPlan:
-        return RowPlan([*self._context.values()], self.budget)
-
-    @functools.cached_property
-    def _padded(self) -> dict[str, StepReader]:
-        specs = self.features.sequence_features or {}
-        return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
-
-    def _read(self, found: SequenceColumns, num_records: int, keys: Keys) -> tuple[Values, ...]:
-        _reserve([*self._context.values()], self._row_bytes, num_records)
-        readers = zip(self._context.items(), found.context, strict=True)
-        context = {name: reader.read(columns) for (name, reader), columns in readers}
-        steps = zip(
-            (self._padded if self._pads else self._steps).items(),
-            found.lists,
-            found.sizes,
-            strict=True,
-        )
-        sequences = {name: reader.read(columns, sizes) for (name, reader), columns, sizes in steps}
-        if not self._pads:
-            return context, sequences
-        # Where each record's steps end is known before anything is padded.
-        lists = dict(zip(self._steps, found.lists, strict=True))
-        lengths = {
-            name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted
-        }
-        return context, sequences, lengths
-
-    def scalar(self, serialized: _Bytes) -> tuple[Values, Values, dict[str, torch.Tensor]]:
-        """Parse one record as a batch without the batch dimension, as in TensorFlow."""
-        context, sequences = self.single(serialized)
-        return (
-            context,
-            sequences,
-            {name: torch.tensor(len(sequences[name])) for name in self._counted},
-        )
-
-
 def _has_rows(features: Mapping[str, object]) -> bool:
     """Whether there are rows that are padded in a batch, at any depth."""
     return any(
@@ -463,16 +325,20 @@ def _has_rows(features: Mapping[str, object]) -> bool:
     )
 
 
-def _optional(readers: Iterable[Reader | StepReader], place: int = 0) -> dict[tuple[int, str], str]:
+def optional_of(
+    readers: Iterable[Reader | StepReader], place: int = 0
+) -> dict[tuple[int, str], str]:
+    """See `Parser.optional`."""
     wants = itertools.chain.from_iterable(reader.wants for reader in readers)
     return {(place, want.key): want.label for want in wants if not want.is_required}
 
 
-def _row_bytes(readers: Sequence[Reader]) -> int:
+def row_bytes_of(readers: Sequence[Reader]) -> int:
+    """Memory for the numbers of one record."""
     return sum(getattr(reader, "row_bytes", 0) for reader in readers)
 
 
-def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
+def reserve_rows(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
     """Reserve the memory of number columns at once; if it is too much, one by one, to label the
     error.
     """
@@ -480,7 +346,7 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
         reserve(num_records * row_bytes)
     except LimitExceededError:
         for reader in readers:
-            reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
+            reserve_for(reader.wants[0], num_records * row_bytes_of([reader]))
         raise
 
 
@@ -511,3 +377,23 @@ def _checked_keys(keys: Keys | None, num_records: int) -> Keys:
     if len(keys) != num_records:
         raise ValueError(f"expected a key for each of {num_records} records, got {len(keys)}")
     return np.asarray(keys, np.uint64)
+
+
+def read_one(reader: Reader, record: Any, key: int = 0) -> Value:
+    """The value of one record, the row of a batch of one; raises the errors of `columns_of` and the
+    reader.
+
+    Args:
+        reader: Reads the feature.
+        record: A map of key to Feature message.
+        key: Random key for readers that draw at random, an unsigned 64-bit integer.
+    """
+    columns = columns_of(reader.wants, [record])
+    try:
+        column = read_columns(reader, columns, key)
+    except LackingError as error:
+        raise error.want.missing(record) from None
+    except TFRecordError as error:
+        error.position = None  # only the number within the batch of one
+        raise
+    return rows_of(column)[0]

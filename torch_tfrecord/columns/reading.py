@@ -239,7 +239,7 @@ class Reader(Protocol):
     the records' random keys (uint64 [N]) as an extra argument. For a reader with ``row_bytes``, the
     parser reserves that much memory per record. A reader with ``is_plain = True`` returns the
     core's values unchanged, in the spec's shape. One that wants a known number of values may have a
-    method ``begin(columns, keys)``: called before the columns' arrays are filled, it returns a
+    method ``begin(column, keys)``: called before the array of its first column is filled, it returns a
     `Work` that is run behind them and takes the place of `read`, or None.
     """
 

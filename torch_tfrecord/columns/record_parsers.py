@@ -19,13 +19,9 @@ from torch_tfrecord.columns.containers import as_plain, rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, Layout, SequenceFeatures, make_reader
-from torch_tfrecord.columns.parsers import (
-    ExampleParser,
-    Parser,
-    PartParser,
-    SequenceExampleParser,
-)
+from torch_tfrecord.columns.parsers import ExampleParser, Parser, PartParser
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, read_columns
+from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import RecordPlace, Value
 

@@ -261,11 +261,11 @@ class ImageReader(OneValueReader):
 
     _spec: Image
 
-    def begin(self, columns: Sequence[Column], keys: Keys) -> _Begun | None:
+    def begin(self, column: Column, keys: Keys) -> _Begun | None:
         """Crop in the same call that reads the records, where the core has the crop."""
         if self._several or self._spec.crop is None:
             return None
-        work = self._labelled(self._begun, columns[0].values, keys, columns[0].buffer)
+        work = self._labelled(self._begun, column.values, keys, column.buffer)
         return _Begun(work.job, partial(self._finish, work))
 
     def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
