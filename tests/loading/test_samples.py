@@ -385,20 +385,6 @@ def test_changed_samples_are_dicts(way):
     assert BOTH[way](samples)["scalar"].tolist() == [5, 1, 7]
 
 
-def test_changed_samples_of_unequal_sizes():
-    """torch stacks equal sizes only, and the error says what to do."""
-    samples = samples_of([4, 5, 6], ["var", "scalar"])
-    samples[2]["more"] = 1
-    for sample in samples[:2]:
-        sample["more"] = 2
-    with pytest.raises(
-        ValueError,
-        match=r"^\['var'\]: torch's default collate_fn stacks equal sizes only, got \[1\] in",
-    ):
-        default_collate(samples)
-    assert collate(samples)["var"].offsets().tolist() == [0, 1, 3, 3]
-
-
 def test_samples_of_other_columns():
     one, two = samples_of([1, 2], ["scalar"]), samples_of([3], ["scalar", "row"])
     for collate_fn in BOTH.values():

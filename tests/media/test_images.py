@@ -855,10 +855,3 @@ def test_bytes_between_jpeg_segments_and_fill_bytes_are_passed_over():
     odd = data[:at] + b"\x00\x11\xff\xff" + data[at:]
     assert image_size(odd) == (HEIGHT, WIDTH)
     assert read_header(odd).channels == 3
-
-
-def test_bytes_behind_the_end_are_allowed():
-    for name, data in SMALL_FILES.items():
-        for backend in backends_of(data):
-            result = decode_image(data + b"trailing", backend=backend)
-            assert torch.equal(result, decode_image(data, backend=backend)), name

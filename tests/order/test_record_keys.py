@@ -10,17 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
-    LengthBatchSampler,
-    Mixture,
     RandomResizedCrop,
-    RecordSampler,
     TFRecordDataset,
-    TFRecordIterableDataset,
     TFRecordWriter,
     encode_image,
     make_dataloader,
@@ -80,47 +75,8 @@ def test_of_a_dataset(path, transform):
         ds.set_epoch(-1)
 
 
-def test_persistent_workers_follow(path):
-    ds = TFRecordDataset(path, FEATURES)
-    loader = DataLoader(ds, batch_size=5, num_workers=1, persistent_workers=True)
-    for epoch in (2, 0):
-        ds.set_epoch(epoch)
-        assert [key for batch in loader for key in batch["key"].tolist()] == halves(
-            range(10), epoch
-        )
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_of_a_loader(path, num_workers):
-    loader = make_dataloader(
-        path, 4, FEATURES, shuffle=False, num_epochs=2, num_workers=num_workers
-    )
-    found = [key for batch in loader for key in batch["key"].tolist()]
-    assert found == halves(range(10), 0) + halves(range(10), 1)
-
-
 def keys_of(loader):
     return [key for batch in loader for key in batch["key"].tolist()]
-
-
-@pytest.mark.parametrize("seed", [7, -3, 1 << 70])
-def test_of_a_seed(path, seed):
-    """The order is that of the files: only the draws depend on the seed."""
-    expected = halves(range(10), 0, seed)
-    assert expected != halves(range(10), 0)
-    ds = TFRecordDataset(path, FEATURES)
-    for options in ({}, {"num_threads": 0}, {"batch_size": 3}, {"transform": dict}):
-        options = {"batch_size": 4, "shuffle": False, "seed": seed} | options
-        assert keys_of(make_dataloader(path, features=FEATURES, **options)) == expected
-    both = ConcatDataset([Subset(ds, range(6)), ds[6:]])
-    for dataset in (both, Mixture([ds], shuffle=False)):
-        assert keys_of(make_dataloader(dataset, 4, shuffle=False, seed=seed)) == expected
-    lengths = LengthBatchSampler(
-        ds, batch_size=10, boundaries=[], lengths=[1] * 10, shuffle=False, seed=seed
-    )
-    assert keys_of(DataLoader(ds, batch_sampler=lengths)) == expected
-    sampler = RecordSampler(ds, shuffle=False, seed=seed)
-    assert keys_of(DataLoader(ds, 4, sampler=sampler)) == expected
 
 
 def test_no_seed_is_drawn_from_torch(path, monkeypatch):
@@ -158,17 +114,3 @@ def test_crops_of_a_seed(tmp_path):
     found = [crop for seed in (0, 1, 2) for crop in crops(seed)]
     assert len({*map(tuple, found)}) == 6
     assert crops(1) == found[2:4]
-
-
-def test_of_a_stream(path):
-    found = []
-    for options in (
-        {},
-        {"batch_size": 3},
-        {"batch_size": 4, "cycle_length": 2},
-        {"transform": dict},
-    ):
-        ds = TFRecordIterableDataset(path, FEATURES, seed=6, **options)
-        ds.set_epoch(2)
-        found.append([key for item in ds for key in item["key"].reshape(-1).tolist()])
-    assert found == [halves(range(10), 6, 2)] * 4

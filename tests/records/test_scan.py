@@ -21,14 +21,12 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.files import FileSource, LocalFile, open_file
 from torch_tfrecord.records import (
     RecordReader,
     RecordScanner,
     SkippedBytes,
     open_stream,
-    resync,
     scan,
 )
 
@@ -101,15 +99,6 @@ def test_every_read_size(file, monkeypatch, chunk_bytes, verify_crc, keep_payloa
         assert [payload for block in blocks for payload in block.payloads] == payloads
     else:
         assert all(block.payloads is None for block in blocks)
-
-
-@for_each("chunk_bytes", CHUNKS)
-@for_each("kind", ["GZIP", "ZLIB"])
-def test_every_read_size_of_compressed_streams(chunk_bytes, kind):
-    payloads = random_payloads(30, 2)
-    source = InflatedSource(MemorySource(compressed(framed(*payloads), kind)), kind)
-    source.chunk_bytes = chunk_bytes
-    assert scan_all(source)[::2] == (payloads, None)
 
 
 def test_an_empty_stream():  # robustness 1
@@ -505,13 +494,6 @@ def test_skipping_junk(count):
     assert (payloads, skipped.ranges) == (FIVE * 2, [(141, 141 + count)])
 
 
-def test_skipping_neighbours_joins_their_ranges():
-    payloads, skipped = skip_all(damage(framed(*FIVE), 12, 21 + 12, 85))
-    assert payloads == [FIVE[2], FIVE[3]]
-    assert skipped.ranges == [(0, 43), (85, 141)]
-    assert skipped.num_records == 3
-
-
 NESTED = {
     "one record": framed(b"inner"),
     "two records": framed(b"inner", b"more"),
@@ -538,18 +520,6 @@ def test_records_inside_a_payload_are_never_taken_for_records(inner, around, pla
     assert skipped.ranges == [(begin, end)]
 
 
-@pytest.mark.parametrize("inner", [NESTED["at its end"], NESTED["many"]])
-def test_records_inside_a_payload_whose_end_nothing_shows(inner):
-    """Its length is wrong, or the file ends before its end: they are read as records."""
-    content = framed(b"before", inner)
-    count = inner.count(framed(b"inner"))
-    for bad in (damage(content, 22), content[:-1]):
-        payloads, skipped = skip_all(bad)
-        assert payloads == [b"before"] + [b"inner"] * count
-        end = len(bad) - 3 - (bad != content[:-1])
-        assert skipped.ranges == [(22, 34 + len(inner) - 21 * count), (end, len(bad))]
-
-
 @pytest.mark.parametrize("way", ["pipe", "GZIP"])
 def test_skipping_goes_only_forward(tmp_path, way):
     """A pipe cannot be read again: the search must do with what it still holds."""
@@ -564,30 +534,6 @@ def test_skipping_goes_only_forward(tmp_path, way):
             read_records(Pipe(compressed(content, way.replace("pipe", "")), 1000), on_error="skip")
         )
     assert len(read) == 20
-
-
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-def test_skipping_the_cut_end_of_a_compressed_stream(kind):
-    whole = compressed(framed(*FIVE), kind)
-    for cut in range(2, len(whole)):
-        skipped = SkippedBytes()
-        payloads, _, error = scan_all(
-            InflatedSource(MemorySource(whole[:cut]), kind), skipped=skipped
-        )
-        assert error is None
-        assert payloads == FIVE[: len(payloads)]
-        assert len(skipped.errors) == 1
-        assert isinstance(skipped.errors[0], CompressionError)
-        assert skipped.ranges[0][0] == STARTS[len(payloads)]
-
-
-def test_the_search_goes_beyond_one_read(monkeypatch):
-    monkeypatch.setattr(resync, "_PIECE_BYTES", 64)
-    for gap in range(40, 400, 7):
-        noise = bytes(n % 250 + 1 for n in range(gap))
-        payloads, skipped = skip_all(framed(b"a") + noise + framed(b"b", b"c"))
-        assert payloads == [b"a", b"b", b"c"], gap
-        assert skipped.ranges == [(17, 17 + gap)]
 
 
 def test_what_a_reader_holds_of_a_pipe_is_searched_again(recwarn):

@@ -99,17 +99,6 @@ def test_kept_beside_the_data_and_used_again(data, builds):
     assert builds == [data]
 
 
-def test_indexes_come_in_the_order_of_the_files(tmp_path, builds):
-    paths = []
-    for number in range(20):
-        path = tmp_path / f"x{number}"
-        path.write_bytes(framed(*[b"a"] * number))
-        paths.append(str(path))
-    assert list(map(len, IndexKeeper().indexes(paths))) == list(range(20))
-    assert list(map(len, IndexKeeper().indexes(paths[::-1]))) == list(range(20))[::-1]
-    assert builds == paths
-
-
 def test_require_never_builds(data, builds):
     with pytest.raises(IndexMismatchError) as caught:
         IndexKeeper("require").indexes([data])

@@ -3,10 +3,7 @@
 import errno
 import gc
 import os
-import random
-import signal
 import socket
-import threading
 from pathlib import Path
 
 import fsspec
@@ -23,7 +20,6 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.files import LocalFile, open_file
-from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper, RecordReader, RecordScanner, open_stream
 from torch_tfrecord.records.index_paths import visible_sidecar_path
 
@@ -249,20 +245,6 @@ def test_files_that_change_while_they_are_read(change, tmp_path, monkeypatch):
 # Many files.
 
 
-class OpenFiles:
-    """Files by number, of which a few stay open."""
-
-    def __init__(self, open_source, max_open):
-        self._open_source, self._cache = open_source, ProcessCache(max_open)
-
-    def get(self, number):
-        return self._cache.find(number, self._open_source)
-
-    @property
-    def kept(self):
-        return self._cache._kept.get()
-
-
 @pytest.fixture
 def shards(tmp_path):
     paths = []
@@ -271,84 +253,6 @@ def shards(tmp_path):
         path.write_bytes(framed(f"record of {number}".encode()))
         paths.append(str(path))
     return paths
-
-
-@pytest.mark.parametrize("max_open", [1, 2, 7])
-def test_few_descriptors_for_many_files(shards, max_open):  # robustness 71
-    gc.collect()  # what earlier tests left
-    before = open_descriptors()
-    cache = OpenFiles(lambda number: open_file(shards[number]), max_open)
-    for number in [*range(50), *random.Random(0).choices(range(50), k=200)]:
-        assert cache.get(number).read(100, 0) == framed(f"record of {number}".encode())
-        assert open_descriptors() - before <= max_open
-    del cache
-    assert open_descriptors() == before
-
-
-@pytest.mark.slow
-def test_sixteen_threads(shards):  # robustness 70
-    cache = OpenFiles(lambda number: open_file(shards[number]), 2)
-    gc.collect()  # what earlier tests left
-    before = open_descriptors()
-    problems, most = [], 0
-    start = threading.Barrier(16)
-
-    def work(seed):
-        nonlocal most
-        start.wait()
-        try:
-            for number in random.Random(seed).choices(range(50), k=300):
-                payload = f"record of {number}".encode()
-                assert RecordReader().read(cache.get(number), 0, len(payload)) == payload
-                most = max(most, open_descriptors() - before)
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
-    # those kept, one in the hand of each thread, one for each look at /proc
-    assert most <= 2 + 2 * 16
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_forked_processes_share_nothing(shards):  # robustness 68
-    opened = []
-
-    def open_source(number):
-        opened.append((os.getpid(), number))
-        return open_file(shards[number])
-
-    cache = OpenFiles(open_source, 4)
-    cache.get(0)
-    with cache.kept.lock:  # a thread of the parent may hold it at the time of the fork
-        children = []
-        for seed in range(4):
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)  # a copied lock would be waited for without end
-                code = 1
-                try:
-                    for number in random.Random(seed).choices(range(50), k=200):
-                        payload = f"record of {number}".encode()
-                        if RecordReader().read(cache.get(number), 0, len(payload)) != payload:
-                            break
-                    else:
-                        code = 0 if all(pid == os.getpid() for pid, _ in opened[1:]) else 2
-                finally:
-                    os._exit(code)
-            children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [
-        0,
-        0,
-        0,
-        0,
-    ]
-    assert cache.get(0).read(3, 12) == b"rec"
 
 
 # Remote files.

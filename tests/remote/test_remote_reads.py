@@ -22,7 +22,7 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files import Access, open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote import requests, stores, transfers
@@ -128,13 +128,6 @@ def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
 
 
 # Opening.
-
-
-def test_opened_at_once(server, client):
-    files = Access.DEFAULT.open_files(paths(server))
-    assert [file.file_size for file in files] == [NUM_RECORDS * (LENGTH + OVERHEAD)] * NUM_FILES
-    assert all(file.etag for file in files)
-    assert (server.stats()["requests"], server.stats()["most_at_once"]) == (NUM_FILES, NUM_FILES)
 
 
 def test_indexes_are_looked_for_at_once(server, client):

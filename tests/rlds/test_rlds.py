@@ -35,7 +35,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.protobuf.messages import Example
-from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds import dataset as rlds
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.rlds.episode_reader import Frames
@@ -199,19 +198,6 @@ def test_zero_padding(drawn):
     assert sample["action_pad_mask"].tolist() == [True, False]
 
 
-def test_without_padding(drawn):
-    ds = RLDSDataset(drawn, window_size=2, action_horizon=3, pad=None)
-    fitting = [(number, at) for number, at in STEPS if at >= 1 and at + 3 <= LENGTHS[number]]
-    assert len(ds) == len(fitting) == 2 + 0 + 37 + 0
-    for position, (number, at) in enumerate(fitting):
-        sample = ds[position]
-        assert (sample["_traj_index"], sample["_frame_index"]) == (number, at)
-        assert sample["observation"]["pad_mask"].all()
-        assert sample["action_pad_mask"].all()
-        assert sample["action"][:, 1].tolist() == [at, at + 1, at + 2]
-    assert len(RLDSDataset(drawn, window_size=50, pad=None)) == 0
-
-
 def test_positions(drawn):
     ds = RLDSDataset(drawn)
     assert ds[-1]["action"].tolist() == ds[len(STEPS) - 1]["action"].tolist()
@@ -353,27 +339,6 @@ def test_pictures_of_several_sizes_in_a_batch(tmp_path):
         match=r"\['observation'\]\['image'\]: cannot batch tensors with different shapes",
     ):
         collate(ds.__getitems__(positions))
-
-
-def test_samples_of_a_batch_are_their_own(drawn):
-    ds = RLDSDataset(drawn)
-    samples = ds.__getitems__([7, 7])
-    for name in ("action", "reward"):
-        samples[0][name].fill_(99)
-    samples[0]["observation"]["image"].fill_(99)
-    samples[0]["episode_metadata"]["success"].logical_not_()
-    assert_same(samples[1], ds[7])
-    assert_same(ds.__getitems__([7])[0], ds[7])
-
-
-def test_the_error_of_a_batch_is_that_of_its_first_bad_position(own):
-    for step in (17, 9):
-        path, at = place_of(own, 2, "steps/observation/image", step)
-        damage(path, at + 100)
-    ds = RLDSDataset(own)
-    bad = [STEPS.index((2, 17)), STEPS.index((2, 9))]
-    with pytest.raises(CorruptRecordError, match="step 17: expected checksum"):
-        ds.__getitems__([0, *bad])
 
 
 def test_large_episodes_are_not_held_together(own, monkeypatch):
@@ -726,18 +691,6 @@ def test_a_damaged_column_names_file_record_and_feature(own):
     assert str(caught.value).startswith(
         f"{path}: record 0 at byte 0: corrupted record: feature 'steps/reward': expected"
     )
-
-
-def test_damage_is_found_when_the_index_is_built(own):
-    path, at = place_of(own, 2, "steps/observation/image", 17)
-    damage(path, at + 100)
-    for sidecar in own.glob(".torch_index/*.safetensors"):
-        sidecar.unlink()
-    with pytest.raises(
-        CorruptRecordError, match="record 0 at byte 0: corrupted record: expected payload checksum"
-    ):
-        RLDSDataset(own)
-    assert not os.path.exists(IndexKeeper.place(f"{path}.steps"))
 
 
 def test_an_image_that_is_none(tmp_path):
