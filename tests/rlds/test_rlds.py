@@ -38,7 +38,7 @@ from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.rlds import dataset as rlds
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.rlds.episode_reader import Frames
-from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, elements
+from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, leaves
 
 DATA = Path(__file__).parents[1] / "data" / "tfds_rlds"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
@@ -370,7 +370,7 @@ def test_read_ahead_by_threads(drawn, num_threads, transform):
 def decoded(monkeypatch):
     """The sizes of the images that are decoded."""
     sizes = []
-    real, real_stack = elements.decode_image, step_samples.decode_stack
+    real, real_stack = leaves.decode_image, step_samples.decode_stack
 
     def decode_image(data, *arguments, **options):
         image = real(data, *arguments, **options)
@@ -383,7 +383,7 @@ def decoded(monkeypatch):
             sizes.extend([tuple(images.shape[2:])] * len(values))
         return images
 
-    monkeypatch.setattr(elements, "decode_image", decode_image)
+    monkeypatch.setattr(leaves, "decode_image", decode_image)
     monkeypatch.setattr(step_samples, "decode_stack", decode_stack)
     return sizes
 

@@ -1,7 +1,7 @@
 """TFDS datasets as columns: batches have the samples' values and errors, and the compiled core
 reads them.
 
-Covers tfds/elements.
+Covers tfds/leaves.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Audio features that hold files (lazy_decode), against pydub 0.25, by which TFDS decodes them.
 
-Covers tfds/elements.
+Covers tfds/leaves.
 """
 
 import runpy

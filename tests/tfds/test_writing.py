@@ -1,7 +1,7 @@
 """tfds.write: read back by tfds.load, and by TFDS itself where TFDS_PYTHON names a Python that has
 it.
 
-Covers tfds/elements, tfds/encoding.
+Covers tfds/leaves, tfds/encoding.
 """
 
 import json

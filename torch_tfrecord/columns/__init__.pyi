@@ -4,19 +4,18 @@ from .containers import (
     RaggedTensor,
     SparseList,
     as_plain,
-    nest_rows,
     rows_of,
     stack,
     stack_samples,
 )
-from .dtypes import DType, cast, decode_text, from_bytes, nest
+from .dtypes import DType, decode_text
 from .example_lists import ListFeatures, NestedExample
 from .feature import Feature, Layout, LeadingPart, SequenceFeatures
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Text
 from .ragged import RaggedFeature
-from .raw_tensor import RawTensor, inflate
-from .reading import Column, LackingError, Want, reserve_for_values
+from .raw_tensor import RawTensor
+from .reading import Column, LackingError, Want
 from .record_parsers import (
     RecordFeatures,
     Source,
@@ -60,20 +59,14 @@ __all__ = [
     "VarLenFeature",
     "Want",
     "as_plain",
-    "cast",
     "decode_text",
-    "from_bytes",
-    "inflate",
     "is_record_features",
     "make_parser",
-    "nest",
-    "nest_rows",
     "parse_example",
     "parse_sequence_example",
     "parse_single_example",
     "parse_single_sequence_example",
     "parse_tensor",
-    "reserve_for_values",
     "rows_of",
     "serialize_tensor",
     "stack",

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, empty_bytes
@@ -26,7 +25,6 @@ __all__ = [
     "DType",
     "ListKind",
     "Values",
-    "cast",
     "cast_array",
     "check_dimension",
     "check_key",
@@ -133,13 +131,6 @@ def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:
         return 0, 1
     info = torch.finfo(dtype) if dtype in _FLOATS else torch.iinfo(dtype)
     return info.min, info.max
-
-
-def cast(
-    values: npt.NDArray[np.int64] | npt.NDArray[np.float32], dtype: torch.dtype
-) -> torch.Tensor:
-    """The tensor of `cast_array`."""
-    return as_tensor(cast_array(values, dtype), dtype)
 
 
 def cast_array(values: Array, dtype: torch.dtype) -> Array:

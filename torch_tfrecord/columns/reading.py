@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import nearest
-from torch_tfrecord.batch_memory import Array, Ints, Keys, reserve
+from torch_tfrecord.batch_memory import Array, Ints, Keys, as_tensor, reserve
 from torch_tfrecord.columns.dtypes import DType, ListKind, cast_array, decode_text, list_kind
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError, raise_first
 from torch_tfrecord.native import native_module
@@ -208,6 +208,11 @@ class Column(NamedTuple):
             raise ParseError(
                 f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
             ) from None
+
+    @staticmethod
+    def cast(values: Array, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of a column as a tensor of this dtype; see `cast_array`."""
+        return as_tensor(cast_array(values, dtype), dtype)
 
     def bounds(self) -> list[tuple[int, int]]:
         """(begin, end) of each record's values, for any count."""

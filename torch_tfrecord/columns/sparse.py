@@ -11,7 +11,7 @@ import torch
 
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns.containers import SparseList, is_ascending, make_sparse
-from torch_tfrecord.columns.dtypes import DType, cast, check_key, check_list_dtype, fixed_shape
+from torch_tfrecord.columns.dtypes import DType, check_key, check_list_dtype, fixed_shape
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.reading import Column, Reader, Want, labelled
 from torch_tfrecord.errors import LimitExceededError
@@ -143,6 +143,6 @@ class _SparseReader:
     def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Value]:
         dtype = self._spec.dtype
         if isinstance(dtype, torch.dtype):
-            return labelled(self._values, cast, column.values[order], dtype)
+            return labelled(self._values, Column.cast, column.values[order], dtype)
         values = labelled(self._values, column.strings, dtype)
         return [values[place] for place in order]

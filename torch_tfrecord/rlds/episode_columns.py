@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import Ints, splits_of
-from torch_tfrecord.columns import Column, DType, LackingError, Want, decode_text, rows_of
+from torch_tfrecord.columns import DType, LackingError, Want, decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
 from torch_tfrecord.tfds import Leaf
@@ -25,7 +25,9 @@ __all__ = [
     "Pictures",
     "each_leaf",
     "own_tensor",
+    "part_of",
     "read_encoded",
+    "read_leaf",
 ]
 
 _MOST_LENGTH = 1 << 33  # more than a record can hold
@@ -254,91 +256,78 @@ def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-class _Part(NamedTuple):
-    """A list divided into records, each with rows of equal length.
-
-    Attributes:
-        values: The list.
-        row_values: Values per row.
-        ends: Row splits of the records; None for one row each.
-    """
-
-    values: Values
-    row_values: int
-    ends: Ints | None = None
-
-    def bounds(self, first: int, stop: int) -> Ints:
-        """Where the values of records `first` to `stop` - 1 begin and end."""
-        # Only the asked range: an episode may have a million steps.
-        rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
-        return rows * self.row_values
-
-
 class LeafLists(EpisodeColumn):
-    """A feature as its lists by key (int64 or float32 arrays, lists of bytes, or `Frames`), decoded
-    when read.
+    """A feature of steps as its lists by key (int64 or float32 arrays, lists of bytes, or
+    `Frames`), decoded when read.
 
     Args:
-        leaf: Reads one record; for a step feature, one step without the sequence of steps around
-            it.
+        leaf: Reads one step, without the sequence of steps around it.
         lists: The feature's lists.
         place: Where the feature is, for errors.
-        num_steps: Number of steps to cut them into; None if they belong to a single record.
+        num_steps: Number of steps to cut them into.
 
     Raises:
         ParseError: The lists do not fit the number of steps.
     """
 
-    __slots__ = ("_leaf", "_lists", "_num_steps", "_parts", "_place")
+    __slots__ = ("_leaf", "_num_steps", "_parts", "_place")
 
     def __init__(
-        self,
-        leaf: Leaf,
-        lists: Mapping[str, Values],
-        place: FeaturePlace,
-        num_steps: int | None = None,
+        self, leaf: Leaf, lists: Mapping[str, Values], place: FeaturePlace, num_steps: int
     ) -> None:
-        self._leaf, self._lists, self._place = leaf, lists, place
+        self._leaf, self._place, self._num_steps = leaf, place, num_steps
+        self._parts = _cut(leaf, lists, num_steps)
         self.num_bytes = sum(
-            getattr(values, "nbytes", 64 * len(values)) for values in lists.values()
+            ends.nbytes + getattr(values, "nbytes", 64 * len(values))
+            for values, ends in self._parts.values()
         )
-        self._num_steps = 1 if num_steps is None else num_steps
-        if num_steps is None:
-            self._parts = {key: _Part(values, len(values)) for key, values in lists.items()}
-        else:
-            self._parts = _cut(leaf, lists, num_steps)
 
     def __len__(self) -> int:
         return self._num_steps
 
+    def at(self, step: int) -> object:
+        """The value of one step, a copy."""
+        lists = {
+            key: part_of(values, *ends[step : step + 2].tolist())
+            for key, (values, ends) in self._parts.items()
+        }
+        try:
+            return read_leaf(self._leaf, lists)
+        except TFRecordError as error:
+            raise self._place.at_step(error, step) from error.__cause__
+
     def read(self, first: int, stop: int) -> list[object]:
         """The values of steps `first` to `stop` - 1, as copies."""
-        try:
-            return self.values(first, stop)
-        except TFRecordError as error:
-            if stop == first + 1:
-                raise self._place.at_step(error, first) from error.__cause__
-            middle = (first + stop) // 2  # by halves, to raise the error of the first bad step
-            return self.read(first, middle) + self.read(middle, stop)
-
-    def values(self, first: int = 0, stop: int = 1) -> list[object]:
-        """`read`, with errors that do not name the step."""
-        columns = [
-            _column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants
-        ]
-        try:
-            return list(rows_of(self._leaf.read(columns)))
-        except LackingError as error:
-            raise error.want.missing(self._lists) from None
+        return [self.at(step) for step in range(first, stop)]
 
 
-def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _Part]:
-    """Cut the lists by step, under the keys that a record with only that step would have."""
-    # Row lengths of the steps themselves are the outermost level: a step has one level fewer.
-    key, ends, total = leaf.key, None, num_steps
+def part_of(values: Any, begin: int = 0, end: int | None = None) -> Any:
+    """A copy of some of the values of a list."""
+    if isinstance(values, Frames):
+        return values.read(begin, len(values) if end is None else end)
+    # A sample may change its tensors; the lists are cached.
+    return values[begin:end].copy()
+
+
+def read_leaf(leaf: Leaf, lists: Mapping[str, Any]) -> object:
+    """Read a leaf from the lists of one record, or of one step.
+
+    Raises:
+        TFRecordError: See `Leaf.read`.
+    """
+    try:
+        return leaf.one(lists)
+    except LackingError as error:
+        raise error.want.missing(lists) from None
+
+
+def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, tuple[Values, Ints]]:
+    """Cut the lists by step, under the keys that a record with only that step would have: each list,
+    and where the values of each step begin and end.
+    """
+    key, ends = leaf.key, np.arange(num_steps + 1)
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
-        keys = (key, f"{key}/shape", f"{key}/value")
-        return {each: _shares(lists[each], total) for each in keys if each in lists}
+        return {each: (values, ends * _share(values, num_steps)) for each, values in lists.items()}
 
     def find(suffix: str, dtype: DType, what: str) -> Any:
         want = Want(key, f"{key}/{suffix}", dtype, what)
@@ -346,7 +335,9 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
             raise want.missing(lists)
         return lists[want.key]
 
-    parts: dict[str, _Part] = {}
+    # Row lengths of the steps themselves are the outermost level: a step has one level fewer.
+    parts: dict[str, tuple[Values, Ints]] = {}
+    total = num_steps
     for level in range(len(leaf.lengths)):
         lengths = find(f"ragged_row_lengths_{level}", torch.int64, "sizes")
         # Before anything is cut by them.
@@ -356,43 +347,18 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
                 f"expected {total} row lengths of level {level}, of at least 0, got {len(lengths)}{least}"
             )
         if level:
-            parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
+            parts[f"{key}/ragged_row_lengths_{level - 1}"] = lengths, ends
         # A sum that overflows might look right.
         below = splits_of(np.minimum(lengths, _MOST_LENGTH))
-        ends, total = below if ends is None else below[ends], int(below[-1])
+        ends, total = below[ends], int(below[-1])
     flat = find("ragged_flat_values", leaf.element.stored, leaf.element.what)
     # A step of a sequence in a sequence of steps is a plain list.
-    parts[f"{key}/ragged_flat_values" if parts else key] = _shares(flat, total, ends)
-    return parts
+    name = f"{key}/ragged_flat_values" if parts else key
+    return parts | {name: (flat, ends * _share(flat, total))}
 
 
-def _shares(values: Values, total: int, ends: Ints | None = None) -> _Part:
-    """Divide a list into `total` rows of equal length; for `ends` see `_Part`."""
+def _share(values: Values, total: int) -> int:
+    """How many values each of so many rows of equal length has."""
     if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")
-    return _Part(values, len(values) // total if total else 0, ends)
-
-
-def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
-    if part is None:
-        # As a parser says it of a key that no record has.
-        num_records = stop - first
-        values = np.zeros(
-            (0, 2) if want.kind.dtype is bytes else 0,
-            np.float32 if want.kind.dtype is torch.float32 else np.int64,
-        )
-        return Column(
-            values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b""
-        )
-    offsets = part.bounds(first, stop)
-    begin, end = offsets[[0, -1]].tolist()
-    offsets = offsets - begin
-    found: Any = part.values
-    if want.kind.dtype is not bytes:
-        # A sample may change its tensors; the lists are cached.
-        return Column(found[begin:end].copy(), offsets, None, b"")
-    strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
-    spans = np.empty((len(strings), 2), np.int64)
-    spans[:, 1] = [*map(len, strings)]
-    spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
-    return Column(spans, offsets, None, b"".join(strings))
+    return len(values) // total if total else 0

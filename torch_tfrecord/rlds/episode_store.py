@@ -28,6 +28,8 @@ from torch_tfrecord.rlds.episode_columns import (
     NumberColumn,
     Pictures,
     each_leaf,
+    part_of,
+    read_leaf,
 )
 from torch_tfrecord.rlds.episode_index import episode_indexes
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
@@ -256,7 +258,7 @@ class _ColumnMaker:
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
         if not _is_step(self._leaf):
-            return LeafLists(self._reader, own, place).values()[0]
+            return read_leaf(self._reader, {key: part_of(values) for key, values in own.items()})
         path = place.path
         if not own and getattr(self._leaf.feature, "optional", False):
             return ListColumn([None] * num_steps, None)

@@ -1,40 +1,358 @@
 """Read one leaf of the feature tree from records: a single element, a sequence, or ragged rows.
 
-TFDS does not declare the storage form, so the keys in the record decide::
+TFDS does not declare how nested sequences are stored: there the keys in the record decide::
 
     k                                                        one list: an element, or those of a sequence
     k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost lengths first
     k/shape, k/value                                         tensors of two or more unknown sizes, and their shapes
 
-Records in the same form are read together, others one by one.
+An element decodes one value, a `Leaf` handles the nesting around it. Source: the
+``decode_example`` of each class of ``tensorflow_datasets.core.features``, 4.9.10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
+import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve, splits_of
-from torch_tfrecord.columns import Column, Want, nest_rows, reserve_for_values, rows_of
+from torch_tfrecord.columns import (
+    Column,
+    DType,
+    Nested,
+    RawTensor,
+    Want,
+    decode_text,
+    rows_of,
+    stack,
+)
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, read_each
-from torch_tfrecord.media import image_size
-from torch_tfrecord.tfds.elements import Element, EncodedTensor
+from torch_tfrecord.media import decode_image, decode_sound, image_size, read_wav
+from torch_tfrecord.tfds.features import Shape, fits
 
-__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf"]
+__all__ = [
+    "BoxLeaf",
+    "BytesElement",
+    "Element",
+    "EncodedTensor",
+    "Leaf",
+    "NumberElement",
+    "PictureElement",
+    "StringElement",
+    "TextElement",
+    "decoded_sound",
+]
 
-_THERE, _LACKING = 0, 1  # the values of Column.missing
-MAX_LENGTH = 1 << 33
-"""More than a record can hold, since protobuf limits messages to 2 GiB."""
+_MAX_LENGTH = 1 << 33  # more than a record can hold, since protobuf limits messages to 2 GiB
+_Pixels: TypeAlias = "npt.NDArray[Any]"
+
+
+class Element:
+    """How one value is decoded.
+
+    Attributes:
+        stored: Dtype of the list that has it.
+        count: List values per element; None if the shape has an unknown size, inferred from the
+            list.
+        what: Name of the kind of value, for errors.
+        dtype: Dtype of the tensors; None if the values are not tensors.
+        shape: Shape of one element.
+        is_text, is_encoded: Whether each value is UTF-8, or other bytes that `decode` reads.
+        plain_mode: The mode of `decode_image` that gives the value, a `tv_tensors.Image`; None if
+            that takes more, or the value is no image.
+    """
+
+    stored: DType = bytes
+    count: int | None = 1
+    what: str
+    dtype: torch.dtype | None = None
+    shape: Shape = ()
+    is_text = is_encoded = False
+    plain_mode: str | None = None
+
+    def one(self, values: Any) -> Any:
+        """The element of a list."""
+        return self.each(values, 1)[0]
+
+    def each(self, values: Any, number: int) -> Any:
+        """That number of elements of equal size: a tensor [number, ...] if they have the same
+        shape, else a list.
+        """
+        raise NotImplementedError
+
+    def many(self, values: Any) -> Any:
+        """All elements of a list, as `each` gives them."""
+        found = "string" if self.dtype is None else "number"
+        if self.count is None and len(values):
+            raise ParseError(
+                f"expected a shape list next to elements of unknown shape, got one list of {found}s"
+            )
+        if self.count == 0:
+            raise ParseError(
+                f"expected elements of at least one {found}: the record does not say how many there are"
+            )
+        number, rest = divmod(len(values), self.count or 1)
+        if rest:
+            raise ParseError(
+                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
+            )
+        return self.each(values, number)
+
+    def sizes(self, num_values: int, number: int) -> tuple[int, ...]:
+        """The shape of that number of elements, which have so many values together.
+
+        Raises:
+            ParseError: The number of values does not fit the shape.
+        """
+        if not number:
+            return (0, *(size or 0 for size in self.shape))
+        if self.shape.count(None) > 1:
+            raise ParseError(f"expected the sizes of shape {self.shape} in the record, got none")
+        # An unknown size beside a size of 0 may be any: 0 is taken, as in NumPy.
+        fixed = math.prod(size for size in self.shape if size is not None)
+        each = num_values // number
+        found = each // fixed if fixed else 0
+        if each != fixed * (found if None in self.shape else 1):
+            multiple = "a multiple of " if None in self.shape else ""
+            raise ParseError(f"expected {multiple}{fixed} values for {self.shape}, got {each}")
+        return (number, *(found if size is None else size for size in self.shape))
+
+
+class NumberElement(Element):
+    """Numbers stored as a list: ints and bools in an int64_list, floats in a float_list.
+
+    Args:
+        dtype: Dtype of the tensor. uint64 is bit-cast from int64, as TFDS writes it.
+        shape: Shape of one element; at most one None.
+    """
+
+    dtype: torch.dtype
+
+    def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
+        self.dtype, self.shape = dtype, shape
+        # Bools are stored as integers.
+        self.stored = torch.float32 if dtype.is_floating_point else torch.int64
+        self.count = _num_values(shape)
+        self.what = str(dtype).removeprefix("torch.")
+
+    def each(self, values: npt.NDArray[Any], number: int) -> torch.Tensor:
+        """A tensor [number, *shape]."""
+        # The list holds int64 of the same bits, as protobuf has no list of uint64.
+        is_unsigned = self.dtype == torch.uint64
+        tensor = Column.cast(values, torch.int64 if is_unsigned else self.dtype)
+        tensor = tensor.view(self.dtype) if is_unsigned else tensor
+        return tensor.reshape(self.sizes(len(values), number))
+
+
+class StringElement(Element):
+    """Byte strings of a shape, returned as bytes or nested lists of bytes.
+
+    Args:
+        shape: Shape of one element; at most one None.
+    """
+
+    what = "bytes"
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.count = _num_values(shape)
+
+    def each(self, values: Sequence[bytes], number: int) -> list[object]:
+        """A list of elements, each nested according to the shape."""
+        flat = np.empty(len(values), object)
+        flat[:] = values
+        nested: list[object] = flat.reshape(self.sizes(len(values), number)).tolist()
+        return nested
+
+
+class BytesElement(Element):
+    """One byte string per element, decoded by a function.
+
+    Args:
+        decode: Turns bytes into the value; None returns the bytes.
+        what: Name of the kind of value, for errors.
+    """
+
+    is_encoded = True
+
+    def __init__(
+        self, decode: Callable[[bytes], object] | None = None, what: str = "bytes"
+    ) -> None:
+        self._decode = decode
+        self.what = what
+
+    def decode(self, data: bytes) -> object:
+        """Decode one value."""
+        return data if self._decode is None else self._decode(data)
+
+    def one(self, values: Sequence[bytes]) -> object:
+        """The only value of a list."""
+        if len(values) != 1:
+            raise ParseError(f"expected 1 value, got {len(values)}")
+        return self.decode(values[0])
+
+    def each(self, values: Sequence[bytes], number: int) -> object:
+        """Decode all values of a list."""
+        # A list of empty strings takes next to nothing in the record.
+        reserve(number * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
+        return self.join([self.decode(value) for value in values])
+
+    def join(self, items: list[Any]) -> object:
+        """Stack decoded elements if they have the same shape."""
+        if items or self.dtype is None:
+            return stack(items)
+        return torch.empty(self.sizes(0, 0), dtype=self.dtype)
+
+
+class TextElement(BytesElement):
+    """UTF-8 text, decoded to str."""
+
+    is_text = True
+    is_encoded = False
+
+    def __init__(self) -> None:
+        super().__init__(decode_text, "Text")
+
+
+class EncodedTensor(BytesElement):
+    """A tensor stored as its raw bytes, optionally zlib-compressed.
+
+    Args:
+        dtype: Dtype of the tensor.
+        shape: None for unknown sizes; with two or more, the record also holds the shape.
+        is_zlib: Whether the bytes are compressed.
+    """
+
+    dtype: torch.dtype
+
+    def __init__(self, dtype: torch.dtype, shape: Shape, is_zlib: bool) -> None:
+        name = str(dtype).removeprefix("torch.")
+        super().__init__(what=f"{name}, {'zlib' if is_zlib else 'bytes'}")
+        self.dtype, self.shape = dtype, shape
+        self._spec = RawTensor((), dtype, compression="zlib" if is_zlib else None)
+
+    def decode(self, data: bytes, shape: Shape | None = None) -> torch.Tensor:
+        """Decode a tensor, with the shape in the record or at most one unknown size."""
+        shape = self.shape if shape is None else shape
+        if not fits(shape, self.shape):
+            raise ParseError(f"expected a shape like {self.shape}, got {shape}")
+        sizes = tuple(-1 if size is None else size for size in shape)
+        return self._spec._value([memoryview(data)], sizes, 0)
+
+
+def _num_values(shape: Shape) -> int | None:
+    """Number of values in an element; None if a size is unknown."""
+    return None if None in shape else math.prod(size for size in shape if size is not None)
+
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Number of channels -> mode of `decode_image`, for uint8 images."""
+
+
+class PictureElement(BytesElement):
+    """An image: uint8, uint16, or float32 stored in the four bytes of RGBA pixels.
+
+    Args:
+        feature: Gives shape and dtype; a `LabeledImage` has class numbers as pixels.
+        as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C,
+            H, W].
+        is_video: Join several images to a `tv_tensors.Video`.
+    """
+
+    def __init__(
+        self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False
+    ) -> None:
+        super().__init__(what="Image")
+        self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
+        self._is_numpy_layout = as_numpy_layout
+        self._mode = _MODES.get(self.shape[-1] or 0) if self.dtype == torch.uint8 else None
+        self._one = tv_tensors.Mask if isinstance(feature, f.LabeledImage) else tv_tensors.Image
+        self._many = tv_tensors.Video if is_video else self._one
+        self.plain_mode = self._mode if self._many is tv_tensors.Image else None
+
+    def decode(self, data: bytes) -> torch.Tensor:
+        """Decode one image."""
+        pixels = self._pixels(data)
+        channels, height, width = pixels.shape
+        stored = (height, width, channels)
+        if not fits(stored, self.shape):
+            raise ParseError(
+                f"expected an image of (height, width, channels) {self.shape}, got {stored}"
+            )
+        return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
+
+    def _pixels(self, data: bytes) -> torch.Tensor:
+        channels = self.shape[-1]
+        if self.dtype == torch.float32:
+            # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
+            rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
+            return rgba.view(torch.float32).permute(2, 0, 1)
+        if self._mode is not None:
+            return decode_image(data, self._mode)
+        # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
+        pixels = decode_image(data, "unchanged").numpy()
+        if self.dtype == torch.uint16:
+            # as libpng expands 8 bits to 16
+            pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
+        else:
+            # libpng drops the lower byte.
+            pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
+        return torch.from_numpy(_with_channels(pixels, channels))
+
+    def join(self, items: list[Any]) -> object:
+        """Stack images of equal size; return an empty tensor if there are none."""
+        # Stacking tv_tensors calls `__torch_function__` for each of them.
+        stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
+        if not isinstance(stacked, torch.Tensor):
+            return items
+        if self._is_numpy_layout:
+            return stacked
+        return self._many(stacked if items else stacked.permute(0, 3, 1, 2))
+
+
+def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
+    """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque
+    alpha.
+    """
+    found = len(pixels)
+    if channels is None or channels == found:
+        return pixels
+    color = pixels[:1] if found in (1, 2) else pixels[:3]
+    # A mask or a depth has no alpha; what reads it as RGBA gets it opaque.
+    opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    # TensorFlow would convert to gray with weights of its own: no feature of TFDS asks for it.
+    if channels in (1, 2) and len(color) == 3:
+        raise ParseError(f"expected {channels} channels, got a colour image")
+    color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
+    return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
+
+
+def decoded_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """An audio file's samples as integers [T] or [T, channels], as stored, or of 16 bits."""
+    view = memoryview(data)
+    # WAV is read without a decoder, as samples lie there as they are.
+    numbers = (read_wav(view) or decode_sound(view)).integers()
+    channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
+    if channels != wanted:
+        raise ParseError(f"expected audio of {wanted} channels, got {channels}")
+    tensor = torch.from_numpy(np.array(numbers))
+    return (tensor if len(shape) > 1 else tensor[:, 0]).to(dtype)
+
+
+# The nesting.
 
 
 class Leaf:
-    """A `Reader` of one leaf; its column is a tensor if `collate` would stack the records' values
-    to one.
+    """A `Reader` of one leaf.
 
     Args:
         key: Its key in the record: the names from the root, joined by "/".
@@ -58,213 +376,190 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
+        self._is_shaped = isinstance(element, EncodedTensor) and element.shape.count(None) > 1
 
-        values, sizes = (element.stored, element.what), (torch.int64, "sizes")
-        lists = {"": values}
-        if len(lengths) > 1:
-            lists["/ragged_flat_values"] = values
+        lists = {"/value" if self._is_shaped else "": (element.stored, element.what)}
+        sizes = (torch.int64, "sizes")
+        if self._is_shaped:
+            lists["/shape"] = sizes
+        elif len(lengths) > 1:
+            lists["/ragged_flat_values"] = lists[""]
             lists |= {f"/ragged_row_lengths_{level}": sizes for level in range(len(lengths) - 1)}
-        self._ragged_places = slice(1, len(lists))
-        self._shape_place = len(lists) if isinstance(element, EncodedTensor) else None
-        if self._shape_place is not None:
-            lists |= {"/shape": sizes, "/value": values}
         self.wants = tuple(Want(key, key + suffix, *of) for suffix, of in lists.items())
+        self._own = self.wants
 
     def read(self, columns: Sequence[Column]) -> object:
-        """Read the batch's column.
+        """Read the batch's column: a tensor, or a list of the records' values.
 
         Raises:
             TFRecordError: The leaf is missing from a record, or has another type or shape; names
                 the feature.
         """
+        with self._labelled():
+            together = self._numbers(columns[0])
+            return self._one_by_one(columns) if together is None else together
+
+    def one(self, lists: Mapping[str, Any]) -> object:
+        """Read it from the lists of one record by their keys: arrays of numbers, and lists of
+        bytes.
+        """
+        with self._labelled():
+            return self._value(lists)
+
+    @contextlib.contextmanager
+    def _labelled(self) -> Iterator[None]:
         try:
-            return self.read_own(columns)
+            yield
         except (ParseError, ImageDecodeError, LimitExceededError) as error:
             if str(error.args[0]).startswith("feature "):
                 raise
             raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
-    def read_own(self, columns: Sequence[Column]) -> object:
-        """`read`, with errors that do not name the feature."""
-        num_records = len(columns[0].offsets) - 1
-        # Elements that are decoded one by one, in nested rows, are nested record by record.
-        is_joint = self.element.is_joint or len(self.lengths) < 2 or num_records == 1
-        # The usual case of a batch: all records have the plain list.
-        if is_joint and num_records and columns[0].missing is None:
-            return self._plain(columns)
-        states = [
-            [_THERE] * num_records if column.missing is None else column.missing.tolist()
-            for column in columns
-        ]
-        forms = [self._form(*state) for state in zip(*states, strict=True)]
-        if is_joint and len({*forms}) == 1:
-            return forms[0](columns)
-        return read_each(
-            # Records of different forms: each is a batch of one.
-            lambda row: rows_of(forms[row]([column.part(row, row + 1) for column in columns]))[0],
-            range(num_records),
-        )
-
-    def _form(self, *missing: int) -> Callable[[Sequence[Column]], object]:
-        """How to read a record, by which of its keys are missing."""
-        if missing[0] == _THERE:
-            return self._plain
-        if len(self.lengths) > 1 and missing[2] != _LACKING:
-            return self._ragged
-        if self._shape_place is not None and missing[self._shape_place] != _LACKING:
-            return self._shaped
-        # As in TFDS, a missing sequence is empty; only an element has a default.
-        if self._is_optional and not self.lengths:
-            return self._defaults
-        if self.lengths and missing[0] == _LACKING:
-            return self._plain
-        raise self.wants[0].lacking()
-
-    def _defaults(self, columns: Sequence[Column]) -> object:
-        return [self._default] * (len(columns[0].offsets) - 1)
-
-    def _values(self, column: Column) -> Any:
-        return column.strings(bytes) if self.element.stored is bytes else column.values
-
-    def _plain(self, columns: Sequence[Column]) -> object:
-        column, element = columns[0], self.element
-        values, counts = self._values(column), _counts(column)
-        # Strings are reserved for by what decodes them.
-        if isinstance(values, np.ndarray):
-            reserve_for_values(self.wants[0], values.nbytes, column.offsets)
+    def _numbers(self, column: Column) -> object:
+        """The numbers of all records at once; None if records must be read one by one."""
+        element = self.element
+        if (
+            not isinstance(element, NumberElement)
+            or not element.count
+            or len(self.lengths) > 1
+            or column.missing is not None
+        ):
+            return None
+        counts = column.offsets[1:] - column.offsets[:-1]
+        expected = self.lengths[0] if self.lengths else 1
+        wrong = counts % element.count if expected is None else counts != element.count * expected
+        # What does not fit is read one by one, where the error says why.
+        if wrong.any() or not len(counts):
+            return None
+        if len(counts) > 1:
+            reserve(column.values.nbytes)
+        rows = element.each(column.values, len(column.values) // element.count)
         if not self.lengths:
-            # Elements of an unknown size may differ: then each record is decoded on its own.
-            if (counts == counts[0]).all():
-                return element.each(values, len(counts))
-            return [element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
-        if len(self.lengths) == 1 and not element.is_joint:
-            return read_each(lambda ends: self._sequence(values[slice(*ends)]), column.bounds())
-        rows, totals = self._rows(values, counts)
-        return self._nested(rows, self._static_lengths(totals))
+            return rows
+        ends = column.offsets // element.count
+        if expected is None and not element.shape:
+            # As those of a VarLenFeature.
+            return Nested(rows, rows.dtype, (ends,))
+        sizes = np.diff(ends)
+        if (sizes == sizes[0]).all():
+            return rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
+        return list(torch.split(rows, sizes.tolist()))
 
-    def _sequence(self, values: object) -> object:
+    def _one_by_one(self, columns: Sequence[Column]) -> list[object]:
+        lists = [
+            (
+                want.key,
+                column.strings(bytes) if want.kind.dtype is bytes else column.values,
+                column.bounds(),
+                column.missing,
+            )
+            for want, column in zip(self._own, columns, strict=False)
+        ]
+
+        def read(row: int) -> object:
+            return self._value(
+                {
+                    key: values[slice(*bounds[row])]
+                    for key, values, bounds, missing in lists
+                    if missing is None or not missing[row]
+                }
+            )
+
+        return read_each(read, range(len(columns[0].offsets) - 1))
+
+    def _value(self, lists: Mapping[str, Any]) -> Any:
+        values = lists.get(self._own[0].key)
+        if values is None:
+            if len(self.lengths) > 1 and not self._is_shaped and self._own[2].key in lists:
+                return self._ragged(lists)
+            if not self.lengths:
+                if self._is_optional:
+                    return self._default
+                raise self._own[0].lacking()
+            # As in TFDS, a missing sequence is empty.
+            values = self._nothing
+        if self._is_shaped:
+            return self._shaped(values, lists.get(self._own[1].key, ()))
+        if not self.lengths:
+            return self.element.one(values)
         rows = self.element.many(values)
-        self._check_lengths(np.array([len(rows)]))
-        return rows
+        return self._nested(rows, self._static_lengths(len(rows)))
 
-    def _rows(self, values: Any, counts: Ints) -> tuple[Any, Ints]:
-        """All elements of the records, and the number in each."""
-        count = self.element.count or 1
-        # The first bad record alone gives the error that a sample of it would.
-        wrong = counts[counts % count != 0]
-        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // count
+    @property
+    def _nothing(self) -> Any:
+        stored = self.element.stored
+        return () if stored is bytes else np.zeros(0, str(stored).removeprefix("torch."))
 
-    def _static_lengths(self, totals: Ints) -> list[Ints]:
-        """Lengths (see `_nest`) of nested sequences stored in one list, which must match those of
-        the tree.
-
-        Args:
-            totals: Number of elements in each record.
+    def _static_lengths(self, total: int) -> list[Ints]:
+        """Lengths (see `_nested`) of nested sequences stored in one list of so many elements, which
+        must match those of the tree.
         """
         levels: list[Ints] = []
-        found = totals
+        found = total
         # From the innermost rows outwards.
         for length in reversed(self.lengths[1:]):
-            if (found % length if length else found).any():
-                raise ParseError(
-                    f"expected rows of the lengths {self.lengths}, got {totals.max()} values"
-                )
-            found = found // (length or 1)
-            levels.insert(0, np.full(found.sum(), length or 0))
-        return [found, *levels]
+            if found % length if length else found:
+                raise ParseError(f"expected rows of the lengths {self.lengths}, got {total} values")
+            found //= length or 1
+            levels.insert(0, np.full(found, length or 0))
+        return [np.array([found]), *levels]
 
-    def _ragged(self, columns: Sequence[Column]) -> object:
-        flat, *row_lengths = columns[self._ragged_places]
-        rows, totals = self._rows(self._values(flat), _counts(flat))
-        # After the values, whose errors say more.
-        for want, column in zip(self.wants[2:], row_lengths, strict=False):
-            if column.missing is not None and column.missing.any():
+    def _ragged(self, lists: Mapping[str, Any]) -> object:
+        _, flat, *wants = self._own
+        rows = self.element.many(lists.get(flat.key, self._nothing))
+        levels: list[Ints] = []
+        found = len(rows)
+        for level, want in reversed([*enumerate(wants)]):
+            if want.key not in lists:
                 raise want.lacking()
-        counts = [*map(_counts, row_lengths), totals]
-        for level, column in enumerate(row_lengths):
-            _check_row_lengths(level, column, counts[level + 1])
-            self._check_lengths(column.values, level + 1)
-        return self._nested(rows, [counts[0], *(column.values for column in row_lengths)])
+            lengths = lists[want.key]
+            # Clipped before summing: a sum that overflows might look right.
+            if (lengths < 0).any() or np.minimum(lengths, _MAX_LENGTH).sum() != found:
+                raise ParseError(
+                    f"expected row lengths of level {level} that sum to {found}, got {sum(lengths.tolist())}"
+                )
+            found = len(lengths)
+            levels.insert(0, lengths)
+        return self._nested(rows, [np.array([found]), *levels])
 
     def _nested(self, rows: Any, levels: Sequence[Ints]) -> object:
         """Nest elements into rows.
 
         Args:
-            rows: The elements of all records.
-            levels: The number of outermost rows in each record, and the lengths of all rows of
-                each level.
+            rows: The elements.
+            levels: The number of outermost rows, and the lengths of all rows of each level.
         """
-        self._check_lengths(levels[0])
-        is_tensor = isinstance(rows, torch.Tensor)
-        # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
-        if is_tensor and len(levels) == 1 and (self.lengths[0] is not None or rows.dim() > 1):
-            sizes = levels[0]
-            if (sizes == sizes[0]).all():
-                return rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
-            return list(torch.split(rows, sizes.tolist()))
-        splits = [*map(splits_of, levels)]
-        if is_tensor:
-            return nest_rows(rows.as_subclass(torch.Tensor), rows.dtype, splits)
+        for expected, found in zip(self.lengths, levels, strict=True):
+            wrong = found[found != expected] if expected is not None else found[:0]
+            if len(wrong):
+                raise ParseError(f"expected {expected} values in the sequence, got {wrong[0]}")
+        if isinstance(rows, torch.Tensor):
+            # Numbers of sequences of any length are jagged, as those of a VarLenFeature.
+            if len(levels) == 1 and (self.lengths[0] is not None or rows.dim() > 1):
+                return rows
+            splits = tuple(map(splits_of, levels))
+            return rows_of(Nested(rows.as_subclass(torch.Tensor), rows.dtype, splits))[0]
         # A list for each row; a tensor needs none.
         reserve(sum(map(len, levels)) * OBJECT_BYTES)
-        return nest_rows(rows, None, splits)
+        for lengths in reversed(levels[1:]):
+            rows = [rows[begin:end] for begin, end in pairwise(splits_of(lengths).tolist())]
+        return rows
 
-    def _shaped(self, columns: Sequence[Column]) -> object:
-        sizes, values = columns[self._shape_place :][:2]
-        if values.missing is not None and values.missing.any():
-            raise self.wants[-1].lacking()
-        strings = values.strings(bytes)
-        return read_each(
-            lambda own: self._decode_shaped(sizes.values[slice(*own[0])], strings[slice(*own[1])]),
-            zip(sizes.bounds(), values.bounds(), strict=True),
-        )
-
-    def _decode_shaped(self, sizes: Ints, values: list[bytes]) -> object:
+    def _shaped(self, values: Sequence[bytes], sizes: Any) -> object:
         element: Any = self.element
-        rank = len(element.shape)
-        if (
-            len(sizes) != rank * len(values)
-            or (not self.lengths and len(values) != 1)
-            or (sizes < 0).any()
-        ):
+        rank, number = len(element.shape), len(values)
+        shapes = np.array(sizes, np.int64)
+        if len(shapes) != rank * number or (not self.lengths and number != 1) or (shapes < 0).any():
             raise ParseError(
-                f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values"
+                f"expected {rank} sizes for each value, got {len(shapes)} for {number} values"
             )
-        # Before the loop: tensors of nothing take next to nothing in the record.
-        reserve(len(values) * TENSOR_BYTES)
-        shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
-        items = [element.decode(value, shape) for value, shape in zip(values, shapes, strict=True)]
-        if not self.lengths:
-            return items[0]
         if len(self.lengths) > 1:
             raise ParseError("expected tensors of unknown shape in one sequence at most")
-        self._check_lengths(np.array([len(items)]))
-        return element.join(items)
-
-    def _check_lengths(self, found: Ints, depth: int = 0) -> None:
-        expected = self.lengths[depth]
-        wrong = found[found != expected] if expected is not None else found[:0]
-        if len(wrong):
-            raise ParseError(f"expected {expected} values in the sequence, got {wrong[0]}")
-
-
-def _check_row_lengths(level: int, column: Column, counts: Ints) -> None:
-    """Check that the row lengths of each record sum to its rows in the next level; errors describe
-    one record.
-    """
-    lengths = column.values
-    # Clipped before summing: a sum that overflows might look right.
-    sums = splits_of(np.minimum(lengths, MAX_LENGTH))[column.offsets]
-    if (np.diff(sums) != counts).any() or (lengths < 0).any():
-        raise ParseError(
-            f"expected row lengths of level {level} that sum to {counts.sum()}, got {sum(lengths.tolist())}"
-        )
-
-
-def _counts(column: Column) -> Ints:
-    """Number of values in each record."""
-    found: Ints = column.offsets[1:] - column.offsets[:-1]
-    return found
+        # Before the loop: tensors of nothing take next to nothing in the record.
+        reserve(number * TENSOR_BYTES)
+        pairs = zip(values, shapes.reshape(number, rank).tolist(), strict=True)
+        items = [element.decode(value, tuple(shape)) for value, shape in pairs]
+        return self._nested(element.join(items), [np.array([number])]) if self.lengths else items[0]
 
 
 class BoxLeaf(Leaf):
@@ -276,7 +571,7 @@ class BoxLeaf(Leaf):
 
     Args:
         key, element, lengths: See `Leaf`.
-        bbox_format: Name of the format in TFDS; None if unknown.
+        bbox_format: Name of the format in TFDS.
         image: How to find the image in the record; None if there is no image.
     """
 
@@ -285,34 +580,41 @@ class BoxLeaf(Leaf):
         key: str,
         element: Element,
         lengths: tuple[int | None, ...],
-        bbox_format: str | None,
+        bbox_format: str,
         image: Want | None,
     ) -> None:
         super().__init__(key, element, lengths)
         self._format, self._image = bbox_format, image
         self.wants = self.wants if image is None else (*self.wants, image)
 
-    def read_own(self, columns: Sequence[Column]) -> object:
-        """`read`, with errors that do not name the feature."""
-        boxes, bbox_format = super().read_own(columns), self._format
-        # Nested rows of boxes have no class in torchvision.
-        if bbox_format is None or len(self.lengths) > 1:
-            return boxes
-        rows = rows_of(boxes)
-        sizes = [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
-        is_relative = bbox_format.startswith("REL_")
+    def read(self, columns: Sequence[Column]) -> object:
+        """See `Leaf.read`."""
+        rows = rows_of(super().read(columns))
+        return self._boxes(
+            rows, [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
+        )
+
+    def one(self, lists: Mapping[str, Any]) -> object:
+        """See `Leaf.one`; no image is looked at."""
+        return self._boxes([super().one(lists)], [None])[0]
+
+    def _boxes(
+        self, rows: Sequence[Any], sizes: Sequence[tuple[int, int] | None]
+    ) -> Sequence[object]:
+        """The boxes of records, given as numbers, and the (height, width) of the image of each."""
+        is_relative = self._format.startswith("REL_")
         if not is_relative and not any(sizes):
-            return boxes
+            return list(rows)
         parts = [row.numpy().reshape(-1, 4) for row in rows]
         counts, numbers = [*map(len, parts)], np.concatenate(parts)
         # torchvision has x first.
-        if bbox_format.endswith("YXYX"):
+        if self._format.endswith("YXYX"):
             numbers = numbers[:, [1, 0, 3, 2]]
         if is_relative:
             # (width, height, width, height)
             scales = np.array([(size or (1, 1))[::-1] * 2 for size in sizes], numbers.dtype)
             numbers = numbers * scales.repeat(counts, axis=0)
-        kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
+        kind = "XYWH" if self._format == "XYWH" else "XYXY"
         found = zip(torch.split(torch.from_numpy(numbers), counts), rows, sizes, strict=True)
         return [
             tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))

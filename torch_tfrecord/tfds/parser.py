@@ -27,18 +27,19 @@ from torch_tfrecord.media import Image
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
-from torch_tfrecord.tfds.elements import (
+from torch_tfrecord.tfds.features import Shape
+from torch_tfrecord.tfds.leaves import (
+    BoxLeaf,
     BytesElement,
     Element,
     EncodedTensor,
+    Leaf,
     NumberElement,
     PictureElement,
     StringElement,
     TextElement,
     decoded_sound,
 )
-from torch_tfrecord.tfds.features import Shape
-from torch_tfrecord.tfds.leaves import BoxLeaf, Leaf
 
 __all__ = [
     "Chosen",
@@ -119,14 +120,16 @@ class LeafPlace:
             ParseError: The feature class is unknown, or torch lacks the dtype; names the feature.
         """
         element, feature = make_element(self, decoding, path), self.feature
-        if isinstance(feature, f.BBoxFeature) and not decoding.as_numpy_layout:
+        box_format = feature.bbox_format if isinstance(feature, f.BBoxFeature) else None
+        # Nested rows of boxes have no class in torchvision.
+        if box_format is not None and len(self.lengths) < 2 and not decoding.as_numpy_layout:
             key, image = self.image_key, None
             if key is not None:
                 # The same `Want` as the image's own reader, so that one pass over the records
                 # serves both.
                 num_values = 1 if key in plain else None
                 image = Want(self.path, key, bytes, "Image", num_values=num_values)
-            return BoxLeaf(self.path, element, self.lengths, feature.bbox_format, image)
+            return BoxLeaf(self.path, element, self.lengths, box_format, image)
         return Leaf(
             self.path,
             element,
