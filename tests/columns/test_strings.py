@@ -42,7 +42,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.columns import inflate
+from torch_tfrecord.columns.raw_tensor import inflate
 
 CASES = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data" / "strings" / "cases.json.gz").read_bytes())
