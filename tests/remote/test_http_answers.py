@@ -15,7 +15,7 @@ from odd_server import odd_server
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
 from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import requests, stores
+from torch_tfrecord.remote import stores, transfers
 from torch_tfrecord.remote.transfers import infos, listing
 
 pytest.importorskip("aiohttp")
@@ -27,7 +27,7 @@ KEYS = {"Authorization": "Bearer s3ntinel", "X-Key": "s3ntinel", "Cookie": "id=s
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
 
 
 @pytest.fixture(params=["obstore", "fsspec"])

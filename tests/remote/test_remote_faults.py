@@ -17,7 +17,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import fsspec_store, obstore_store, requests, stores
+from torch_tfrecord.remote import fsspec_store, obstore_store, stores, transfers
 
 NUM_FILES, NUM_RECORDS, BATCH = 2, 6, 4
 OURS = (TFRecordError, FileNotFoundError, PermissionError)
@@ -55,14 +55,14 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def few_attempts(monkeypatch):
-    monkeypatch.setattr(requests, "MOST_ATTEMPTS", 3)
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.005)
+    monkeypatch.setattr(transfers, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.005)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))  # clients with other times
 
 
 def short_times(monkeypatch, num_attempts):
     """Where a request stalls. Elsewhere a busy machine would be taken for a stall."""
-    monkeypatch.setattr(requests, "MOST_ATTEMPTS", num_attempts)
+    monkeypatch.setattr(transfers, "MOST_ATTEMPTS", num_attempts)
     monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.15)
     monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 0.3)
 
@@ -195,8 +195,8 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
     ):
         assert isinstance(result, TFRecordError), f"{kind} from request {number} on: {result}"
         check_error(result, server)
-        assert f"({requests.MOST_ATTEMPTS} attempts)" in str(result)
-        assert result.attempts == requests.MOST_ATTEMPTS
+        assert f"({transfers.MOST_ATTEMPTS} attempts)" in str(result)
+        assert result.attempts == transfers.MOST_ATTEMPTS
         assert (result.status == 500) == (kind == "500")
 
 

@@ -28,7 +28,7 @@ from torch_tfrecord import (
     per_process,
 )
 from torch_tfrecord.files import Access
-from torch_tfrecord.remote import fsspec_store, requests, stores
+from torch_tfrecord.remote import fsspec_store, stores, transfers
 
 NUM_RECORDS = 40
 ALL = [b"%04d" % number * 500 for number in range(2 * NUM_RECORDS)]
@@ -88,7 +88,7 @@ def test_a_child_leaves_the_connections_of_a_client_that_was_dropped(tmp_path, m
         request.send(206 if "Range" in request.headers else 200, headers, data[begin:end])
 
     monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 2)  # else it waits five minutes
-    monkeypatch.setattr(requests, "MOST_ATTEMPTS", 1)
+    monkeypatch.setattr(transfers, "MOST_ATTEMPTS", 1)
     options = {"storage_options": {"headers": {"X-Key": "1"}}, "index": "memory"}
     with odd_server(answer) as server:
         assert TFRecordDataset(f"{server.url}/a", **options)[1] == ALL[1]

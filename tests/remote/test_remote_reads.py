@@ -25,7 +25,7 @@ from torch_tfrecord import (
 from torch_tfrecord.files import open_file
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.remote import requests, stores, transfers
+from torch_tfrecord.remote import stores, transfers
 
 NUM_FILES, NUM_RECORDS, LENGTH = 4, 50, 20_000
 OVERHEAD = 16
@@ -60,7 +60,7 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def fresh(server, monkeypatch):
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
     server.reset()
 
 

@@ -1,7 +1,7 @@
 """Data in a bucket of S3, as moto's server stands for one: by obstore and by s3fs, with options,
 indexes, listings.
 
-Covers remote/obstore_store, remote/stores, remote/store, remote/remote_paths.
+Covers remote/obstore_store, remote/stores, remote/store, remote/storages.
 """
 
 import pytest

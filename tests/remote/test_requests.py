@@ -1,6 +1,6 @@
 """Many requests at once: their order, their errors, asking again, and that nobody is kept waiting.
 
-Covers remote/requests, remote/transfers.
+Covers remote/transfers.
 """
 
 import subprocess
@@ -13,14 +13,14 @@ import pytest
 from torch_tfrecord import CorruptRecordError, RemoteError
 from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import requests
-from torch_tfrecord.remote.requests import Job, Transfer
+from torch_tfrecord.remote import transfers
 from torch_tfrecord.remote.store import StoreError
+from torch_tfrecord.remote.transfers import Job, Transfer
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
 
 
 def transfer(*calls, num_bytes=1):
@@ -141,7 +141,7 @@ def test_one_that_is_dropped_is_not_asked_for():
 
 
 def test_one_that_waits_to_ask_again_ends_with_the_others(monkeypatch):
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 5.0)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 5.0)
     call, asked = failing(99, StoreError("no"))
 
     def bad(store, name):
@@ -173,11 +173,11 @@ def are_at_once(expected, number=300, num_bytes=1):
 
 @pytest.fixture
 def new_engine(monkeypatch):
-    monkeypatch.setattr(requests, "_ENGINE", PerProcess(requests._Engine))
+    monkeypatch.setattr(transfers, "_ENGINE", PerProcess(transfers._Engine))
 
 
 def test_a_number_of_bytes_is_not_passed(monkeypatch, new_engine):
-    monkeypatch.setattr(requests, "_MOST_BYTES", 300)
+    monkeypatch.setattr(transfers, "_MOST_BYTES", 300)
     assert are_at_once(3, num_bytes=100)
     assert are_at_once(1, num_bytes=1000)  # alone, what is larger than all
 
@@ -185,7 +185,7 @@ def test_a_number_of_bytes_is_not_passed(monkeypatch, new_engine):
 @pytest.mark.parametrize("status", [429, 503])
 def test_half_as_many_for_a_minute_after_a_refusal(monkeypatch, new_engine, status):
     now = [1000.0]
-    monkeypatch.setattr(requests, "monotonic", lambda: now[0])
+    monkeypatch.setattr(transfers, "monotonic", lambda: now[0])
     assert are_at_once(128)
     call, _ = failing(1, StoreError("no", status=status))
     assert transfer(call).answers() == ["good"]
@@ -203,7 +203,7 @@ def test_what_breaks_is_no_refusal(new_engine):
 @pytest.mark.daily
 def test_the_end_of_python_does_not_wait():
     code = (
-        "import time; from torch_tfrecord.remote.requests import Job, Transfer\n"
+        "import time; from torch_tfrecord.remote.transfers import Job, Transfer\n"
         "from torch_tfrecord.files import Access\n"
         "asked = []\n"
         "def call(store, name): asked.append(1); time.sleep(600)\n"

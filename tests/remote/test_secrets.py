@@ -42,7 +42,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import requests, stores
+from torch_tfrecord.remote import stores, transfers
 
 pytest.importorskip("aiohttp")
 
@@ -101,7 +101,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.0001)
+    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.0001)
     monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 

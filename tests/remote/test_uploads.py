@@ -1,7 +1,7 @@
 """Writers to storages: S3 by moto through obstore and through s3fs, memory:// through fsspec; also
 test_upload_file's.
 
-Covers records/record_file, remote/uploads.
+Covers records/record_file, remote/storages.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import Access, open_file
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import obstore_store, store, stores, transfers, upload_bytes
-from torch_tfrecord.remote.transfers import infos_if_there
+from torch_tfrecord.remote import obstore_store, storages, store, stores, upload_bytes
+from torch_tfrecord.remote.storages import infos_if_there
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -199,7 +199,7 @@ def test_file_systems_without_parts():
     write("memory://up/a/x", RECORDS[:3], None, write_index=True)
     ds = TFRecordDataset("memory://up/a/x", index="require")
     assert [ds.raw(number) for number in range(3)] == RECORDS[:3]
-    transfers.remove(["memory://up/a/x", "memory://up/a/none"], Access())
+    storages.remove(["memory://up/a/x", "memory://up/a/none"], Access())
     assert infos_if_there(["memory://up/a/x"], Access()) == [None]
 
 

@@ -9,7 +9,7 @@ from rlds_episodes import LENGTHS, write_episodes
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord import tfds
-from torch_tfrecord.remote import uploads
+from torch_tfrecord.remote import storages
 
 OPTIONS = {"skip_instance_cache": True}
 TREE = {"x": f.Tensor(shape=(3,), dtype=np.int64), "label": f.ClassLabel(names=["a", "b"])}
@@ -62,14 +62,14 @@ def test_a_directory_that_is_there_is_refused():
 
 
 def test_nothing_stays_after_an_error(monkeypatch):
-    real = uploads.upload
+    real = storages.upload
 
     def failing(items, access):
         if any(item.path.endswith("dataset_info.json") for item in items):
             raise OSError("no")
         return real(items, access)
 
-    monkeypatch.setattr("torch_tfrecord.remote.uploads.upload", failing)
+    monkeypatch.setattr("torch_tfrecord.remote.storages.upload", failing)
     with pytest.raises(OSError, match=r"^no$"):
         tfds.write("memory://e/toy/1.0.0", {"train": SAMPLES}, TREE, name="toy")
     with pytest.raises(ValueError, match="split 'train', sample 7: "):

@@ -1,8 +1,6 @@
 from .disk_cache import cache_info
-from .remote_paths import RemoteNames
-from .storages import STORAGES
+from .storages import STORAGES, RemoteNames, upload_bytes, upload_folder
 from .transfers import first_bytes
-from .uploads import upload_bytes, upload_folder
 
 __all__ = [
     "STORAGES",

@@ -8,17 +8,23 @@ import errno
 import os
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from crc32c import crc32c
 
 from torch_tfrecord.files import Access, FileSource, RemoteInfo
-from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote.requests import Transfer
+from torch_tfrecord.per_process import PerProcess, ProcessCache
 from torch_tfrecord.remote.store import FileRange, RemotePart
-from torch_tfrecord.remote.transfers import begin_range, fetch, forget, read_into, start_info
+from torch_tfrecord.remote.transfers import (
+    Transfer,
+    begin_range,
+    fetch,
+    forget,
+    read_into,
+    start_info,
+)
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["AheadFile", "BlockMemory", "FilesAhead", "RemoteFile"]
@@ -72,7 +78,7 @@ class RemoteFile(FileSource):
     max_gap_bytes = _GAP_BYTES
 
     def __init__(self, path: str, access: Access, info: RemoteInfo) -> None:
-        self.path, self.access = path, access
+        self.path, self.access, self._info = path, access, info
         if info.is_folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
         if info.size is None:
@@ -101,8 +107,7 @@ class RemoteFile(FileSource):
 
     def ahead(self, last: int | None = None) -> FileSource:
         """See `FileSource`."""
-        info = RemoteInfo(self.file_size, self.etag, self.mtime_ns)
-        file = AheadFile(self.path, self.access, info)
+        file = AheadFile(self.path, self.access, self._info)
         file.last = self.file_size if last is None else last
         return FilesAhead([], self.access, {}).adopt(file)
 
@@ -307,6 +312,9 @@ class _PendingRange:
         self._started = begin_range(FileRange(file.part, begin, end), file.access)
         self._data: memoryview | None = None
 
+    def __len__(self) -> int:
+        return self.end - self.begin
+
     @property
     def has_failed(self) -> bool:
         """Whether it could not be read."""
@@ -340,8 +348,9 @@ class BlockMemory:
         block_bytes: int,
         most_bytes: int = _MOST_BLOCK_BYTES,
     ) -> None:
-        self._extent_of, self._block_bytes, self._most_bytes = extent_of, block_bytes, most_bytes
-        self._kept = PerProcess(_Blocks)
+        self._extent_of, self._block_bytes = extent_of, block_bytes
+        self._blocks: ProcessCache[_PendingRange] = ProcessCache(most_bytes, len)
+        self._turn = PerProcess(threading.Lock)
 
     def read(self, ranges: Sequence[_Range], buffer: memoryview) -> None:
         """Read ranges to their places in a buffer."""
@@ -359,25 +368,14 @@ class BlockMemory:
 
     def _block(self, file: RemoteFile, number: int, offset: int) -> _PendingRange:
         """The block of a byte; asked for where it is not here."""
-        kept = self._kept.get()
         key = number, offset // self._block_bytes, file.num_forgotten
-        with kept.lock:
-            block = kept.blocks.pop(key, None)
-            if block is None or block.has_failed or not block.begin <= offset < block.end:
-                kept.num_bytes -= 0 if block is None else block.end - block.begin
-                block = _PendingRange(file, *self._extent_of(number, offset, self._block_bytes))
-                kept.num_bytes += block.end - block.begin
-            kept.blocks[key] = block
-            while kept.num_bytes > self._most_bytes and len(kept.blocks) > 1:
-                _, dropped = kept.blocks.popitem(last=False)
-                kept.num_bytes -= dropped.end - dropped.begin
-            return block
 
+        def begin(_: object) -> _PendingRange:
+            return _PendingRange(file, *self._extent_of(number, offset, self._block_bytes))
 
-class _Blocks:
-    """The blocks of one process; the one used last is at the end."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.blocks: OrderedDict[tuple[int, int, int], _PendingRange] = OrderedDict()
-        self.num_bytes = 0
+        with self._turn.get():
+            block = self._blocks.find(key, begin)
+            if not block.has_failed and block.begin <= offset < block.end:
+                return block
+            self._blocks.drop(key)
+            return self._blocks.find(key, begin)
