@@ -49,7 +49,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.compression import gzip_members, seek_points
 from torch_tfrecord.compression import inflated as inflated_module
-from torch_tfrecord.compression.inflated_file import InflatedFile, InflatedFiles
+from torch_tfrecord.compression.codecs import InflatedFile, InflatedFiles
 from torch_tfrecord.compression.seek_points import SeekPoints
 from torch_tfrecord.files import open_file
 from torch_tfrecord.loading.record_files import RecordFiles

@@ -1,6 +1,6 @@
 """Gzip and zlib files as other programs write them: 100 and 20, each read at random as in order.
 
-Covers compression/deflate, compression/inflated_file. Those of TensorFlow are in tests/data/compressed; the
+Covers compression/deflate, compression/codecs. Those of TensorFlow are in tests/data/compressed; the
 others are made here, by Python's zlib and gzip and by the commands gzip and pigz.
 """
 

@@ -1,6 +1,6 @@
 """Compressed files entered at seek points.
 
-Covers compression/inflated_file, compression/seek_points, compression/deflate.
+Covers compression/codecs, compression/seek_points, compression/deflate.
 
 The oracle is Python's own gzip and zlib: what is read at random equals what they decompress.
 """
@@ -20,8 +20,8 @@ from torch_tfrecord import (
     build_index,
 )
 from torch_tfrecord.compression import InflatedFiles, inflated, seek_points
+from torch_tfrecord.compression.codecs import InflatedFile
 from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.compression.inflated_file import InflatedFile
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
 from torch_tfrecord.files import FileSource, open_file
 from torch_tfrecord.native import optional_module

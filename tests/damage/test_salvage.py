@@ -1,6 +1,6 @@
 """`salvage` of files that are damaged in known ways.
 
-Covers damage/saved_records, compression/rescue.
+Covers damage/saved_records, compression/deflate.
 """
 
 import gzip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
 from torch_tfrecord.compression import InflatedFiles
-from torch_tfrecord.compression.inflated_file import InflatedFile
+from torch_tfrecord.compression.codecs import InflatedFile
 from torch_tfrecord.files import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records import RecordReader

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.compression import inflated, rescue
+from torch_tfrecord.compression import deflate, inflated
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.files import FileSource, LocalFile, SequentialSource
 from torch_tfrecord.records import resync, scan
@@ -264,7 +264,7 @@ def work(tmp_path, monkeypatch, small):
     count(resync, "crc32c", "summed", lambda found, data, *before: len(data))
     count(scan, "crc32c", "summed", lambda found, data, *before: len(data))
     count(scan, "walk", "summed", lambda found, data: len(data))
-    count(rescue, "block_bits", "searched", lambda found, data, num_bytes: num_bytes)
+    count(deflate, "_block_bits", "searched", lambda found, data, num_bytes: num_bytes)
     inflate = InflatedSource._inflate
 
     def counting(source, inflater):

@@ -1,5 +1,4 @@
-from .codecs import CODECS
-from .inflated_file import InflatedFiles
+from .codecs import CODECS, InflatedFiles
 
 __all__ = [
     "CODECS",

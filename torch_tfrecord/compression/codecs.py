@@ -1,26 +1,234 @@
-"""The codecs that the core asks: see `Codecs` in `records`."""
+"""The codecs that the core asks, see `Codecs` in `records`: how a file is compressed, its stream, and the
+file read at random, which is decompressed from the last seek point on; what was decompressed is kept
+for a while.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.compression.deflate import GZIP_MAGIC, WINDOW_BITS
+from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.compression.gzip_members import MemberPacker, member_lengths
 from torch_tfrecord.compression.inflated import Gap, InflatedSource, is_zlib_header
-from torch_tfrecord.compression.inflated_file import InflatedFiles
-from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
+from torch_tfrecord.compression.seek_points import BEGINNING, PointFinder, SeekPoints
 from torch_tfrecord.compression.snappy import SnappySource, first_uncompressed
-from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files import FileSource
+from torch_tfrecord.errors import CompressionError, IndexMismatchError
+from torch_tfrecord.files import FileSource, LocalFile
+from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import OVERHEAD_BYTES, is_header
 
-__all__ = ["CODECS", "detect_compression"]
+__all__ = ["CODECS", "InflatedFile", "InflatedFiles", "detect_compression"]
 
 _HEADER_BYTES = 12  # of a record
+# A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
+_MOST_STRETCH_BYTES = 1 << 26
+
+_Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
+
+
+class InflatedFiles(ProcessCache[InflatedSource]):
+    """Compressed files that are read at random, and what is decompressed of them: by file and
+    number of the seek point.
+
+    Args:
+        most_bytes: Decompressed bytes that are kept, in each process.
+    """
+
+    most_bytes: int = 1 << 28
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self.most_bytes = self.most_bytes if most_bytes is None else most_bytes
+        super().__init__(self.most_bytes, attrgetter("most_bytes"))
+
+    def open(
+        self,
+        file: FileSource,
+        compression_type: str,
+        size: int,
+        points: Sized | None,
+        number: int = 0,
+    ) -> FileSource:
+        """See `InflatedFile`."""
+        known = points if isinstance(points, SeekPoints) else None
+        return InflatedFile(file, compression_type, size, known, self, number)
+
+
+class InflatedFile(FileSource):
+    """The decompressed content of a file, of known size. Safe from threads, which share what is
+    decompressed: each stretch from one seek point to the next once.
+
+    Args:
+        file: The compressed file.
+        compression_type: "GZIP", "ZLIB" or "SNAPPY".
+        size: Decompressed bytes.
+        points: Where decompression can begin; None for the beginning only.
+        stretches: Keeps what is decompressed.
+        number: Of the file among those that share `stretches`.
+
+    Raises:
+        IndexMismatchError: The file cannot hold so much.
+    """
+
+    max_gap_bytes = LocalFile.max_gap_bytes
+    chunk_bytes = 1 << 19
+    is_inflated = True
+
+    def __init__(
+        self,
+        file: FileSource,
+        compression_type: str,
+        size: int,
+        points: SeekPoints | None,
+        stretches: InflatedFiles,
+        number: int = 0,
+    ) -> None:
+        # Before memory is taken for what it says.
+        most = MOST_EXPANSION * file.file_size
+        if compression_type in WINDOW_BITS and size > most:
+            text = f"expected at most {most} decompressed bytes in a file of {file.file_size}, got {size} in the index"
+            raise IndexMismatchError(text, path=file.path)
+        self.path, self.size, self.file_size = file.path, size, size
+        self.mtime_ns, self.etag = file.mtime_ns, file.etag
+        self._file, self._type, self._points = file, compression_type, points or BEGINNING
+        self._stretches, self._number = stretches, number
+        self.together = None if file.together is None else _read_together
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file.
+
+        Raises:
+            CompressionError: The file is damaged before that.
+        """
+        buffer = bytearray(max(min(num_bytes, self.file_size - offset), 0))
+        got = self.read_into(memoryview(buffer), offset)
+        return bytes(buffer[:got])
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `read`, and `FileSource`."""
+        done, wanted = 0, min(len(buffer), self.file_size - offset)
+        while done < wanted:
+            number = self._find(offset + done)
+            end = min(wanted, self._end(number) - offset)
+            stretch = self._stretches.find((self._number, number), self._open)
+            got = stretch.read_into(buffer[done:end], offset + done)
+            done += got
+            if done < end:
+                stretch.check_end()
+                break
+        return done
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+        """See `FileSource`: those of one stretch at once."""
+        for number, group in groupby(ranges, lambda range_: self._find(range_[0])):
+            parts = [*group]
+            if self._is_short(number) and parts[-1][1] <= self._end(number):
+                stretch = self._stretches.find((self._number, number), self._open)
+                if stretch.copy_ranges(parts, buffer):
+                    continue
+            super().read_ranges(parts, buffer)
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        numbers = range(self._find(begin), self._find(end) + 1)
+        for number in numbers:
+            self._stretches.drop((self._number, number))
+        return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
+
+    def missing(
+        self, begin: int, end: int
+    ) -> dict[tuple[int, int], tuple[FileSource, int, int, int]]:
+        """The compressed bytes of stretches of a range that are not kept, by file and number."""
+        return {
+            key: (self._file, number, *self._extent(number))
+            for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
+            if self._is_short(number) and (key := (self._number, number)) not in self._stretches
+        }
+
+    def give(self, number: int, data: memoryview) -> None:
+        """Take the compressed bytes of a stretch."""
+        source = _Part(self.path, data, *self._extent(number))
+        self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
+
+    def _find(self, offset: int) -> int:
+        return self._points.find(max(offset, 0))
+
+    def _end(self, number: int) -> int:
+        offsets = self._points.offsets
+        return offsets[number + 1] if number + 1 < len(offsets) else self.file_size
+
+    def _extent(self, number: int) -> tuple[int, int]:
+        """The compressed bytes of a stretch."""
+        is_last = number + 1 == len(self._points)
+        # with the bits before the next point
+        end = self._file.file_size if is_last else self._points.byte(number + 1) + 1
+        return self._points.byte(number), end
+
+    def _is_short(self, number: int) -> bool:
+        begin, end = self._extent(number)
+        num_bytes = self._end(number) - self._points.offsets[number]
+        return max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES
+
+    def _open(self, key: tuple[int, int]) -> InflatedSource:
+        number = key[1]
+        if self._file.together is None or not self._is_short(number):
+            return self._stretch(number, self._file.ahead())
+        begin, end = self._extent(number)
+        data = self._file.read(end - begin, begin)
+        return self._stretch(number, _Part(self.path, data, begin, end))
+
+    def _stretch(self, number: int, source: FileSource) -> InflatedSource:
+        point = self._points.point(number)
+        kind = SnappySource if self._type == "SNAPPY" else InflatedSource
+        stretch = kind(source, self._type, point)
+        if self._is_short(number):
+            stretch.keep_from = point.offset
+            stretch.end = self._end(number)
+            stretch.most_bytes = stretch.end - point.offset
+        return stretch
+
+
+def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
+    """Get the compressed bytes of all ranges at once, then read one after the other; see
+    `FileSource.together`.
+    """
+    wanted: dict[tuple[int, int], tuple[InflatedFile, _Range]] = {}
+    num_bytes = 0
+    for file, _, begin, end, _ in ranges:
+        if isinstance(file, InflatedFile):
+            for key, (source, number, first, last) in file.missing(begin, end).items():
+                if key not in wanted:
+                    wanted[key] = file, (source, number, first, last, num_bytes)
+                    num_bytes += last - first
+    parts = [part for _, part in wanted.values()]
+    if parts and (read := parts[0][0].together) is not None:
+        data = memoryview(bytearray(num_bytes))
+        read(parts, data)
+        for inflated, (_, number, begin, end, start) in wanted.values():
+            inflated.give(number, data[start : start + end - begin])
+    for file, group in groupby(ranges, itemgetter(0)):
+        file.read_ranges([each[2:] for each in group], buffer)
+
+
+class _Part(FileSource):
+    """A part of a file in memory; offsets are those in the file."""
+
+    chunk_bytes = 1 << 19
+
+    def __init__(self, path: str, data: bytes | memoryview, begin: int, end: int) -> None:
+        self.path, self._data, self._begin = path, memoryview(data), begin
+        self.size = end
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        at = max(offset - self._begin, 0)
+        return bytes(self._data[at : at + num_bytes])
+
 
 _DESCRIPTION = {
     "": "an uncompressed TFRecord file",

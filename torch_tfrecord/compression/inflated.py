@@ -12,13 +12,14 @@ from typing import NamedTuple, Protocol
 
 from torch_tfrecord.compression.deflate import (
     GZIP_MAGIC,
+    NO_WINDOW,
     TRAILER_BYTES,
     WINDOW_BITS,
     fastest,
+    find_start,
     lead_in,
 )
 from torch_tfrecord.compression.gzip_members import MembersAhead
-from torch_tfrecord.compression.rescue import find_start
 from torch_tfrecord.compression.seek_points import PointFinder, SeekPoint
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.files import FileSource, SequentialSource
@@ -302,7 +303,8 @@ class InflatedSource(SequentialSource):
         self._again += at - (begin or 0)
         if self._again > _MOST_AGAIN_BYTES + 4 * at:  # members in members would take quadratic time
             begin = None
-        point = find_start(self._source, at, self._type, begin)._replace(offset=self._produced)
+        bit, is_block = find_start(self._source, at, self._type, begin)
+        point = SeekPoint(bit, self._produced, is_block, NO_WINDOW if is_block else b"")
         if self.finder is not None:
             self.finder.add_start(point)
         self._enter(point)
