@@ -14,6 +14,7 @@ import torch
 from helpers import for_each
 from refusals import check_refusals
 from torch.utils.data import DataLoader
+from wire_examples import length_delimited
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -39,7 +40,6 @@ from torch_tfrecord import (
     parse_single_example,
     read_records,
 )
-from torch_tfrecord.protobuf.messages import ExampleListWithContext
 
 DATA = Path(__file__).parents[1] / "data" / "ranking"
 CASES = json.loads((DATA / "lists.json").read_text())
@@ -76,10 +76,11 @@ def flat(batch):
 
 
 def record(context, *examples):
-    parts = [encode_example(each) for each in examples]
-    return ExampleListWithContext(
-        context=encode_example(context), examples=parts
-    ).SerializeToString()
+    return elwc(*map(encode_example, examples)) + length_delimited(2, encode_example(context))
+
+
+def elwc(*examples):
+    return b"".join(length_delimited(1, each) for each in examples)
 
 
 @pytest.fixture(params=["elwc", "eie"])
@@ -204,7 +205,7 @@ def test_a_second_context_counts():
 def test_errors_name_the_example(tmp_path):
     good = record({"length": 1}, {"score": 1.0})
     part = encode_example({"score": 1.0})
-    broken = ExampleListWithContext(examples=[part, b"\x0a\x7f"]).SerializeToString()
+    broken = elwc(part, b"\x0a\x7f")
     wrong = record({"length": 1}, {"score": 1.0}, {"score": 2})
     context = record({"length": 1.5})
     spec = ListFeatures({"length": FixedLenFeature((), torch.int64, 0)}, REQUIRED)
@@ -221,9 +222,7 @@ def test_errors_name_the_example(tmp_path):
 
 
 def test_what_lies_beyond_the_cut_is_not_read():
-    broken = ExampleListWithContext(
-        examples=[encode_example({"score": 1.0}), b"\x0a\x7f"]
-    ).SerializeToString()
+    broken = elwc(encode_example({"score": 1.0}), b"\x0a\x7f")
     spec = ListFeatures(None, REQUIRED, list_size=1, size_feature_name="size")
     assert parse_single_example(broken, spec)[1] == {
         "score": torch.tensor([1.0]),

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_native_columns import entry, example, ints, packed, same_values
-from wire_examples import length_delimited, varint
+from wire_examples import Example, SequenceExample, length_delimited, varint
 
 from torch_tfrecord import encode_example, encode_sequence_example
-from torch_tfrecord.protobuf.messages import Example, SequenceExample
 
 core = pytest.importorskip(
     "torch_tfrecord.native.columns", reason="the compiled core was not built"

@@ -7,7 +7,6 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 
 from torch_tfrecord import Mixture
 from torch_tfrecord.order import Leaves
-from torch_tfrecord.order.position_batch import PositionBatch
 
 A, B = list(range(100, 110)), list(range(200, 206))
 
@@ -106,6 +105,3 @@ def test_a_chosen_epoch_wins_over_the_salt_of_others():
     assert found[id(free)].salt == 7
     assert found[id(chosen)] == [1, 2]
     assert not hasattr(found[id(chosen)], "salt")
-    # One that tells the epoch wins over both.
-    found = Leaves(both).parts(PositionBatch([0, 2, 1], epoch=3))
-    assert [part.positions.epoch for part in found] == [3, 3]

@@ -30,7 +30,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.records import IndexKeeper, index_paths
 from torch_tfrecord.records.index_paths import index_paths as paths_of_index
-from torch_tfrecord.records.index_paths import visible_sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -275,7 +274,7 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
 
 
 def test_a_writer_leaves_what_is_no_index_alone(data):
-    old = Path(visible_sidecar_path(data))
+    old = Path(f"{data}.index.safetensors")
     _own_tensors(old)
     before = old.read_bytes()
     for write_index in (False, True):
@@ -396,7 +395,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
     }
     looked_at = list(paths_of_index(data, **options))
     assert looked_at[0] == IndexKeeper.place(data, **options)
-    assert looked_at[-1] == visible_sidecar_path(data) == f"{data}.index.safetensors"
+    assert looked_at[-1] == f"{data}.index.safetensors"
     assert set(looked_at[1:-1]) == {
         IndexKeeper.place(data, str(_cache())),
         IndexKeeper.place(data),
@@ -411,7 +410,7 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
 
 
 def test_a_stale_index_at_one_place_does_not_hide_a_fresh_one_at_another(data, builds):
-    both = [IndexKeeper.place(data), visible_sidecar_path(data)]
+    both = [IndexKeeper.place(data), f"{data}.index.safetensors"]
     fresh = build_index(data).to_bytes()
     other = Path(data).parent / "other"
     other.write_bytes(framed(b"more"))

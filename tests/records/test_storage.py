@@ -21,7 +21,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import LocalFile, open_file
 from torch_tfrecord.records import IndexKeeper, RecordReader, RecordScanner, open_stream
-from torch_tfrecord.records.index_paths import visible_sidecar_path
 
 # What is no regular file. robustness 74
 
@@ -323,7 +322,7 @@ def test_the_index_of_a_remote_file(remote, recwarn):
     ):
         IndexKeeper("require").indexes([path])
     # One that lies beside the data is used, where it lay before, too.
-    for place in (IndexKeeper.place(path), visible_sidecar_path(path)):
+    for place in (IndexKeeper.place(path), f"{path}.index.safetensors"):
         remote.pipe(place.removeprefix("memory:/"), index.to_bytes())
         assert IndexKeeper("require").indexes([path]) == [index]
         assert find_files("memory://bucket/*") == ["memory://bucket/x"]

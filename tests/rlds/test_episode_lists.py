@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from wire_examples import Example
 
 from torch_tfrecord import (
     ParseError,
@@ -16,7 +17,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import Want
 from torch_tfrecord.files import open_file
-from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.rlds.episode_index import build_episode_index
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, Frames
 

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from torch_tfrecord import Mixture, collate
-from torch_tfrecord.rlds.episode_reader import Frames
 from torch_tfrecord.tfds import RLDSDataset, UniformGoals
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
@@ -157,20 +156,6 @@ def test_a_mixture_draws_anew_in_each_pass(drawn):
     for epoch, expected in enumerate(passes):
         ds.set_epoch(epoch)
         assert goals_of(map(ds.__getitem__, range(len(ds)))) == expected
-
-
-def test_only_the_goals_frame_is_read(drawn, monkeypatch):
-    read = []
-    real = Frames.read
-    monkeypatch.setattr(Frames, "read", lambda self, *span: read.append(span) or real(self, *span))
-    ds = RLDSDataset(
-        drawn, goals=UniformGoals(min_distance=1), features=["steps/observation/image"]
-    )
-    ds.set_epoch(0)
-    sample = ds[8]
-    goal = sample["task"]["timestep"]
-    assert sample["_len"] == 40
-    assert read == [(2, 3), (goal, goal + 1)]
 
 
 def test_observations_that_are_no_dict_and_transforms(drawn):

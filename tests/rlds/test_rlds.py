@@ -21,6 +21,7 @@ import torch
 from PIL import Image as PillowImage
 from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
 from torch.utils.data import DataLoader
+from wire_examples import Example
 
 from torch_tfrecord import (
     CorruptRecordError,
@@ -34,7 +35,6 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.rlds import dataset as rlds
 from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.rlds.episode_reader import Frames

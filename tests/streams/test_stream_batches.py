@@ -21,7 +21,6 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
-from torch_tfrecord.loading.sample import SampleBlock
 
 ROWS = 700
 WIDTH = 200  # 64 rows come from the memory that is used again
@@ -55,14 +54,6 @@ def folder(tmp_path_factory):
             for number in range(begin, end):
                 writer.write(encode_example(sample_of(number)))
     return folder
-
-
-@pytest.fixture
-def taken(monkeypatch):
-    """Of each batch whether its columns were taken; copied ones are not in it."""
-    found, take = [], SampleBlock.take
-    monkeypatch.setattr(SampleBlock, "take", lambda *args: found.append(take(*args)) or found[-1])
-    return found
 
 
 def stream(folder, **options):
@@ -125,26 +116,6 @@ def test_each_tensor_has_a_version_of_its_own(folder, way):
     assert first["row"]._version == 1
     assert [tensor._version for tensor in tensors] == [0] * 5
     assert second["label"].tolist() == [*range(192, 256)]
-
-
-def a_whole_part(folder):
-    """The samples of one part, which a batch may take as it is."""
-    return [*itertools.islice(stream(folder), 64, 128)]
-
-
-def test_neighbours_of_a_part_are_taken_once_and_are_nobody_elses(folder, taken):
-    samples = a_whole_part(folder)
-    first, second = collate(samples[1:20]), collate(samples[20:40])
-    assert sum(columns is not None for columns in taken) == 2
-    assert first["label"].tolist() == [*range(65, 84)]
-    version = second["row"]._version
-    first["row"].fill_(-1)
-    assert second["row"]._version == version  # backward through one batch does not see the other
-    assert second["row"][:, 0].tolist() == [*range(84, 104)]
-    assert collate(samples[30:])["row"][:, 0].tolist() == [*range(94, 128)]
-    assert [int(sample["row"][0]) for sample in samples] == [*range(64, 128)]
-    assert collate(samples)["row"][:, 0].tolist() == [*range(64, 128)]
-    assert sum(columns is not None for columns in taken) == 2
 
 
 def test_samples_before_a_bad_record_come_before_its_error(tmp_path):

@@ -40,13 +40,12 @@ message_type { name: "SequenceExample"
 """
 
 
-def oracle_class(name):
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"oracle.{name}"))
-
-
-Example, SequenceExample = oracle_class("Example"), oracle_class("SequenceExample")
+POOL = descriptor_pool.DescriptorPool()
+POOL.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+Example, SequenceExample = (
+    message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"oracle.{name}"))
+    for name in ("Example", "SequenceExample")
+)
 
 
 def oracle_feature(feature):

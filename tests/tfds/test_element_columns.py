@@ -15,6 +15,7 @@ from helpers import pure_python
 from nested_steps import LENGTHS, STEP, write_nested
 from test_damage import change_value
 from tfds_values import assert_same, directory, leaf, paths
+from wire_examples import Example
 
 from torch_tfrecord import (
     LimitExceededError,
@@ -30,7 +31,6 @@ from torch_tfrecord import (
 from torch_tfrecord.columns import parsers
 from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.native import has_native
-from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.parser import TFDSParser
 
 NO_CORE = pytest.mark.skipif(not has_native(), reason="the compiled core is not there")
