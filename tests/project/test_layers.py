@@ -114,7 +114,7 @@ def test_imports_only_from_rooms_above(name):
 
 
 # Who reads a file that it has written itself, in its own form.
-OWN_FILES = {"streams.epoch_count", "records.record_file", "shared_memory"}
+OWN_FILES = {"streams.iterations", "records.record_file", "shared_memory"}
 
 
 @for_each("name", [name for name in modules() if room_of(name) not in ("files", "remote")])

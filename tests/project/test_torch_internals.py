@@ -139,7 +139,7 @@ LISTED = {
     "torch_tfrecord/errors.py": {
         "sys._getframe": (PYTHON, "which line of the user's a warning points to"),
     },
-    "torch_tfrecord/streams/epoch_count.py": {
+    "torch_tfrecord/streams/iterations.py": {
         "multiprocessing.context.get_spawning_popen": (
             PYTHON,
             "whether a worker is started, or a pickle made",

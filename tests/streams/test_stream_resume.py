@@ -1,7 +1,7 @@
 """TFRecordIterableDataset: its state, alone, in StatefulDataLoader's workers, and on other workers
 and ranks.
 
-Covers streams/stream_iteration.
+Covers streams/iterations.
 """
 
 import json
@@ -360,18 +360,29 @@ def test_strict(files, tmp_path):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match="got none"):
         same.load_state_dict({"epoch": 3})
+    with pytest.raises(ValueError, match="the state is not as state_dict returned it"):
+        same.load_state_dict({**state, "next_piece": 99})
+    other = stream(files, seed=1, rank=1, world_size=2)
+    other.set_epoch(1)
     with pytest.raises(ValueError, match="not of the same moment: epoch is 0 and 1"):
-        same.load_state_dict([state, {**state, "consumer": 1, "epoch": 1}])
+        same.load_state_dict([state, other.state_dict()])
     with pytest.raises(ValueError, match="two different states of consumer 0 of 2"):
-        same.load_state_dict([state, {**state, "slot": 1}])
-    with pytest.raises(ValueError, match="the state is of consumer 2 of 2"):
-        same.load_state_dict({**state, "consumer": 2})
+        same.load_state_dict([state, stream(files, seed=1, rank=0, world_size=2).state_dict()])
     same.load_state_dict(state)
     missing = r"consumer 0 of 1 .* cannot resume from the states of consumers \[0\] of 2: .* \[1\] are missing"
     with pytest.raises(ValueError, match=missing):
-        iter(same)
-    wrong = stream(files, seed=1, rank=0, world_size=2)
-    with pytest.raises(
-        ValueError, match=r"expected a place of a stream of 4 pieces .*, got next_piece=99"
-    ):
-        wrong.load_state_dict({**state, "next_piece": 99})
+        next(iter(same))
+
+
+def test_a_loaded_state_is_used_once(files):
+    """With workers, of which this process knows nothing, and in this one."""
+    for num_workers in (0, 2):
+        ds = stream(files)
+        ds.set_epoch(5)
+        seen = ids(islice(ds, 10))
+        ds.load_state_dict(plain(ds.state_dict()))
+        loader = DataLoader(ds, batch_size=None, num_workers=num_workers)
+        ds.set_epoch(5)
+        assert sorted(seen + ids(loader)) == list(range(36))
+        ds.set_epoch(5)
+        assert sorted(ids(loader)) == list(range(36))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -33,6 +35,7 @@ from torch_tfrecord.loading import (
 )
 from torch_tfrecord.order import (
     Rank,
+    StateForm,
     check_loaded_epoch,
     prepared_loader,
 )
@@ -47,17 +50,9 @@ from torch_tfrecord.samples import (
     without_left_out,
 )
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
-from torch_tfrecord.streams.epoch_count import EpochCount
+from torch_tfrecord.streams.iterations import EpochCount, State, StreamStates, signed
 from torch_tfrecord.streams.record_stream import RecordStream
-from torch_tfrecord.streams.stream_iteration import (
-    LastIteration,
-    LoadedStates,
-    State,
-    StreamIteration,
-    StreamStates,
-    check_states,
-)
-from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup
+from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup, deal_out
 from torch_tfrecord.tables import KeyCheck
 
 __all__ = ["TFRecordIterableDataset"]
@@ -173,8 +168,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         }
         self._empty: set[int] = set()  # files without a record
         self._epochs = EpochCount()
-        self._loaded: LoadedStates | None = None
-        self._last: LastIteration | None = None
+        self._loaded: StreamStates | None = None
+        # The latest iteration: its stream while there is one, then its state.
+        self._running: weakref.ref[RecordStream] | None = None
+        self._ended: dict[str, Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration; later ones count on from it, in
@@ -184,22 +181,42 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         that epoch.
         """
         self._check_prepared()  # Accelerate calls this before it starts workers
-        loaded = self._loaded
-        if loaded is not None and loaded.states.epoch != at_least(0, "epoch", epoch):
-            check_loaded_epoch(loaded.states.epoch, epoch)
+        loaded = self._coming_states()
+        if loaded is not None and loaded.epoch != at_least(0, "epoch", epoch):
+            check_loaded_epoch(loaded.epoch, epoch)
             self._loaded = None
         self._epochs.choose(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Batch]:
-        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
-        # must stay in step with the other workers.
-        has_begun = get_worker_info() is not None
-        iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
-        iteration.count_by(self._epochs, has_begun)
-        if self._loaded is not None and self._loaded.is_for(iteration.epoch):
-            iteration.go_on(self._loaded.states)
-        self._last = LastIteration(iteration)
-        return iteration
+        self._running = self._ended = None
+        # It begins with its first sample, since loaders make iterators that they never use. But a
+        # worker cannot know whether a sample will be taken from it, and must stay in step with the
+        # other workers; and StatefulDataLoader asks for none after a state at the end of an epoch.
+        begins_now = get_worker_info() is not None
+        loaded = self._coming_states()
+        if loaded is not None and (own := loaded.of(*self._consumer())) is not None:
+            begins_now |= not self._stream_at(own).left(own)
+        return self._iterate(self._begin() if begins_now else None)
+
+    def _iterate(self, stream: RecordStream | None) -> Iterator[Batch]:
+        stream = self._begin() if stream is None else stream
+        try:
+            yield from self._items(stream, stream.origin["epoch"])
+        finally:
+            # Files are closed when the stream is dropped, also in the middle.
+            if self._running is not None and self._running() is stream:
+                self._ended = self._state(stream)
+
+    def _begin(self) -> RecordStream:
+        """Begin an iteration: the rest of the loaded state's, or the whole next one."""
+        number, epoch = self._epochs.begin()
+        loaded, self._loaded = self._loaded, None  # for the next iteration alone
+        if loaded is not None and loaded.number in (None, number):
+            stream = self._rest(loaded)
+        else:
+            stream = self._stream(self._consumer(), epoch)
+        self._running, self._ended = weakref.ref(stream), None
+        return stream
 
     @property
     def features(self) -> Any:
@@ -222,16 +239,19 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         """Return the state of the latest iteration, after the samples that it has yielded: JSON
         numbers and lists.
 
-        It is the state of one consumer, that is, of one worker of one rank. Without a shuffle
-        buffer it is a few numbers; with one, it also lists the records in the buffer (file and
-        number of each).
+        It is the state of one consumer, that is, of one worker of one rank. In the order of the
+        files it is a few numbers; with a shuffle buffer or interleaving it also lists the records
+        that were read, but not yielded (file and number of each).
         """
-        if self._last is not None:
-            return self._last.state_dict()
-        iteration = self._iteration(self._epochs.next())
-        if self._loaded is not None:
-            iteration.go_on(self._loaded.states)
-        return iteration.state_dict()
+        running = None if self._running is None else self._running()
+        if running is not None:
+            return self._state(running)
+        if self._ended is not None:
+            return deepcopy(self._ended)
+        loaded = self._coming_states()
+        if loaded is not None:
+            return self._state(self._rest(loaded))
+        return self._state(self._stream(self._consumer(), self._epochs.next()[1]))
 
     def load_state_dict(self, state_dict: object) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one; the next
@@ -240,20 +260,26 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         Args:
             state_dict: This consumer's state, if there are as many consumers (workers times ranks)
                 as before: you get exactly the samples that the uninterrupted run would have given.
-                    For any other number of workers or
-                ranks, a list of the states of all consumers: the rest of all files is divided among
-                the new ones. Pass a StatefulDataLoader's state as it is, and those of several ranks
-                as a list.
+                For any other number of workers or ranks, a list of the states of all consumers: the
+                rest of all files is divided among the new ones. Pass a StatefulDataLoader's state
+                as it is, and those of several ranks as a list.
 
         Raises:
             ValueError: The state has another version, seed, set of files or order, or the states
-                are of different epochs (the message gives both values); or a field is not valid for
-                these files (the message names it). During iteration: states are missing, or a file
-                has fewer records than the state says.
+                are of different epochs (the message gives both values); or it is not as
+                `state_dict` returned it. During iteration: states are missing, or a file has fewer
+                records than the state says.
         """
-        states = self._check_state(state_dict)
-        self._loaded, self._last = LoadedStates(states), None
-        self._epochs.choose(states.epoch)
+        # In a worker: that worker's own state, for its next iteration.
+        number = None if get_worker_info() is not None else self._epochs.next()[0]
+        self._loaded = StreamStates(state_dict, self._order, number)
+        self._running = self._ended = None
+        self._epochs.choose(self._loaded.epoch)
+
+    def _coming_states(self) -> StreamStates | None:
+        """The loaded states, unless an iteration has begun since, in any worker."""
+        loaded = self._loaded
+        return loaded if loaded and loaded.number in (None, self._epochs.next()[0]) else None
 
     def _check_prepared(self) -> None:
         """ValueError if Accelerate cannot split this stream over its processes without losing
@@ -278,35 +304,32 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
                 f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
 
-    def _check_state(self, state_dict: object) -> StreamStates:
-        states = StreamStates(state_dict, self._identity())
-        check_states(self, states)
-        return states
+    # Iterations.
 
-    def _iteration(self, epoch: int) -> StreamIteration:
+    def _consumer(self) -> tuple[int, int]:
+        """Number of this consumer, and how many there are."""
         self._check_prepared()
-        return StreamIteration(self, Rank.here(self._rank, self._world_size).consumer(), epoch)
+        return Rank.here(self._rank, self._world_size).consumer()
 
-    def _identity(self) -> State:
-        return self._order
-
-    def _note_begin(self) -> None:
-        """Called when an iteration yields its first sample: the loaded state is used up."""
-        if self._loaded is not None:
-            self._loaded.use()
-            self._loaded = None
-
-    # Reading.
-
-    def _pieces(self, epoch: int) -> list[Piece]:
-        """All files, in the order of this epoch."""
-        # Equal on all consumers, who then take their share of it.
-        order = range(len(self.files))
-        return [
-            Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
-        ]
-
-    def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+    def _stream(
+        self, consumer: tuple[int, int], epoch: int, pieces: Sequence[Piece] | None = None
+    ) -> RecordStream:
+        """A consumer's part of an epoch; or its pieces of the rest that other consumers left."""
+        origin = {
+            "epoch": epoch,
+            "consumer": consumer[0],
+            "num_consumers": consumer[1],
+            # They follow from the epoch, unless they are such a rest.
+            "pieces": None if pieces is None else [list(piece) for piece in pieces],
+        }
+        if pieces is None:
+            # In an order that is equal on all consumers.
+            order = range(len(self.files))
+            pieces = [
+                Piece(file)
+                for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
+            ]
+            pieces = deal_out(pieces, *consumer)
         files = (self.files[piece.file] for piece in pieces)
         open_source = self._access.open_in_turn(files, self._infos)
         return RecordStream(
@@ -315,8 +338,38 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             cycle_length=self._cycle_length,
             block_length=self._block_length,
             buffer_size=self._buffer_size,
-            random=RandomStream(self._seed, epoch, number),
+            random=RandomStream(self._seed, epoch, consumer[0]),
+            origin=origin,
         )
+
+    def _stream_at(self, state: State) -> RecordStream:
+        """The stream of a state, at its beginning."""
+        pieces = state["pieces"]
+        return self._stream(
+            (state["consumer"], state["num_consumers"]),
+            state["epoch"],
+            None if pieces is None else [Piece(*piece) for piece in pieces],
+        )
+
+    def _rest(self, states: StreamStates) -> RecordStream:
+        """The rest of this consumer's stream, or its part of the rest that all others left."""
+        consumer = self._consumer()
+        own = states.of(*consumer)
+        if own is not None:
+            stream = self._stream_at(own)
+            stream.go_to(own)
+            return stream
+        left: list[Piece] = []
+        for state in states.all(*consumer):
+            left += self._stream_at(state).left(state)
+        return self._stream(consumer, states.epoch, deal_out(left, *consumer))
+
+    def _state(self, stream: RecordStream) -> dict[str, Any]:
+        return signed(
+            {"version": StateForm.VERSION, **self._order, **stream.origin, **stream.place()}
+        )
+
+    # Reading.
 
     def _read(self, open_source: Callable[[str], FileSource], file: int) -> Iterator[Block]:
         num_records = 0
@@ -415,7 +468,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, object]:
         rank, world_size = Rank.to_send(self._rank, self._world_size)
-        return {**self.__dict__, "_last": None, "_rank": rank, "_world_size": world_size}
+        without = {"_running": None, "_ended": None}
+        return {**self.__dict__, **without, "_rank": rank, "_world_size": world_size}
 
     def __repr__(self) -> str:
         features = shown_features(self.features)

@@ -4,19 +4,16 @@ records, in groups with the file and offset of each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.records import Block, PackedRecords
-from torch_tfrecord.shown import shown_value
 
 __all__ = [
-    "MOST_RECORDS",
     "Piece",
     "RecordGroup",
     "StreamRecord",
@@ -35,9 +32,6 @@ _Count = TypeVar("_Count", int, _Integers)
 # More records than an image batch usually has.
 _MANY_RECORDS = 256
 
-MOST_RECORDS = 1 << 40
-"""Limit on the records of one file: their numbers are below it, in the states of streams, too."""
-
 
 class Piece(NamedTuple):
     """Records of one file: those from `first` on whose number modulo `parts` is `part`; or only
@@ -55,54 +49,21 @@ class Piece(NamedTuple):
     part: int = 0
     parts: int = 1
     first: int = 0
-    picked: tuple[int, ...] | None = None
+    picked: Sequence[int] | None = None
 
-    def has(self, file: int, number: int) -> bool:
-        """Whether a record is part of it."""
-        if file != self.file or number < self.first:
-            return False
+    def numbers(self, begin: int, end: int) -> _Integers:
+        """The numbers of its records from one number up to another."""
+        begin = max(begin, self.first)
         if self.picked is not None:
-            return number in self.picked
-        return number % self.parts == self.part
+            picked = np.asarray(self.picked, np.int64)
+            return picked[(picked >= begin) & (picked < end)]
+        return np.arange(begin + (self.part - begin) % self.parts, end, self.parts)
 
     def split(self, part: int, parts: int) -> Piece:
         """One of `parts` parts, which together have every record exactly once."""
         if self.picked is not None:
             return self._replace(picked=self.picked[part::parts])
         return self._replace(part=self.part + self.parts * part, parts=self.parts * parts)
-
-    def as_json(self) -> list[object]:
-        """The piece as JSON values."""
-        return [
-            self.file,
-            self.part,
-            self.parts,
-            self.first,
-            None if self.picked is None else list(self.picked),
-        ]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Any], num_files: int) -> Piece:
-        """The inverse of `as_json`; ValueError for anything else."""
-        try:
-            file, part, parts, first, picked = values
-            numbers = [file, part, parts, first, *(() if picked is None else picked)]
-            is_good = (
-                all(type(number) is int and 0 <= number <= MOST_RECORDS for number in numbers)
-                and file < num_files
-                and part < parts
-            )
-            if picked is not None:
-                picked = tuple(picked)
-                # not &=, which would also compare what are no numbers
-                is_good = is_good and (part, parts) == (0, 1) and [*picked] == sorted({*picked})
-        except (TypeError, ValueError):
-            is_good = False
-        if not is_good:
-            raise ValueError(
-                f"pieces: expected a piece of one of {num_files} files in the state, got {shown_value(values)}"
-            )
-        return cls(file, part, parts, first, picked)
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
@@ -137,7 +98,7 @@ def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
     by_file: dict[int, list[int]] = {}
     for file, number in records:
         by_file.setdefault(file, []).append(number)
-    return [Piece(file, picked=tuple(sorted(numbers))) for file, numbers in sorted(by_file.items())]
+    return [Piece(file, picked=sorted(numbers)) for file, numbers in sorted(by_file.items())]
 
 
 # Their records.
@@ -158,11 +119,11 @@ class RecordGroup(NamedTuple):
     offsets: _Integers
     numbers: _Integers
 
-    def part(self, rows: slice) -> RecordGroup:
+    def part(self, rows: slice | _Integers) -> RecordGroup:
         """Some of the records, not copied."""
-        return RecordGroup(
-            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
-        )
+        found = self.records
+        records = PackedRecords(found.buffer, found.starts[rows], found.lengths[rows])
+        return RecordGroup(records, self.files[rows], self.offsets[rows], self.numbers[rows])
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Number of the file, offset and number in the file of a record."""
@@ -210,14 +171,12 @@ def cut_groups(
     try:
         for group in groups:
             while len(group.numbers):
-                taken, total = min(len(group.numbers), size - count), 0
-                is_whole = taken == size - count
-                if most_bytes < math.inf:
-                    lengths = group.records.lengths[:taken]
-                    total = num_bytes + int(lengths.sum())
+                lengths = group.records.lengths[: size - count]
+                taken, total = len(lengths), num_bytes + int(lengths.sum())
+                is_whole = count + taken == size
                 if total > most_bytes:
                     ends = num_bytes + np.cumsum(lengths)
-                    counts = np.arange(count + 1, count + 1 + taken)
+                    counts = count + 1 + np.arange(taken)
                     stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
                     is_whole = len(stops) > 0
                     taken = int(stops[0]) + 1 if is_whole else taken
@@ -251,25 +210,19 @@ def is_full(count: _Count, num_bytes: _Count, size: int, most_bytes: float) -> _
 
 def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
     """The records of a piece, block by block."""
-    # nothing after it is read
-    last = None if piece.picked is None else max(piece.picked, default=-1)
-    if last == -1:
+    if piece.picked is not None and not piece.picked:
         return
+    # Nothing after it is read.
+    last = None if piece.picked is None else piece.picked[-1]
     end = 0
     for block in read(piece.file):
         end = block.position + len(block.offsets)
-        if block.records is None:
-            continue
-        # Without a copy: the payloads stay in the block.
-        rows = _rows(piece, block)
-        records = PackedRecords(
-            block.records.buffer, block.records.starts[rows], block.records.lengths[rows]
-        )
-        numbers = np.arange(block.position, block.position + len(block.records))[rows]
-        if len(numbers):
-            yield RecordGroup(
-                records, np.full(len(numbers), piece.file), block.offsets[rows], numbers
-            )
+        numbers = piece.numbers(block.position, end)
+        if block.records is not None and len(numbers):
+            # Without a copy: the payloads stay in the block.
+            files, every = np.full(end - block.position, piece.file), np.arange(block.position, end)
+            group = RecordGroup(block.records, files, block.offsets, every)
+            yield group.part(numbers - block.position)
         if last is not None and end > last:
             return
     if end < piece.first:
@@ -286,15 +239,3 @@ def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterat
     """
     for group in read_groups(read, piece):
         yield from zip(*(column.tolist() for column in group), strict=True)
-
-
-def _rows(piece: Piece, block: Block) -> slice | _Integers:
-    """Which rows of a block belong to a piece: a slice or an array."""
-    end = block.position + len(block.offsets)
-    low = max(piece.first, block.position)
-    if piece.picked is not None:
-        picked = np.array(piece.picked, dtype=np.int64)
-        return picked[(picked >= low) & (picked < end)] - block.position
-    return slice(
-        min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts
-    )
