@@ -67,6 +67,13 @@ def _own_cache_folder(tmp_path_factory, monkeypatch):
     )
 
 
+@pytest.fixture(autouse=True)
+def _no_ranks(monkeypatch):
+    """A test says itself which rank it is."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def random_states_untouched():
     """Fails a test after which Python's, NumPy's or torch's global random state is another one."""

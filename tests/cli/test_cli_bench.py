@@ -25,12 +25,6 @@ INTEGERS = HEAD + "features = {'x': FixedLenFeature((), torch.int64)}\n"
 NUMBERS = HEAD + "features = {'x': FixedLenFeature((), torch.float32)}\n"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(records, path="a.tfrecord", compression_type=None):
     with TFRecordWriter(path, compression_type=compression_type, write_index=True) as writer:
         for record in records:

@@ -42,12 +42,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(path, rows):
     with TFRecordWriter(path) as writer:
         for row in rows:

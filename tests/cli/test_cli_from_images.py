@@ -12,13 +12,6 @@ from index_tools import from_images
 from index_tools.main import main
 from torch_tfrecord import TFRecordDataset, decode_example, decode_image, encode_image
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 EXISTS = (
     "tfrecord: a set of shards exists: out/train-00000-of-00002.tfrecord; remove it, or choose another OUTPUT_PREFIX "
     "(--force with --num-shards writes over a set of as many shards)\n"

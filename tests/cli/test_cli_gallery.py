@@ -37,13 +37,6 @@ HEADERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
-    return tmp_path
-
-
 def write(path, rows):
     with TFRecordWriter(str(path)) as writer:
         for row in rows:

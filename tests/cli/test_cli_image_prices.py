@@ -28,12 +28,6 @@ NAMES = ["as they are", "PNG optimised", "WebP lossless"]
 NAMES += [f"JPEG {quality}" for quality in (100, 95, 90, 85, 75)]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def drawing(seed=0, height=40, width=60):
     """A smooth picture with some noise, uint8 [H, W, 3]."""
     y, x = np.mgrid[0:height, 0:width]

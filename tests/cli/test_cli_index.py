@@ -20,13 +20,6 @@ RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(framed, RECORDS))
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
-    return tmp_path
-
-
 def write(path, data=DATA):
     path.write_bytes(data)
     return path

@@ -24,12 +24,6 @@ from torch_tfrecord import (
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def sets(tmp_path):
     paths = []

@@ -25,13 +25,6 @@ from torch_tfrecord import (
 from torch_tfrecord.tables import FoundRecord
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
-    return tmp_path
-
-
 def write(path, records, **options):
     with TFRecordWriter(path, **options) as writer:
         for record in records:

@@ -28,12 +28,6 @@ DATA = Path(__file__).parents[1] / "data"
 PICTURE = encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(path, rows):
     with TFRecordWriter(path) as writer:
         for row in rows:

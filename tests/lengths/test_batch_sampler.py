@@ -17,12 +17,6 @@ from torch_tfrecord.order import RecordBatchSampler
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def make(n, batch_size, **options):
     return RecordBatchSampler(range(n), batch_size, seed=3, **options)
 

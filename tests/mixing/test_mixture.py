@@ -23,12 +23,6 @@ pytestmark = pytest.mark.usefixtures("random_states_untouched")
 STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def numbers(*sizes):
     return [range(1000 * number, 1000 * number + size) for number, size in enumerate(sizes)]
 

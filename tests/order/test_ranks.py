@@ -24,12 +24,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def process_group(monkeypatch):
     """Pretends that torch.distributed is initialised; the slow tests below do not pretend."""

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 7, 1000, 10_007]
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 class Blocks:
     """A dataset that says where blocks begin."""
 

@@ -26,12 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def write(folder, sizes, suffix=""):
     first = 0
     for number, size in enumerate(sizes):

@@ -35,12 +35,6 @@ FEATURES = {"id": FixedLenFeature((), torch.int64), "tokens": VarLenFeature(torc
 N = 203
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def write(folder, first=0, num=N):
     sizes = np.random.default_rng(first).integers(1, 30, num)
     with ShardedTFRecordWriter(folder / "train", max_shard_bytes=2000) as writer:

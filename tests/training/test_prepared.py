@@ -21,9 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def loaders(tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+def loaders(tmp_path):
     write(tmp_path)
     PartialState(cpu=True)
     yield Loaders(tmp_path)
