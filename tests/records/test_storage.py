@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from helpers import FaultyPread, collect, compressed, framed, open_descriptors, random_payloads
+from helpers import FaultyRead, collect, compressed, framed, open_descriptors, random_payloads
 
 from torch_tfrecord import (
     CorruptRecordError,
@@ -138,9 +138,9 @@ def data(request, tmp_path):
 
 
 def _count_calls(monkeypatch, action):
-    counter = FaultyPread("none", -1)
+    counter = FaultyRead("none", -1)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", counter)
+        patch.setattr(os, "preadv", counter)
         action()
     return counter.calls
 
@@ -166,8 +166,8 @@ def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch)
     assert calls > 5
     for at in range(1, calls):  # the first read is that of open_stream
         with monkeypatch.context() as patch:
-            faulty = FaultyPread(fault, at)
-            patch.setattr(os, "pread", faulty)
+            faulty = FaultyRead(fault, at)
+            patch.setattr(os, "preadv", faulty)
             read, faults = scan_with_retry()
         assert faulty.calls > at
         assert read == PAYLOADS, at
@@ -187,7 +187,7 @@ def test_a_fault_at_every_call_of_single_reads_then_again(data, fault, monkeypat
         place = int(index.offsets[number]), int(index.lengths[number])
         for at in range(3):
             with monkeypatch.context() as patch:
-                patch.setattr(os, "pread", FaultyPread(fault, at))
+                patch.setattr(os, "preadv", FaultyRead(fault, at))
                 for _ in range(3):
                     try:
                         assert reader.read(source, *place) == PAYLOADS[number]
@@ -202,7 +202,7 @@ def test_a_fault_while_building_leaves_no_index(data, fault, monkeypatch):  # ro
     calls = _count_calls(monkeypatch, lambda: build_index(path))
     for at in range(calls):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pread", FaultyPread(fault, at))
+            patch.setattr(os, "preadv", FaultyRead(fault, at))
             with pytest.raises((OSError, MemoryError)):
                 IndexKeeper().indexes([path])
     assert os.listdir(os.path.dirname(path)) == ["x"]

@@ -251,15 +251,15 @@ def test_no_image_is_read(drawn, monkeypatch):
         for image in episode["steps"]["observation"]["image"]
     )
     total = 0
-    real = os.pread
+    real = os.preadv
 
-    def pread(fd, num_bytes, offset):
+    def preadv(fd, buffers, offset):
         nonlocal total
-        data = real(fd, num_bytes, offset)
-        total += len(data) if "-of-00002" in os.readlink(f"/proc/self/fd/{fd}")[-9:] else 0
-        return data
+        got = real(fd, buffers, offset)
+        total += got if "-of-00002" in os.readlink(f"/proc/self/fd/{fd}")[-9:] else 0
+        return got
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
     dataset_statistics(drawn, cache=False)
     assert total < images / 2
 

@@ -167,21 +167,22 @@ def collect(iterator, error_type):
     return items, None
 
 
-class FaultyPread:
-    """Stands in for os.pread: what happens at the call with number `at` is `fault`, else the real
+class FaultyRead:
+    """Stands in for os.preadv: what happens at the call with number `at` is `fault`, else the real
     thing.
     """
 
     def __init__(self, fault, at):
-        self._fault, self._at, self._real = fault, at, os.pread
+        self._fault, self._at, self._real = fault, at, os.preadv
         self.calls = 0
 
-    def __call__(self, fd, num_bytes, offset):
+    def __call__(self, fd, buffers, offset):
         self.calls += 1
         if self.calls - 1 != self._at:
-            return self._real(fd, num_bytes, offset)
+            return self._real(fd, buffers, offset)
         if self._fault == "short":
-            return self._real(fd, max(1, num_bytes // 2), offset)
+            (buffer,) = buffers
+            return self._real(fd, [buffer[: max(1, len(buffer) // 2)]], offset)
         if self._fault == "memory":
             raise MemoryError
         number = getattr(errno, self._fault)

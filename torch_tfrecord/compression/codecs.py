@@ -6,7 +6,7 @@ for a while.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
@@ -16,9 +16,14 @@ import numpy.typing as npt
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, WINDOW_BITS
 from torch_tfrecord.compression.gzip_members import MemberPacker, member_lengths
-from torch_tfrecord.compression.inflated import Gap, InflatedSource, is_zlib_header
+from torch_tfrecord.compression.inflated import (
+    Gap,
+    InflatedSource,
+    SnappySource,
+    first_uncompressed,
+    is_zlib_header,
+)
 from torch_tfrecord.compression.seek_points import BEGINNING, PointFinder, SeekPoints
-from torch_tfrecord.compression.snappy import SnappySource, first_uncompressed
 from torch_tfrecord.errors import CompressionError, IndexMismatchError
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.per_process import ProcessCache
@@ -72,6 +77,9 @@ class InflatedFile(FileSource):
         stretches: Keeps what is decompressed.
         number: Of the file among those that share `stretches`.
 
+    Attributes:
+        file: The compressed file.
+
     Raises:
         IndexMismatchError: The file cannot hold so much.
     """
@@ -96,22 +104,16 @@ class InflatedFile(FileSource):
             raise IndexMismatchError(text, path=file.path)
         self.path, self.size, self.file_size = file.path, size, size
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
-        self._file, self._type, self._points = file, compression_type, points or BEGINNING
+        self.file, self._type, self._points = file, compression_type, points or BEGINNING
         self._stretches, self._number = stretches, number
         self.together = None if file.together is None else _read_together
 
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file.
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `FileSource`.
 
         Raises:
             CompressionError: The file is damaged before that.
         """
-        buffer = bytearray(max(min(num_bytes, self.file_size - offset), 0))
-        got = self.read_into(memoryview(buffer), offset)
-        return bytes(buffer[:got])
-
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        """See `read`, and `FileSource`."""
         done, wanted = 0, min(len(buffer), self.file_size - offset)
         while done < wanted:
             number = self._find(offset + done)
@@ -139,21 +141,17 @@ class InflatedFile(FileSource):
         numbers = range(self._find(begin), self._find(end) + 1)
         for number in numbers:
             self._stretches.drop((self._number, number))
-        return self._file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
+        return self.file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
 
-    def missing(
-        self, begin: int, end: int
-    ) -> dict[tuple[int, int], tuple[FileSource, int, int, int]]:
-        """The compressed bytes of stretches of a range that are not kept, by file and number."""
-        return {
-            key: (self._file, number, *self._extent(number))
-            for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1)
-            if self._is_short(number) and (key := (self._number, number)) not in self._stretches
-        }
+    def missing(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The numbers of the stretches of a range that are not kept, and their compressed bytes."""
+        for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1):
+            if self._is_short(number) and (self._number, number) not in self._stretches:
+                yield number, *self._extent(number)
 
-    def give(self, number: int, data: memoryview) -> None:
+    def give(self, number: int, begin: int, data: memoryview) -> None:
         """Take the compressed bytes of a stretch."""
-        source = _Part(self.path, data, *self._extent(number))
+        source = _Part(self.path, data, begin)
         self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
 
     def _find(self, offset: int) -> int:
@@ -167,7 +165,7 @@ class InflatedFile(FileSource):
         """The compressed bytes of a stretch."""
         is_last = number + 1 == len(self._points)
         # with the bits before the next point
-        end = self._file.file_size if is_last else self._points.byte(number + 1) + 1
+        end = self.file.file_size if is_last else self._points.byte(number + 1) + 1
         return self._points.byte(number), end
 
     def _is_short(self, number: int) -> bool:
@@ -177,11 +175,11 @@ class InflatedFile(FileSource):
 
     def _open(self, key: tuple[int, int]) -> InflatedSource:
         number = key[1]
-        if self._file.together is None or not self._is_short(number):
-            return self._stretch(number, self._file.ahead())
+        if self.file.together is None or not self._is_short(number):
+            return self._stretch(number, self.file.ahead())
         begin, end = self._extent(number)
-        data = self._file.read(end - begin, begin)
-        return self._stretch(number, _Part(self.path, data, begin, end))
+        data = self.file.read(end - begin, begin)
+        return self._stretch(number, _Part(self.path, memoryview(data), begin))
 
     def _stretch(self, number: int, source: FileSource) -> InflatedSource:
         point = self._points.point(number)
@@ -198,20 +196,19 @@ def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
     """Get the compressed bytes of all ranges at once, then read one after the other; see
     `FileSource.together`.
     """
-    wanted: dict[tuple[int, int], tuple[InflatedFile, _Range]] = {}
+    parts: dict[tuple[InflatedFile, int], _Range] = {}
     num_bytes = 0
-    for file, _, begin, end, _ in ranges:
+    for file, _, first, last, _ in ranges:
         if isinstance(file, InflatedFile):
-            for key, (source, number, first, last) in file.missing(begin, end).items():
-                if key not in wanted:
-                    wanted[key] = file, (source, number, first, last, num_bytes)
-                    num_bytes += last - first
-    parts = [part for _, part in wanted.values()]
-    if parts and (read := parts[0][0].together) is not None:
-        data = memoryview(bytearray(num_bytes))
-        read(parts, data)
-        for inflated, (_, number, begin, end, start) in wanted.values():
-            inflated.give(number, data[start : start + end - begin])
+            for number, begin, end in file.missing(first, last):
+                if (file, number) not in parts:
+                    parts[file, number] = file.file, number, begin, end, num_bytes
+                    num_bytes += end - begin
+    data = memoryview(bytearray(num_bytes))
+    for read in {source.together for source, *_ in parts.values() if source.together}:
+        read([*parts.values()], data)
+    for (inflated, number), (_, _, begin, end, start) in parts.items():
+        inflated.give(number, begin, data[start : start + end - begin])
     for file, group in groupby(ranges, itemgetter(0)):
         file.read_ranges([each[2:] for each in group], buffer)
 
@@ -221,9 +218,9 @@ class _Part(FileSource):
 
     chunk_bytes = 1 << 19
 
-    def __init__(self, path: str, data: bytes | memoryview, begin: int, end: int) -> None:
-        self.path, self._data, self._begin = path, memoryview(data), begin
-        self.size = end
+    def __init__(self, path: str, data: memoryview, begin: int) -> None:
+        self.path, self._data, self._begin = path, data, begin
+        self.size = begin + len(data)
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         at = max(offset - self._begin, 0)
@@ -279,7 +276,7 @@ class _Packer:
             self._deflater = zlib.compressobj(self._level, zlib.DEFLATED, WINDOW_BITS["ZLIB"], 9)
         # Where decompression can begin: compressed byte and decompressed byte.
         self._points = [(0, 0)]
-        self._file_bytes = self._num_bytes = 0
+        self.file_bytes = self._num_bytes = 0
 
     def pack(
         self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
@@ -313,11 +310,11 @@ class _Packer:
         else:  # TensorFlow stops at the end of a zlib stream
             ended = self._deflater.flush(zlib.Z_FULL_FLUSH)
         ended = self._counted(ended)
-        self._points.append((self._file_bytes, self._num_bytes))
+        self._points.append((self.file_bytes, self._num_bytes))
         return ended
 
     def _counted(self, data: bytes) -> bytes:
-        self._file_bytes += len(data)
+        self.file_bytes += len(data)
         return data
 
 

@@ -265,38 +265,16 @@ class LocalFile(FileSource):
         held.is_used = True
         return held
 
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        left = self.file_size - offset
-        wanted = num_bytes if num_bytes < left else left  # pread allocates what it is asked for
-        if wanted <= 0:
-            return b""
-        fd = (held := self.hold()).number
-        try:
-            data = os.pread(fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
-            while len(data) < wanted:  # a signal or a full cache may cut a read short anywhere
-                piece = os.pread(fd, min(wanted - len(data), _MAX_READ_BYTES), offset + len(data))
-                if not piece:
-                    break
-                data += piece
-        except OSError as error:
-            error.filename = self.path
-            raise
-        finally:
-            del held
-        return data
-
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
         the file.
         """
         wanted, done = min(len(buffer), self.file_size - offset), 0
-        held = self.hold()
+        held = self.hold() if wanted > 0 else None
         try:
-            while done < wanted:
-                got = os.preadv(
-                    held.number, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done
-                )
+            while held is not None and done < wanted:
+                part = buffer[done : min(wanted, done + _MAX_READ_BYTES)]
+                got = os.preadv(held.number, [part], offset + done)
                 if not got:
                     break
                 done += got

@@ -99,8 +99,12 @@ class FileSource:
     is_inflated: bool = False
 
     def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end."""
-        raise NotImplementedError
+        """Up to `num_bytes` from `offset`; fewer only at the end. A source has this or `read_into`,
+        and gets the other one.
+        """
+        buffer = bytearray(max(min(num_bytes, self.file_size - offset), 0))
+        got = self.read_into(memoryview(buffer), offset)
+        return bytes(memoryview(buffer)[:got])
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
