@@ -18,18 +18,15 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_tfrecord import (
     Audio,
     FixedLenFeature,
-    Image,
     PaddedCollate,
     TFRecordWriter,
     collate,
     encode_example,
-    encode_image,
     make_dataloader,
 )
-from torch_tfrecord.media import image
-from torch_tfrecord.phases import PHASES
 
 NUMBERS = {"x": FixedLenFeature((), torch.float32)}
+PHASES = ("read", "parse", "decode", "transform", "collate", "transport")
 KEYS = ("batches", "samples", "seconds", "wait", "queue", *PHASES, "bytes")
 NO_THREADS = {"num_threads": 0}
 WORKERS = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -123,25 +120,6 @@ def test_a_slow_storage(tmp_path, way):
         stats = finish(make_dataloader(f"{url}/a.tfrecord", 8, NUMBERS, **way))
     assert stats["read"] >= 0.02
     assert longest(stats) == "read"
-
-
-@pytest.mark.parametrize("way", [NO_THREADS, WORKERS], ids=repr)
-def test_decoding_is_not_parsing(tmp_path, monkeypatch, way):
-    def slow(*arguments, **options):
-        time.sleep(SLEEP)
-        return decode(*arguments, **options)
-
-    decode = image.decode_image
-    monkeypatch.setattr(image, "decode_image", slow)
-    sizes = [(8, 8), (9, 8)] * 4  # of unequal ones each is decoded alone
-    pictures = (encode_image(torch.zeros(3, *size, dtype=torch.uint8)) for size in sizes)
-    path = write(tmp_path, ({"image": picture} for picture in pictures))
-    features = {"image": Image()}
-    stats = finish(make_dataloader(path, 8, features, collate_fn=list, **way))
-    assert stats["decode"] >= 8 * SLEEP
-    assert longest(stats) == "decode"
-    if way == NO_THREADS:  # all in the time that one thread waits
-        assert sum(stats[name] for name in PHASES) <= stats["wait"]
 
 
 def test_sounds(tmp_path):
