@@ -225,7 +225,7 @@ def test_choices(stop, expected):
         ),
         (
             {"stop": "first"},
-            "stop must be one of 'first_exhausted', 'all_exhausted', .*'never', got 'first'",
+            "stop must be 'first_exhausted', 'all_exhausted', .* or 'never', got 'first'",
         ),
     ],
 )

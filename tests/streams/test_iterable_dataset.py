@@ -33,7 +33,7 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
-from torch_tfrecord.files import storage
+from torch_tfrecord.files import LocalFile
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
 # where threads run.
@@ -530,7 +530,7 @@ def numbered(number):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few records, so that batches begin and end within them."""
-    monkeypatch.setattr(storage.LocalFile, "chunk_bytes", 300)
+    monkeypatch.setattr(LocalFile, "chunk_bytes", 300)
 
 
 @pytest.mark.usefixtures("small_blocks")

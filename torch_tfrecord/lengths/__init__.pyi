@@ -1,4 +1,4 @@
-from .length_sampler import LengthBatchSampler
+from .buckets import LengthBatchSampler
 from .packing import PackedCollate
 from .padding import PaddedCollate
 

@@ -197,63 +197,33 @@ def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Pa
         ValueError: As for `pad_numbers`, or lists within a sample have unequal lengths.
     """
     name, padding = wish.name, wish.padding_values
-    sizes = _sizes_of(_string_sizes(values, kind, name), name)
+    arrays = [np.array(value, object) for value in values]
+    rank = max(array.ndim for array in arrays)
+    for number, array in enumerate(arrays):
+        # A list in an array is one whose length differs from that of its neighbours.
+        other = next((item for item in array.flat if not isinstance(item, (kind, list))), None)
+        if other is not None:
+            raise TypeError(
+                f"{name or 'samples'}: expected only {kind.__name__}, got {type(other).__name__}, too"
+            )
+        if any(isinstance(item, list) for item in array.flat):
+            raise ValueError(
+                f"{name or 'samples'}: expected lists of equal length within sample {number}"
+            )
+        if not array.size:  # an empty list does not say how deep it would be
+            arrays[number] = array.reshape(array.shape + (0,) * (rank - array.ndim))
+    sizes = _sizes_of([array.shape for array in arrays], name)
     size = _padded_size(sizes, wish)
-    if padding is not None and not isinstance(padding, kind) and size and any(flatten(values)):
+    if not isinstance(padding, (kind, type(None))) and size and any(map(np.size, arrays)):
         raise TypeError(
             f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
         )
     _reserve_padded(sizes, size, _POINTER_BYTES, name)
-    fill = kind() if padding is None else padding
-    return _pad_lists(values, size, fill), _lengths_of(sizes, wish)
-
-
-def _string_sizes(values: Values, kind: type[bytes] | type[str], name: str) -> list[_Shape]:
-    """The shape of each of several nested lists; an empty one counts as having as many dimensions
-    as the others.
-    """
-    types = set(map(type, values))
-    # the usual case: lists of strings,
-    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:
-        return [(len(value),) for value in values]
-    if types == {kind}:  # or strings
-        return [()] * len(values)
-    for scalar in flatten(values):
-        if not isinstance(scalar, kind):
-            raise TypeError(
-                f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
-            )
-    # Nested lists: each must be rectangular by itself.
-    sizes = []
-    for number, value in enumerate(values):
-        try:
-            sizes.append(_list_size(value))
-        except ValueError:
-            raise ValueError(
-                f"{name or 'samples'}: expected lists of equal length within sample {number}"
-            ) from None
-    # An empty list does not say how deep it would be.
-    rank = max(map(len, sizes))
-    return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
-
-
-def _list_size(value: object) -> _Shape:
-    if not isinstance(value, list):
-        return ()
-    (inner,) = {_list_size(item) for item in value} or {()}
-    return len(value), *inner
-
-
-def _pad_lists(values: Values, size: _Shape, fill: bytes | str) -> Values:
-    """Several nested lists, each padded at the end of each dimension to a shape that is not
-    smaller.
-    """
-    if len(size) < 2:
-        fills = [fill] * sum(size)
-        return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
-    # Missing rows are empty lists, padded in the next dimension.
-    rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
-    return [_pad_lists(row, size[1:], fill) for row in rows]
+    padded = np.full((len(arrays), *size), kind() if padding is None else padding, object)
+    for number, array in enumerate(arrays):
+        place: Any = (number, *map(slice, array.shape))
+        padded[place] = array
+    return padded.tolist(), _lengths_of(sizes, wish)
 
 
 def flatten(value: object) -> Iterator[Value]:

@@ -24,7 +24,6 @@ __all__ = [
     "Turn",
     "WeightedPlan",
     "WeightedTurns",
-    "check_stop",
     "listed_weights",
     "mixture_weights",
     "whole_weights",
@@ -355,12 +354,6 @@ def _check_not_empty(sizes: Sequence[int], stop: str) -> None:
         raise ValueError(
             f"dataset {list(sizes).index(0)} is empty: stop={stop!r} would draw from it forever"
         )
-
-
-def check_stop(stop: str) -> None:
-    """ValueError, naming the allowed values, for any other."""
-    if stop not in STOPS:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPS))}, got {stop!r}")
 
 
 def listed_weights(names: Sequence[str] | None, weights: Any) -> Any:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset
 
-from torch_tfrecord.arguments import HintsOfDataset, at_least, integer, true_or_false
+from torch_tfrecord.arguments import HintsOfDataset, at_least, integer, one_of, true_or_false
 from torch_tfrecord.mixing.draws import (
+    STOPS,
     ChoicePlan,
     WeightedPlan,
-    check_stop,
     listed_weights,
     mixture_weights,
 )
@@ -108,7 +108,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
         stop: str = "first_exhausted",
         num_samples: int | None = None,
     ) -> None:
-        check_stop(stop)
+        one_of("stop", stop, *STOPS)
         self.names = list(datasets) if isinstance(datasets, Mapping) else None
         self.datasets = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
         self._seed, self._stop = integer("seed", seed), stop
