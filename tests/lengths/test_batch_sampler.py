@@ -1,6 +1,6 @@
 """RecordBatchSampler: batches over any number of epochs, and resuming at every one of them.
 
-Covers order/epochs.
+Covers order/steps.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Batches by length: every record once, the same steps on all ranks, resumed on any world size.
 
-Covers order/plan, order/iteration.
+Covers order/steps, order/iteration.
 """
 
 from __future__ import annotations

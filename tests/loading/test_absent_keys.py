@@ -48,7 +48,11 @@ def files(tmp_path_factory):
 WAYS = {
     "threads": lambda files, features: make_dataloader(files, 8, features),
     "DataLoader": lambda files, features: DataLoader(
-        TFRecordDataset(files, features), 8, shuffle=True, collate_fn=collate
+        TFRecordDataset(files, features),
+        8,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(0),
+        collate_fn=collate,
     ),
     "Subset": lambda files, features: DataLoader(
         Subset(TFRecordDataset(files, features), [3]), 8, collate_fn=collate

@@ -39,7 +39,7 @@ from torch_tfrecord import (
 from torch_tfrecord.columns.containers import make_sparse
 from torch_tfrecord.loading import ColumnBatch
 from torch_tfrecord.loading.transport import for_transport
-from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.leaves import PositionBatch
 
 SPECS = {
     "scalar": FixedLenFeature((), torch.int64),

@@ -21,7 +21,7 @@ from torch_tfrecord import (
 from torch_tfrecord.compression import CODECS, InflatedFiles, seek_points
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import epochs
+from torch_tfrecord.order import steps
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -168,7 +168,7 @@ def test_an_epoch_in_blocks_decompresses_about_once(files, inflations, monkeypat
     # three of the blocks, of which two are kept: a window of one and half of the next
     monkeypatch.setattr(whole._record_files, "_inflated", InflatedFiles(3000))
     dataset = make(whole)
-    monkeypatch.setattr(epochs, "_MOST_INFLATED_WINDOW", 1000)
+    monkeypatch.setattr(steps, "_MOST_INFLATED_WINDOW", 1000)
     sampler = RecordSampler(dataset, shuffle="blocks", block_bytes=1000)
     batches = DataLoader(dataset, 4, sampler=sampler, collate_fn=collate)
     if way == "threads":

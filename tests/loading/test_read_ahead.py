@@ -35,8 +35,8 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import ReadAheadLoader, map_dataset, nested_dataset, read_ahead
-from torch_tfrecord.loading.nested_dataset import usual_num_threads
+from torch_tfrecord.loading import ReadAheadLoader, map_dataset, read_ahead
+from torch_tfrecord.loading.map_dataset import usual_num_threads
 from torch_tfrecord.order import ranks
 from torch_tfrecord.records import PackedRecords
 
@@ -454,8 +454,8 @@ WORDS = {"ids": VarLenFeature(bytes), "name": FixedLenFeature((), bytes), "n": F
 )
 def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
     """A rule from the features, the same in each run."""
-    monkeypatch.setattr(nested_dataset, "has_native", lambda: True)
-    monkeypatch.setattr(nested_dataset, "num_processors", lambda: 3)
+    monkeypatch.setattr(map_dataset, "has_native", lambda: True)
+    monkeypatch.setattr(map_dataset, "num_processors", lambda: 3)
     dataset = TFRecordDataset(write(tmp_path / "a", [bytes(size)] * 4), features)
     assert usual_num_threads(dataset) == usual_num_threads(Subset(dataset, [1, 2])) == expected
     assert make_dataloader(dataset, 2).num_threads == expected
@@ -466,7 +466,7 @@ def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
 def cores(monkeypatch):
     """Says which cores each process may use: this one, the one that started it, and others."""
     own, starter = set(range(64)), set(range(64))
-    monkeypatch.setattr(nested_dataset, "has_native", lambda: True)
+    monkeypatch.setattr(map_dataset, "has_native", lambda: True)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     of = {0: own, os.getpid(): own, os.getppid(): starter}
     monkeypatch.setattr(os, "sched_getaffinity", of.__getitem__, raising=False)

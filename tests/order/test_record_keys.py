@@ -1,7 +1,7 @@
 """Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks
 for them.
 
-Covers order/position_batch, order/position_batch.
+Covers order/leaves.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.leaves import PositionBatch
 from torch_tfrecord.random_stream import record_keys
 
 

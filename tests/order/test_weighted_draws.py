@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord import balanced_weights
+from torch_tfrecord import RecordSampler, balanced_weights
 from torch_tfrecord.order.orders import WeightedDraws, cumulated
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
@@ -63,7 +63,7 @@ def test_wrong_weights(weights, text):
 
 
 def test_nothing_to_draw_from():
-    assert len(WeightedDraws(cumulated([]), 0)) == 0
+    assert list(RecordSampler([], weights=[])) == []
 
 
 def test_balanced():

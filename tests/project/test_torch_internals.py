@@ -147,7 +147,7 @@ LISTED = {
         "multiprocessing.reduction": (PYTHON, "spawned workers share an unnamed file"),
         "multiprocessing.reduction.DupFd": (PYTHON, "spawned workers share an unnamed file"),
     },
-    "torch_tfrecord/order/trainers.py": {
+    "torch_tfrecord/order/ranks.py": {
         "sys._getframe": ("accelerate 1.15", "which of Accelerate's loaders calls"),
         ".f_globals": ("accelerate 1.15", "whether a caller is Accelerate's or Lightning's"),
         ".f_locals": ("accelerate 1.15", "which of Accelerate's loaders calls"),

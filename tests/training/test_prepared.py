@@ -1,6 +1,6 @@
 """Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records.
 
-Covers order/trainers.
+Covers order/ranks.
 """
 
 import pytest

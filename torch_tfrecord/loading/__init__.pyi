@@ -1,8 +1,7 @@
 from .collating import ColumnCollate, collate
 from .column_batch import ColumnBatch
 from .device import DevicePrefetcher
-from .map_dataset import DatasetOptions, MapDataset
-from .nested_dataset import StagedDataset
+from .map_dataset import DatasetOptions, MapDataset, StagedDataset
 from .read_ahead import ReadAheadLoader
 from .record_files import RecordFiles
 from .sample_maker import RecordRows, SampleMaker

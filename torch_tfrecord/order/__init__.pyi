@@ -1,12 +1,9 @@
-from .epochs import RecordOrder, digest
 from .iteration import StateForm
-from .nested import Leaves, Part, defines_last
+from .leaves import DrawEpoch, Leaves, Part
 from .orders import Permutation, balanced_weights, block_starts
-from .plan import Place
-from .position_batch import DrawEpoch
-from .ranks import Rank
+from .ranks import Prepared, Rank
 from .samplers import RecordBatchSampler, RecordSampler
-from .trainers import check_loaded_epoch, prepared_loader
+from .steps import Place, RecordOrder, digest
 
 __all__ = [
     "DrawEpoch",
@@ -14,6 +11,7 @@ __all__ = [
     "Part",
     "Permutation",
     "Place",
+    "Prepared",
     "Rank",
     "RecordBatchSampler",
     "RecordOrder",
@@ -21,8 +19,5 @@ __all__ = [
     "StateForm",
     "balanced_weights",
     "block_starts",
-    "check_loaded_epoch",
-    "defines_last",
     "digest",
-    "prepared_loader",
 ]

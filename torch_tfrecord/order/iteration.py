@@ -7,15 +7,9 @@ from itertools import chain, count
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch_tfrecord.arguments import at_least, true_or_false
-from torch_tfrecord.order.plan import Job, Place, Plan, StepOrder
-from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.ranks import Rank
-from torch_tfrecord.order.trainers import (
-    Prepared,
-    check_num_received,
-    other_epoch,
-    prepared_loader,
-)
+from torch_tfrecord.order.leaves import PositionBatch
+from torch_tfrecord.order.ranks import Prepared, Rank, other_epoch
+from torch_tfrecord.order.steps import Job, Place, Plan, StepOrder
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["EpochSampler", "Iteration", "StateForm"]
@@ -129,8 +123,13 @@ class EpochSampler(Generic[_Unit_co]):
                 loader that Accelerate prepared.
         """
         running = self._running
-        if running is not None:
-            check_num_received(running.prepared, num_received, self._unit)
+        is_prepared = running is not None and running.prepared is not None
+        # Accelerate itself may ask without a number: StatefulDataLoader keeps a state with each batch.
+        if is_prepared and num_received is None and Prepared.loader() is None:
+            raise ValueError(
+                f"Accelerate's loader prefetches: expected num_received, the {self._unit} that this rank has received "
+                "(make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
+            )
         if running is None and num_received:
             raise ValueError(
                 f"num_received must be 0 before an iteration has begun, got {num_received}"
@@ -205,7 +204,7 @@ class EpochSampler(Generic[_Unit_co]):
         return Place.at(first)
 
     def _plan(self, place: Place) -> Plan:
-        rank, prepared = Rank.here(*self.given_ranks), prepared_loader()
+        rank, prepared = Rank.here(*self.given_ranks), Prepared.loader()
         if prepared is None or self._order.is_sized:
             return Plan(place, self._order, rank)
         # Accelerate deals out the batches: those of a step must follow each other.
@@ -271,7 +270,7 @@ class Iteration(Iterator[_Unit_co]):
         """Begin this iteration: the sampler's next one is then the one after it."""
         sampler = self._sampler
         if self._plan is None:
-            self.prepared, place = prepared_loader(), self.place
+            self.prepared, place = Prepared.loader(), self.place
             self._begin_at = (
                 place if self.prepared is None else sampler._place_for(self.prepared, place)
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,7 @@ __all__ = [
     "BLOCK_BYTES",
     "MAX_POSITIONS",
     "BlockShuffle",
-    "Order",
     "Permutation",
-    "Renumbered",
-    "Sequential",
     "WeightedDraws",
     "balanced_weights",
     "block_starts",
@@ -24,6 +21,8 @@ __all__ = [
 ]
 
 _Positions = npt.NDArray[np.int64]
+# An integer below 2^64, or an array of some.
+_Number: TypeAlias = Any
 
 BLOCK_BYTES = 4 << 20
 """Of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
@@ -39,50 +38,6 @@ _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1
 _CHUNK_POSITIONS = 1 << 13  # computed at once; small enough for the processor's cache
-
-
-class Order(Protocol):
-    """All positions of an epoch in an order."""
-
-    def __len__(self) -> int: ...
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The positions at these places of the order."""
-        ...
-
-
-class Sequential:
-    """The order of the files: the position at each place is the place itself."""
-
-    def __init__(self, num_positions: int) -> None:
-        self._num_positions = num_positions
-
-    def __len__(self) -> int:
-        return self._num_positions
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The places."""
-        return places
-
-
-class Renumbered:
-    """An order of some other positions than 0 to N - 1.
-
-    Args:
-        order: An order of 0 to N - 1.
-        positions: int64 [N]: the position to use for each of these numbers.
-    """
-
-    def __init__(self, order: Order, positions: _Positions) -> None:
-        self._order, self._positions = order, positions
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The positions at places of the order."""
-        found: _Positions = self._positions[self._order.positions(places)]
-        return found
 
 
 class Permutation:
@@ -125,15 +80,12 @@ class Permutation:
         self._high_bits = num_bits // 2
         self._keys: list[int] = stream.next_numbers(_ROUNDS).tolist()
 
-    def __len__(self) -> int:
-        return self.num_positions
-
     def __getitem__(self, place: int) -> int:
         if not 0 <= place < self.num_positions:
             raise IndexError(f"place {place} is out of range for {self.num_positions} positions")
         if self._table is not None:
             return int(self._table[place])
-        position = self._walk(place)
+        position: int = self._walk(place)
         while position >= self.num_positions:
             position = self._walk(position)
         return position
@@ -152,50 +104,27 @@ class Permutation:
         return found.reshape(places.shape)
 
     def _below_n(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        self._walk_all(values)
+        values = self._walk(values)
         outside = np.flatnonzero(values >= self.num_positions)
         while outside.size:
-            again = values[outside]
-            self._walk_all(again)
-            values[outside] = again
+            values[outside] = again = self._walk(values[outside])
             outside = outside[again >= self.num_positions]
         return values
 
-    def _walk(self, value: int) -> int:
+    def _walk(self, value: _Number) -> _Number:
         """One pass of the network, a bijection of the numbers with as many bits as n - 1."""
         low, high = value & (1 << self._low_bits) - 1, value >> self._low_bits
         for number, key in enumerate(self._keys):
             if number % 2:
-                low ^= _scramble(high, key) >> 64 - self._low_bits
+                low = low ^ _scramble(high, key) >> 64 - self._low_bits
             else:
-                high ^= _scramble(low, key) >> 64 - self._high_bits
+                high = high ^ _scramble(low, key) >> 64 - self._high_bits
         return high << self._low_bits | low
 
-    def _walk_all(self, values: npt.NDArray[np.uint64]) -> None:
-        """`_walk` of each value, in place."""
-        shift = np.uint64(self._low_bits)
-        low, high = values & np.uint64((1 << self._low_bits) - 1), values >> shift
-        to_low, to_high = np.uint64(64 - self._low_bits), np.uint64(64 - self._high_bits)
-        for number, key in enumerate(self._keys):
-            if number % 2:
-                low ^= _scramble_all(high, key) >> to_low
-            else:
-                high ^= _scramble_all(low, key) >> to_high
-        np.left_shift(high, shift, out=values)
-        values |= low
 
-
-def _scramble(half: int, key: int) -> int:
+def _scramble(half: _Number, key: int) -> _Number:
     z = (half ^ key) * _FIRST_FACTOR & _UINT64
     return (z ^ z >> 32) * _SECOND_FACTOR & _UINT64
-
-
-def _scramble_all(half: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    z: npt.NDArray[np.uint64] = half ^ np.uint64(key)
-    z *= np.uint64(_FIRST_FACTOR)
-    z ^= z >> np.uint64(32)
-    z *= np.uint64(_SECOND_FACTOR)
-    return z
 
 
 def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -236,9 +165,6 @@ class WeightedDraws:
         # Rounding may bring a draw up to the whole sum; it then means the last position with a
         # weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1])) if sums.size else 0
-
-    def __len__(self) -> int:
-        return len(self._sums)
 
     def positions(self, places: _Positions) -> _Positions:
         """The positions drawn at these places: int64, of the same shape."""
@@ -306,6 +232,7 @@ class BlockShuffle:
         num_positions: End of the last block.
         seeds: Integers of any size.
         window_blocks: Blocks in a window; at least 1.
+        by_file: int64 [N]: the position to use for each of these; None for the same.
 
     Example:
         >>> order = BlockShuffle(np.array([0, 3, 6, 9]), 12, 1, window_blocks=2)
@@ -314,12 +241,17 @@ class BlockShuffle:
     """
 
     def __init__(
-        self, starts: _Positions, num_positions: int, *seeds: int, window_blocks: int
+        self,
+        starts: _Positions,
+        num_positions: int,
+        *seeds: int,
+        window_blocks: int,
+        by_file: _Positions | None = None,
     ) -> None:
         order = Permutation(len(starts), *seeds, 0).positions(np.arange(len(starts)))
         last_blocks = np.arange(window_blocks - 1, len(starts) + window_blocks - 1, window_blocks)
         last_blocks = np.minimum(last_blocks, len(starts) - 1)
-        self._seeds = seeds
+        self._seeds, self._by_file = seeds, by_file
         sizes = np.diff(starts, append=num_positions)[order]
         self._starts = starts[order]
         self._ends = np.cumsum(sizes)
@@ -328,9 +260,6 @@ class BlockShuffle:
         )  # position minus place, constant within a block
         self._window_ends = self._ends[last_blocks]
         self._last_window: tuple[int, Permutation] | None = None
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
     def positions(self, places: _Positions) -> _Positions:
         """The positions at these places, which must be from 0 to len - 1 (not checked): int64, of
@@ -341,7 +270,7 @@ class BlockShuffle:
         for window in np.unique(windows).tolist():
             here = windows == window
             found[here] = self._in_window(window, places[here])
-        return found
+        return found if self._by_file is None else self._by_file[found]
 
     def _in_window(self, window: int, places: _Positions) -> _Positions:
         begin = int(self._window_ends[window - 1]) if window else 0

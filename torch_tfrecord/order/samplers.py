@@ -10,20 +10,23 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords
-from torch_tfrecord.order.epochs import WINDOW_BLOCKS, RecordOrder, RecordSteps
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
-from torch_tfrecord.order.nested import Leaves
+from torch_tfrecord.order.leaves import EpochPosition, Leaves, PositionBatch
 from torch_tfrecord.order.orders import BLOCK_BYTES
-from torch_tfrecord.order.plan import Place, Plan, StepOrder
-from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
-from torch_tfrecord.order.ranks import RankSampler
-from torch_tfrecord.order.trainers import (
+from torch_tfrecord.order.ranks import (
     Prepared,
-    check_loaded_epoch,
+    RankSampler,
     give_forgotten_states,
     is_automatic,
     keeps_its_order,
-    prepared_loader,
+)
+from torch_tfrecord.order.steps import (
+    WINDOW_BLOCKS,
+    Place,
+    Plan,
+    RecordOrder,
+    RecordSteps,
+    StepOrder,
 )
 
 __all__ = [
@@ -132,7 +135,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         give_forgotten_states()
         if at_least(0, "epoch", epoch) != self.epoch:
             if self._loaded_epoch is not None:
-                check_loaded_epoch(self.epoch, epoch)
+                Prepared.check_epoch(self.epoch, epoch)
             self._begin_with(int(epoch))
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
@@ -268,7 +271,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
         that epoch.
         """
-        if prepared_loader() is not None:
+        if Prepared.loader() is not None:
             return  # Accelerate calls the set_epoch of our `sampler`, too
         if at_least(0, "epoch", epoch) != self._coming.epoch:
             self._begin_with(int(epoch))
@@ -284,11 +287,11 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         if self._continues and is_automatic():
             return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
         if not self._continues and self._loaded_epoch not in (None, number):
-            check_loaded_epoch(self.epoch, number)
+            Prepared.check_epoch(self.epoch, number)
         give_forgotten_states()
         epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
         loaded, self._loaded_epoch = self._loaded_epoch, None
-        if loaded is not None and prepared_loader() is None:
+        if loaded is not None and Prepared.loader() is None:
             self._count_from = max(loaded - epochs, 0)
         epoch = self._count_from + epochs
         # workers may already be reading the loaded one

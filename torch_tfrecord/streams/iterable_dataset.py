@@ -33,12 +33,7 @@ from torch_tfrecord.loading import (
     SampleMaker,
     collate,
 )
-from torch_tfrecord.order import (
-    Rank,
-    StateForm,
-    check_loaded_epoch,
-    prepared_loader,
-)
+from torch_tfrecord.order import Prepared, Rank, StateForm
 from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.records import Block, SkippedBytes, found_files, read_blocks
 from torch_tfrecord.samples import (
@@ -183,7 +178,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._check_prepared()  # Accelerate calls this before it starts workers
         loaded = self._coming_states()
         if loaded is not None and loaded.epoch != at_least(0, "epoch", epoch):
-            check_loaded_epoch(loaded.epoch, epoch)
+            Prepared.check_epoch(loaded.epoch, epoch)
             self._loaded = None
         self._epochs.choose(at_least(0, "epoch", epoch))
 
@@ -285,7 +280,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         """ValueError if Accelerate cannot split this stream over its processes without losing
         records.
         """
-        prepared = prepared_loader()
+        prepared = Prepared.loader()
         if prepared is None or prepared.num_processes == 1:
             return
         if prepared.splits_samples_by is None:

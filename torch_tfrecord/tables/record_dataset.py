@@ -24,7 +24,6 @@ from torch_tfrecord.loading import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.tables.index_columns import ExampleColumns
 from torch_tfrecord.tables.inference import KeyCheck
@@ -122,9 +121,6 @@ class TFRecordDataset(MapDataset):
         super()._set_up(*args)
         self._kept_columns, self._scanned = {}, {}
         self._check_keys = KeyCheck(self._maker.parser)
-
-    def _note_parsed(self, records: Sequence[bytes] | PackedRecords) -> None:
-        self._check_keys(records, self.files, self._record_files.access)
 
     def _part(self, positions: range | _Integers) -> Self:
         part = super()._part(positions)

@@ -1,31 +1,177 @@
-"""Nested datasets: which samples of the innermost ones (the leaves) make up a batch of
-positions.
+"""The positions of a batch with what decides its draws, and which samples of the innermost of nested
+datasets (the leaves) they are.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsIndex, cast, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.order.orders import BLOCK_BYTES
-from torch_tfrecord.order.position_batch import PositionBatch, epoch_of, seed_of
-from torch_tfrecord.random_stream import draw_salt
+from torch_tfrecord.random_stream import draw_salt, record_keys, salted_keys
 from torch_tfrecord.samples import SampleList, place_of
 
-__all__ = ["Leaves", "Part", "Store", "defines_last"]
+__all__ = ["DrawEpoch", "EpochPosition", "Leaves", "Part", "PositionBatch", "Store"]
 
 _Integers = npt.NDArray[np.int64]
 _Key = tuple[int, int | None, int | None]
 
 _READS = ("__getitem__", "__getitems__")
 _POSITIONS_AT_ONCE = 1 << 16  # looked up together when iterating over all of them
+
+
+class PositionBatch(list[int]):
+    """A batch sampler's list of positions, with their epoch; pickles, so that workers get the
+    epoch, too.
+
+    Random draws of a dataset (a fused crop) are a function of the epoch, and one loader can
+    prefetch batches of several epochs. If the epoch is unknown, as in a plain DataLoader, they are
+    a function of a salt, a new one for each batch.
+
+    Args:
+        positions: From 0 to the number of records - 1.
+        epoch: From 0.
+        salt: From 0; decides the draws instead of the epoch.
+        seed: With the epoch decides the draws; an integer of any size.
+
+    Example:
+        >>> batch = PositionBatch([4, 2], epoch=1)
+        >>> batch, batch.epoch
+        ([4, 2], 1)
+        >>> (batch[1:] + [5]).epoch  # Accelerate slices and extends batches
+        1
+    """
+
+    def __init__(
+        self,
+        positions: Iterable[int] = (),
+        epoch: int = 0,
+        salt: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(positions)
+        self.epoch, self.salt, self.seed = epoch, salt, seed
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PositionBatch: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> int | PositionBatch:
+        """A position, or some of them with the same epoch, salt and seed."""
+        if isinstance(index, slice):
+            return PositionBatch(super().__getitem__(index), self.epoch, self.salt, self.seed)
+        return super().__getitem__(index)
+
+    def __add__(self, others: list[int]) -> PositionBatch:  # type: ignore[override]
+        """These and more positions, with the epoch, salt and seed of these."""
+        return PositionBatch(super().__add__(others), self.epoch, self.salt, self.seed)
+
+
+class EpochPosition(int):
+    """A position with its epoch and seed, yielded by a sampler whose positions a DataLoader batches.
+
+    Example:
+        >>> position = EpochPosition(4, 1)
+        >>> position, position.epoch
+        (4, 1)
+    """
+
+    epoch: int
+    seed: int
+
+    def __new__(cls, position: int, epoch: int, seed: int = 0) -> EpochPosition:
+        """Make a position with its epoch."""
+        self = super().__new__(cls, position)
+        self.epoch, self.seed = epoch, seed
+        return self
+
+    def __reduce__(self) -> Any:
+        return EpochPosition, (int(self), self.epoch, self.seed)
+
+
+def epoch_of(positions: Any) -> int | None:
+    """The epoch of a batch of positions, or of the first of them; None if it is unknown."""
+    return _known("epoch", positions)
+
+
+def seed_of(positions: Any) -> int:
+    """The seed of a batch of positions, or of the first of them; 0 if it is unknown."""
+    return _known("seed", positions) or 0
+
+
+def _known(name: str, positions: Any) -> int | None:
+    found: int | None = getattr(positions, name, None)
+    return getattr(positions[0], name, None) if found is None and len(positions) else found
+
+
+_UNKNOWN = -1
+
+
+class DrawEpoch:
+    """The epoch that a dataset's `set_epoch` chooses.
+
+    It is in shared memory, so that persistent workers, which have a copy of the dataset, see the
+    choice.
+    """
+
+    def __init__(self) -> None:
+        self._number = torch.tensor(_UNKNOWN)
+        self._share()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an epoch was chosen."""
+        return int(self._shared) != _UNKNOWN
+
+    @property
+    def number(self) -> int:
+        """The epoch; 0 if none was chosen."""
+        return max(int(self._shared), 0)
+
+    def choose(self, epoch: int) -> None:
+        """Choose the epoch, from 0."""
+        self._number.fill_(at_least(0, "epoch", epoch))
+
+    def keys(
+        self, positions: Sequence[int], records: npt.NDArray[np.int64], *seeds: int
+    ) -> npt.NDArray[np.uint64]:
+        """Keys for the random draws of a batch: by its own epoch or salt if it has one.
+
+        Args:
+            positions: The batch, which must be `salted`.
+            records: int64 [N]: what the keys are of, such as numbers of records.
+            seeds: What else decides the draws of an epoch.
+        """
+        salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
+        epoch = int(self._shared) if epoch is None else epoch
+        if salt is not None or epoch == _UNKNOWN:
+            return salted_keys(len(records), salt or 0)
+        seed = seed_of(positions)
+        return record_keys(records, epoch, *seeds, *([seed] if seed else []))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share()  # plain pickling and copying lose the sharing
+
+    def _share(self) -> None:
+        self._number.share_memory_()
+        # Read for each position of a mixture: a tensor would let go of the GIL each time.
+        self._shared = self._number.numpy()
+
+
+# Nested datasets.
 
 
 class Part(NamedTuple):
@@ -42,7 +188,7 @@ class Part(NamedTuple):
 
     def read(self) -> Sequence[Any]:
         """The samples of a leaf, read together if it supports that."""
-        if defines_last(self.dataset, "__getitems__"):
+        if Leaves.defines_last(type(self.dataset), "__getitems__"):
             found: Sequence[Any] = self.dataset.__getitems__(self.positions)
             return found
         return [self.dataset[position] for position in self.positions]
@@ -81,6 +227,19 @@ class Store(Protocol):
         """
 
 
+def _first_class(kind: type, names: Sequence[str]) -> type | None:
+    """The first class, of this one and its bases, that defines one of these names."""
+    return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
+
+
+def _defines_last(kind: type, name: str) -> bool:
+    """Whether no subclass overrides how samples are read without this method, which would then
+    bypass the override.
+    """
+    found = _first_class(kind, (name, *_READS))
+    return found is not None and name in vars(found)
+
+
 class Leaves:
     """The innermost datasets of a dataset, each once: looks into torch's `Subset` (so
     `random_split`) and `ConcatDataset` and our `Mixture`, except for subclasses that override how
@@ -100,6 +259,8 @@ class Leaves:
     def __init__(self, dataset: object) -> None:
         self._dataset: Any = dataset
         self._inside = _inside(dataset)
+
+    defines_last = staticmethod(cast("Callable[[type, str], bool]", cache(_defines_last)))
 
     @property
     def _each(self) -> Iterator[Leaves]:
@@ -125,9 +286,7 @@ class Leaves:
     @property
     def have_places(self) -> bool:
         """Whether each sample is a record of a file, the same in each epoch."""
-        if self._inside is None:
-            return hasattr(self._dataset, "_record_places")
-        return not _is_mixture(self._dataset) and all(each.have_places for each in self._each)
+        return not self.are_mixed and all(hasattr(leaf, "_record_places") for leaf in self)
 
     @property
     def are_mixed(self) -> bool:
@@ -242,13 +401,16 @@ def _collect(part: Part, found: dict[_Key, Part]) -> None:
 def _inner(part: Part) -> Iterator[Part] | None:
     """The next level of a batch; None if the dataset is a leaf."""
     dataset = part.dataset
-    reads = _first_class(type(dataset), _READS)
-    if reads is Subset:
+    if _inside(dataset) is None:
+        return None
+    if isinstance(dataset, Subset):
         positions = [dataset.indices[number] for number in part.positions]
         return iter([part._replace(dataset=dataset.dataset, positions=positions)])
-    if reads is ConcatDataset:
-        return _of_concatenated(part)
-    return dataset._inner_batches(part) if _is_mixture(dataset) else None
+    return (
+        _of_concatenated(part)
+        if isinstance(dataset, ConcatDataset)
+        else dataset._inner_batches(part)
+    )
 
 
 def _of_concatenated(part: Part) -> Iterator[Part]:
@@ -268,26 +430,14 @@ def _of_concatenated(part: Part) -> Iterator[Part]:
 
 
 def _inside(dataset: Any) -> Sequence[Any] | None:
-    reads = _first_class(type(dataset), _READS)
-    if reads is Subset:
+    """The datasets of a dataset; None if it is a leaf."""
+    kind = type(dataset)
+    if isinstance(dataset, Subset) and _first_class(kind, _READS) is Subset:
         return [dataset.dataset]
-    if reads is ConcatDataset:
-        return dataset.datasets  # type: ignore[no-any-return]
-    return dataset.datasets if _is_mixture(dataset) else None
+    is_joined = isinstance(dataset, ConcatDataset) and _first_class(kind, _READS) is ConcatDataset
+    found: Sequence[Any] | None = dataset.datasets if is_joined or _is_mixture(dataset) else None
+    return found
 
 
 def _is_mixture(dataset: object) -> bool:
-    return hasattr(dataset, "_inner_batches") and defines_last(dataset, "_inner_batches")
-
-
-def _first_class(kind: type, names: Sequence[str]) -> type | None:
-    """The first class, of this one and its bases, that defines one of these names."""
-    return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
-
-
-def defines_last(dataset: object, name: str) -> bool:
-    """Whether no subclass overrides how samples are read without this method, which would then
-    bypass the override.
-    """
-    found = _first_class(type(dataset), [name, *_READS])
-    return found is not None and name in vars(found)
+    return Leaves.defines_last(type(dataset), "_inner_batches")
