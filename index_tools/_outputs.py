@@ -259,7 +259,7 @@ class FileWriter(ShardedTFRecordWriter):
             written += _digest(record)
         file.prepare()
         stream, _ = open_stream(_PreparedFile(file, path), "auto")
-        blocks = RecordScanner(stream, reuse_buffer=True)
+        blocks = RecordScanner(stream)
         held = sum(_digest(record) for block in blocks for record in block.records or ())
         if held != written:
             text = (

@@ -278,14 +278,12 @@ class _Packer:
         self._points = [(0, 0)]
         self.file_bytes = self._num_bytes = 0
 
-    def pack(
-        self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
-    ) -> Iterable[bytes]:
+    def pack(self, parts: Iterable[bytes | bytearray | memoryview], length: int) -> Iterable[bytes]:
         most = self._member_bytes
         if most and self._num_bytes - self._points[-1][1] >= most:
             yield self._begin_member()
         if isinstance(self._deflater, MemberPacker):
-            self._deflater.lengths += lengths
+            self._deflater.lengths.append(length)
         for part in parts:
             self._num_bytes += len(part)
             yield self._counted(self._deflater.compress(part))

@@ -108,8 +108,9 @@ def salvage_file(
     with TFRecordWriter(
         name, write_index=not is_remote(name), storage_options=storage_options
     ) as writer:
-        for block in RecordScanner(stream, reuse_buffer=True, skipped=skipped):
-            writer.write_block(block)
+        for block in RecordScanner(stream, skipped=skipped):
+            for record in block.payloads or ():
+                writer.write(record)
             num_records += len(block.offsets)
         report = SalvageReport.of(num_records, skipped)
         if skipped and not num_records:

@@ -6,7 +6,7 @@ offsets refer to the decompressed stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -75,10 +75,8 @@ class Packing(NamedTuple):
 class Packer(Protocol):
     """Compresses a file that is written."""
 
-    def pack(
-        self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
-    ) -> Iterable[bytes]:
-        """The bytes to write for framed records, in any parts, of these payload lengths."""
+    def pack(self, parts: Iterable[bytes | bytearray | memoryview], length: int) -> Iterable[bytes]:
+        """The bytes to write for the parts of a framed record, whose payload has this length."""
 
     def flush(self, *, is_end: bool) -> bytes:
         """The bytes that were kept back so far, or all with the end of the stream."""

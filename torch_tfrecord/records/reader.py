@@ -101,7 +101,6 @@ def read_records(
         compression_type=compression,
         verify_crc=verify_crc,
         on_error=on_error,
-        reuse_buffer=True,
         access=access,
     )
     return chain.from_iterable(block.payloads or () for file in files for block in read(file))
@@ -113,7 +112,6 @@ def read_blocks(
     *,
     verify_crc: bool,
     on_error: OnError,
-    reuse_buffer: bool = False,
     access: Access = Access.DEFAULT,
     open_source: Callable[[str], FileSource] | None = None,
     report: Callable[[str, SkippedBytes], None] | None = None,
@@ -122,7 +120,6 @@ def read_blocks(
 
     Args:
         path, compression_type, verify_crc, on_error: See `read_records`.
-        reuse_buffer: See `RecordScanner`.
         access: How a remote file is reached.
         open_source: Opens the path, in place of that.
         report: Takes what was skipped of a file, in place of a warning.
@@ -135,9 +132,7 @@ def read_blocks(
         file = open_file(name, access).ahead() if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
-    yield from RecordScanner(
-        stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped
-    )
+    yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped)
     if skipped:
         (_report if report is None else report)(file.path, skipped)
 

@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -74,20 +74,15 @@ class RecordFile:
 
     def write(self, payload: bytes | bytearray | memoryview) -> None:
         """Append one record."""
-        header, footer = encode_header(len(payload)), encode_footer(payload)
+        length = len(payload)
         # In three parts: joining them would copy each payload.
-        self.append((header, payload, footer), (len(payload),))
-
-    def append(
-        self, parts: Iterable[bytes | bytearray | memoryview], lengths: Sequence[int]
-    ) -> None:
-        """Append records that are framed already, of these payload lengths, in any parts."""
-        for part in parts if self._packer is None else self._packer.pack(parts, lengths):
+        parts = encode_header(length), payload, encode_footer(payload)
+        for part in parts if self._packer is None else self._packer.pack(parts, length):
             self._file.write(part)
         # Before compression: how well records compress must not move the borders of shards.
-        self.num_bytes += sum(lengths) + OVERHEAD_BYTES * len(lengths)
+        self.num_bytes += length + OVERHEAD_BYTES
         if self._lengths is not None:
-            self._lengths.extend(lengths)
+            self._lengths.append(length)
 
     def flush(self) -> None:
         """Hand what was written to the operating system, so that it can be read (and decompressed)

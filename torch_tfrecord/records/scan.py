@@ -21,8 +21,6 @@ from torch_tfrecord.records.framing import (
     HEADER_BYTES,
     OVERHEAD_BYTES,
     checksum_error,
-    encode_footer,
-    encode_header,
     guess_content,
     is_header,
 )
@@ -58,20 +56,6 @@ class Block(NamedTuple):
     offsets: _Integers
     lengths: _Integers
     records: PackedRecords | None
-
-    def framed(self) -> list[memoryview | bytes]:
-        """The bytes of the records, with headers and checksums, in parts."""
-        records = self.records
-        if records is None or not len(records):
-            return []
-        begin, end = (
-            int(records.starts[0]) - HEADER_BYTES,
-            int(records.starts[-1] + self.lengths[-1]),
-        )
-        if begin >= 0:
-            return [memoryview(records.buffer)[begin : end + FOOTER_BYTES]]
-        payload = records[0]  # a long one, alone
-        return [encode_header(len(payload)), payload, encode_footer(payload)]
 
     @property
     def payloads(self) -> list[bytes] | None:
@@ -130,8 +114,6 @@ class RecordScanner:
         verify_crc: Check the payload checksums. Headers are always checked.
         keep_payloads: Return the payloads; without them (and without `verify_crc`), large ones are
             not even read.
-        reuse_buffer: The records of a block are only valid until the next block, which saves memory
-            traffic.
         skipped: If given, damage does not raise: damaged records are skipped and added here.
         begin: Offset and number of the first record.
 
@@ -147,18 +129,15 @@ class RecordScanner:
         *,
         verify_crc: bool = True,
         keep_payloads: bool = True,
-        reuse_buffer: bool = False,
         skipped: SkippedBytes | None = None,
         begin: tuple[int, int] = (0, 0),
     ) -> None:
         self._source = source
         self._verify = verify_crc
         self._keep = keep_payloads
-        self._reads_payloads = keep_payloads or verify_crc
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could not hold a record
-        self._read_into = source.read_into if reuse_buffer or not keep_payloads else None
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # of the compiled core
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
         self._search: RecordSearch | None = None  # for the next record after damage
@@ -184,20 +163,13 @@ class RecordScanner:
             length, wanted = found.next_length, step
             if problem is None and length is not None:
                 problem = self._check_next(length, left, at_end)
-                if problem is None and self._is_large(length):
-                    payload, problem = self._large_payload(length)
+                if problem is None and self._is_passed(length):
+                    problem = self._pass(length)
                     if problem is None:
-                        lengths = np.array([length], dtype=np.int64)
-                        records = (
-                            PackedRecords(payload, np.zeros(1, np.int64), lengths)
-                            if self._keep
-                            else None
-                        )
-                        yield self._block(
-                            np.array([self._offset], dtype=np.int64), lengths, records
-                        )
+                        place, lengths = np.array([[self._offset], [length]], dtype=np.int64)
+                        yield self._block(place, lengths, None)
                         # only the next header
-                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:
+                        if length > 4 * _PEEK_BYTES and not self._verify:
                             wanted, ahead = _PEEK_BYTES, 0
                 elif problem is None:
                     wanted = max(wanted, length + OVERHEAD_BYTES)
@@ -253,35 +225,11 @@ class RecordScanner:
         """
         at = offset - self._held_begin
         if at < 0 or at + num_bytes > len(self._held):
-            self._hold(max(num_bytes, ahead), offset)
-            at = 0
+            if self._skipped is not None:
+                self._source.keep_from = offset  # a search after damage reads these bytes, too
+            self._held = memoryview(self._source.read(max(num_bytes, ahead), offset))
+            self._held_begin, at = offset, 0
         return self._held[at : at + num_bytes]
-
-    def _hold(self, num_bytes: int, offset: int) -> None:
-        """Read into the buffer; if it is reused, bytes in it are moved rather than read again."""
-        if self._skipped is not None:
-            self._source.keep_from = offset  # a search after damage reads these bytes, too
-        if self._read_into is None:
-            self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
-            return
-        kept = (
-            self._held[offset - self._held_begin :]
-            if offset >= self._held_begin
-            else self._held[:0]
-        )
-        have = min(len(kept), num_bytes)
-        if len(self._buffer) < num_bytes:
-            self._buffer, self._held, kept, have = (
-                bytearray(num_bytes),
-                memoryview(b""),
-                self._held[:0],
-                0,
-            )
-        content = memoryview(self._buffer)
-        content[:have] = kept[:have]
-        self._held, self._held_begin = content[:have], offset  # a valid state if reading fails
-        have += self._read_into(content[have:num_bytes], offset + have)
-        self._held = content[:have]
 
     def _block(
         self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None
@@ -292,33 +240,28 @@ class RecordScanner:
         self._position += len(offsets)
         return block
 
-    # Records longer than a chunk: each is read on its own; if it is not kept, in pieces or not at
-    # all.
+    # Long records that are not kept are read in pieces, or not at all.
 
-    def _is_large(self, length: int) -> bool:
-        if self._source.size is None:
-            return False
-        return not self._reads_payloads or length + OVERHEAD_BYTES > self._usual
+    def _is_passed(self, length: int) -> bool:
+        is_long = length + OVERHEAD_BYTES > self._usual
+        return not self._keep and self._source.size is not None and (is_long or not self._verify)
 
-    def _large_payload(self, length: int) -> tuple[bytes, TFRecordError | None]:
-        """The payload at the current offset, if it is kept, and the error of the record, if any."""
-        if not self._reads_payloads:
-            return b"", None
-        begin, crc, got, payload = self._offset + HEADER_BYTES, 0, 0, b""
-        step = length if self._keep else self._usual
-        for at in range(0, length, step):
-            wanted = min(step, length - at)
-            if self._keep:
-                payload = self._source.read(wanted, begin)
-            piece = payload if self._keep else self._read(wanted, begin + at)
-            crc = crc32c(piece, crc) if self._verify else 0
-            got += len(piece)
+    def _pass(self, length: int) -> TFRecordError | None:
+        """The error of the record at the current offset, if any."""
+        if not self._verify:
+            return None
+        crc, at = 0, self._offset + HEADER_BYTES
+        end = at + length
+        while at < end:
+            wanted = min(end - at, self._usual)
+            piece = self._read(wanted, at)
+            crc, at = crc32c(piece, crc), at + len(piece)
             if len(piece) < wanted:
-                return b"", self._check_end(HEADER_BYTES + got)
-        footer = self._source.read(FOOTER_BYTES, begin + length)
+                return self._check_end(at - self._offset)
+        footer = self._source.read(FOOTER_BYTES, end)
         if len(footer) < FOOTER_BYTES:
-            return b"", self._check_end(HEADER_BYTES + got + len(footer))
-        return payload, checksum_error(crc, footer, length) if self._verify else None
+            return self._check_end(end - self._offset + len(footer))
+        return checksum_error(crc, footer, length)
 
     # The end of a scan.
 

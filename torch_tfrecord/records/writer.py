@@ -28,7 +28,6 @@ from torch_tfrecord.records.record_file import (
     RemoteRecordFile,
     upload_record_files,
 )
-from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -256,13 +255,6 @@ class TFRecordWriter(_Writer):
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
-
-    def write_block(self, block: Block) -> None:
-        """Append the records of a block, byte for byte."""
-        self._check_open()
-        with self._failing():
-            self._file.append(block.framed(), block.lengths.tolist())
-        self._count += len(block.lengths)
 
     def _commit(self) -> None:
         self._file.prepare()
