@@ -28,8 +28,8 @@ from pyarrow import csv, dataset, parquet
 
 from torch_tfrecord import LimitExceededError, ParseError
 from torch_tfrecord.files import AtomicFile
+from torch_tfrecord.json_text import parse_json
 from torch_tfrecord.media import image_format
-from torch_tfrecord.protobuf import parse_json
 
 __all__ = ["read_tables", "write_table"]
 

@@ -8,10 +8,10 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import index as as_integer
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 from torch_tfrecord.shown import shown_value
 
@@ -22,6 +22,7 @@ __all__ = [
     "Pad",
     "Paths",
     "Shuffle",
+    "WritableSpec",
     "at_least",
     "check_callable",
     "check_compression_type",
@@ -47,6 +48,18 @@ Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 
 Shuffle: TypeAlias = bool | Literal["blocks"]
 """Whether to use a new order in each epoch; "blocks" reads nearly in sequence."""
+
+
+class WritableSpec(Protocol):
+    """What encoding asks of a feature spec."""
+
+    def _key_of(self, name: str) -> str:
+        """The key in the record, given the name of the output."""
+
+    def _encoder(self, name: str) -> Callable[[object], object]:
+        """Build what turns a row's value into the `ListValues` that the spec reads back; None where
+        the record lacks them.
+        """
 
 
 def at_least(least: int, name: str, value: object) -> int:

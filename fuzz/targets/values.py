@@ -22,7 +22,7 @@ from torch_tfrecord import (
     encode_example,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.protobuf.json_text import example_of_json
+from torch_tfrecord.protobuf.json_examples import example_of_json
 from torch_tfrecord.protobuf.messages import Example
 
 COMPILED = False

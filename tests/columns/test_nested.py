@@ -1,6 +1,6 @@
 """Examples inside Examples, as bytes and as JSON.
 
-Covers protobuf/json_text.
+Covers json_text, protobuf/json_examples.
 """
 
 import base64

@@ -28,7 +28,7 @@ from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locat
 from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.protobuf import (
-    encode_example,
+    RowEncoder,
     example_of_json,
     parse_message,
 )
@@ -99,7 +99,7 @@ class NestedExample(Feature):
     def _stored(self, value: object) -> object:
         """A row of the inner features as a serialized Example; bytes are one already."""
         if isinstance(value, Mapping) and self.format == "proto":
-            return encode_example(value, self.features)
+            return RowEncoder(self.features).encode(value)
         return value
 
     def _context_reader(self, name: str) -> Reader:

@@ -41,7 +41,8 @@ from torch_tfrecord.columns.reading import (
 )
 from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.errors import TFRecordError, read_each
-from torch_tfrecord.protobuf import parse_json, parse_message
+from torch_tfrecord.json_text import parse_json
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.samples import JsonList, JsonObject, Value
 
 __all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]

@@ -1,20 +1,18 @@
 from .example import (
     ListValues,
     RowEncoder,
-    WritableSpec,
     decode_example,
     decode_sequence_example,
     encode_example,
     encode_sequence_example,
     join_arrays,
 )
-from .json_text import example_of_json, parse_json
+from .json_examples import example_of_json
 from .messages import find_fields, parse_message, varint
 
 __all__ = [
     "ListValues",
     "RowEncoder",
-    "WritableSpec",
     "decode_example",
     "decode_sequence_example",
     "encode_example",
@@ -22,7 +20,6 @@ __all__ = [
     "example_of_json",
     "find_fields",
     "join_arrays",
-    "parse_json",
     "parse_message",
     "varint",
 ]

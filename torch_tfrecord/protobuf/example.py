@@ -16,11 +16,12 @@ import functools
 import itertools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.arguments import WritableSpec
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.protobuf.messages import (
     Example,
@@ -39,7 +40,6 @@ __all__ = [
     "ListValues",
     "RowEncoder",
     "Values",
-    "WritableSpec",
     "decode_example",
     "decode_sequence_example",
     "encode_example",
@@ -112,19 +112,7 @@ class ListValues(NamedTuple):
         return TypeError(f"expected {_HELD[wanted]}, got {_HELD[self.kind]} ({kind.__name__})")
 
 
-class WritableSpec(Protocol):
-    """What encoding asks of a feature spec."""
-
-    def _key_of(self, name: str) -> str:
-        """The key in the record, given the name of the output."""
-
-    def _encoder(self, name: str) -> Callable[[object], ListValues | None]:
-        """Build what turns a row's value into the values that the spec reads back; None where the
-        record lacks them.
-        """
-
-
-_Encoders: TypeAlias = Mapping[str, tuple[str, Callable[[object], ListValues | None]]]
+_Encoders: TypeAlias = Mapping[str, tuple[str, Callable[[object], object]]]
 
 
 class RowEncoder:

@@ -15,10 +15,10 @@ from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_tfrecord.arguments import at_least, check_compression_type, knows_keywords
+from torch_tfrecord.arguments import WritableSpec, at_least, check_compression_type, knows_keywords
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
-from torch_tfrecord.protobuf import RowEncoder, WritableSpec
+from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.records.codecs import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name

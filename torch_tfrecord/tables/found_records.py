@@ -22,14 +22,10 @@ from torch_tfrecord.arguments import OnError
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files import Access, is_remote, open_file
+from torch_tfrecord.json_text import parse_json
 from torch_tfrecord.media import guess_content, image_format
 from torch_tfrecord.per_process import each_at_once
-from torch_tfrecord.protobuf import (
-    decode_sequence_example,
-    find_fields,
-    parse_json,
-    parse_message,
-)
+from torch_tfrecord.protobuf import decode_sequence_example, find_fields, parse_message
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
     RecordReader,

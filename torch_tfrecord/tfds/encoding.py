@@ -22,7 +22,7 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import RaggedTensor, rows_of
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.media import encode_image
-from torch_tfrecord.protobuf import encode_example
+from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.tfds.features import fits, innermost
 from torch_tfrecord.tfds.parser import LeafPlace, leaves_of
 
@@ -65,7 +65,7 @@ class SampleEncoder:
                 record.update(encoder.entries(values[leaf.path]))
             except (TypeError, ValueError, OverflowError) as error:
                 raise locate_value(error, f"feature {leaf.path!r}") from error
-        return encode_example(record)
+        return RowEncoder().encode(record)
 
     def _collect(
         self, feature: object, value: Any, names: tuple[str, ...], values: dict[str, object]

@@ -1,4 +1,4 @@
-"""JSON text: as Python objects, and as the Examples that it describes.
+"""The Examples that JSON text describes.
 
 The JSON form of an Example is protobuf's, with bytes in base64, and integers as numbers or text::
 
@@ -11,84 +11,23 @@ Source: protobuf.dev/programming-guides/json, and what ``tf.io.decode_json_examp
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
 
 import numpy as np
 
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.json_text import parse_json
 from torch_tfrecord.protobuf.messages import Example
 
-__all__ = ["example_of_json", "parse_json"]
+__all__ = ["example_of_json"]
 
 _Pairs = list[tuple[str, object]]
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _MOST_FLOAT = float(np.finfo(np.float32).max)
-# Of JSON in Python: a worker's queue cannot send what has some 490, and would leave the loader
-# waiting for ever.
-_MOST_LEVELS = 200
-_TOO_DEEP = (
-    f"expected JSON of at most {_MOST_LEVELS} levels, got lists or objects nested more deeply"
-)
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
-_NO_MARKS = bytes({*_NO_BRACKETS} - {*b'"\\'})
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], object] = dict) -> Any:
-    """Parse JSON in UTF-8 (RFC 8259) to dicts, lists, str, int, float, bool and None.
-
-    Unlike Python's own parser, this one does not take NaN and Infinity, which are not JSON.
-
-    Args:
-        text: The text.
-        make_object: Makes an object of its names and values. With the default the last value of a
-            name counts.
-
-    Raises:
-        ParseError: It is not JSON, or nested more than 200 levels deep.
-    """
-    try:
-        found = json.loads(
-            str(text, "utf-8"), parse_constant=_no_constant, object_pairs_hook=make_object
-        )
-    except UnicodeDecodeError as error:
-        raise ParseError(
-            f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise ParseError(f"expected JSON, got something else at character {error.pos}") from None
-    except RecursionError:
-        raise ParseError(_TOO_DEEP) from None
-    except ValueError:  # Python limits the digits of an int
-        raise ParseError("expected JSON, got an integer of too many digits") from None
-    # Python's own limit is higher, and another one in each version.
-    if _is_deep(bytes(text)):
-        raise ParseError(_TOO_DEEP)
-    return found
-
-
-def _is_deep(text: bytes) -> bool:
-    """Whether lists and objects of JSON have more than `_MOST_LEVELS`; a walk takes 9 times as
-    long.
-    """
-    if text.count(b"[") + text.count(b"{") <= _MOST_LEVELS:
-        return False
-    left = text.translate(None, _NO_MARKS).replace(b'""', b"")
-    left = (_STRING.sub(b"", text) if b'"' in left else left).translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(_MOST_LEVELS):
-        left = left.replace(b"[]", b"")  # the innermost level of each
-    return bool(left)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ParseError(f"expected JSON, got {name}")
 
 
 def example_of_json(text: bytes | memoryview) -> bytes:
