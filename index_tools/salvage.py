@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 from index_tools._terminal import Verb, add_json, escape, pluralize
 from index_tools._workers import work_on_files
-from torch_tfrecord import SalvageReport
-from torch_tfrecord.damage import salvage_file
+from torch_tfrecord import SalvageReport, salvage
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["SALVAGE", "extent"]
@@ -41,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(path: str, out: str, compression_type: str, as_json: bool) -> int:
-    task = functools.partial(salvage_file, out=out, compression_type=compression_type)
+    task = functools.partial(salvage, out=out, compression_type=compression_type)
     (outcome,) = work_on_files(task, [path], description="salvaging")
     if outcome.error is not None or outcome.value is None:
         raise outcome.error or RuntimeError("no outcome")

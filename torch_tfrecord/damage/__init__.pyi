@@ -1,7 +1,6 @@
-from .saved_records import SalvageReport, salvage, salvage_file
+from .saved_records import SalvageReport, salvage
 
 __all__ = [
     "SalvageReport",
     "salvage",
-    "salvage_file",
 ]

@@ -114,11 +114,9 @@ def pack_manifest(names: Sequence[str], rows: Sequence[ShardRow]) -> bytes:
         rows: Row of each shard, in the same order.
     """
     facts = [row.facts for row in rows]
-    longest = max((int(row.lengths.max(initial=0)) for row in rows), default=0)
-    lengths = np.empty(
-        sum(len(row.lengths) for row in rows), np.uint32 if longest < 1 << 32 else np.uint64
-    )
-    np.concatenate([lengths[:0], *(row.lengths for row in rows)], out=lengths, casting="unsafe")
+    lengths = np.concatenate([np.empty(0, np.uint32), *(row.lengths for row in rows)])
+    if lengths.dtype != np.uint32:
+        lengths = lengths.view(np.uint64)
     firsts = range(0, len(lengths), BLOCK_RECORDS)
     blocks = [lengths[first : first + BLOCK_RECORDS] for first in firsts]
     block_bytes = [int(block.sum(dtype=np.int64)) + len(block) * OVERHEAD_BYTES for block in blocks]

@@ -384,7 +384,7 @@ def _shard_of(path: str) -> _Shard | None:
 
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
     """Every set of shards must be whole, as far as `pattern` would match its names."""
-    if _whole_set(found) is not None:
+    if _is_whole_set(found):  # a set of 100,000 is found to be whole at once
         return found
     sets: dict[tuple[str, str], dict[int, set[int]]] = {}
     for shard in filter(None, map(_shard_of, found)):
@@ -414,21 +414,15 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
     return found
 
 
-def _whole_set(found: list[str]) -> _Shard | None:
-    """A shard of the one set that these files are, all of its shards; None in any other case, or in
-    doubt.
-    """
+def _is_whole_set(found: list[str]) -> bool:
+    """Whether these files are all shards of one set; False in doubt."""
     first = min(found)
-    shard, match = _shard_of(first), _SHARD.fullmatch(first)
-    if shard is None or match is None or shard.total != len(found):
-        return None
-    begin, end, width = (
-        first[: match.start("number")],
-        first[match.end("number") :],
-        len(match["number"]),
-    )
-    names = {f"{begin}{number:0{width}d}{end}" for number in range(shard.total)}
-    return shard if names == set(found) else None
+    match = _SHARD.fullmatch(first)
+    if match is None or int(match["total"]) != len(found):
+        return False
+    begin, end = first[: match.start("number")], first[match.end("number") :]
+    width = len(match["number"])
+    return {f"{begin}{number:0{width}d}{end}" for number in range(len(found))} == {*found}
 
 
 def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
@@ -460,9 +454,6 @@ def _counted_shards(
             return found
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
     present = [name for name in _glob(files, pattern) if not is_companion(name)]
-    only = _whole_set(present) if present else None
-    if only is not None and only.base == base and suffix in ("", only.suffix):
-        return check(present, asked)
     shards = {
         name: shard
         for name in present

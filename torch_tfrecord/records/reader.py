@@ -308,18 +308,8 @@ class RecordReader:
         bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)
         if bad is None:
             return records
-        # This raises its error, unless a cache had damaged bytes, which it has dropped by now.
-        self.read(source_of(int(files[bad])), int(offsets[bad]), int(lengths[bad]))
-        return self._read_singly(source_of, files, offsets, lengths)
-
-    def _read_singly(
-        self,
-        source_of: Callable[[int], FileSource],
-        files: _Integers,
-        offsets: _Integers,
-        lengths: _Integers,
-    ) -> PackedRecords:
-        """One record at a time, in file order, so that no stream goes back."""
+        # One at a time, in file order, so that no stream goes back: one of them raises its error,
+        # unless a cache had damaged bytes, which it has dropped by now.
         payloads = [b""] * len(files)
         for number in np.lexsort((offsets, files)).tolist():
             payloads[number] = self.read(
