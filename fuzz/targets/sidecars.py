@@ -81,7 +81,11 @@ _COLUMNS = {
 _EPISODES = build_episode_index(_SOURCE, _RECORDS, _STEP_LISTS)
 _WANTS = tfds.RLDSDataset(_INFO)._store._wants
 _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
-(_PLACES[b"s"],) = glob.glob(f"{_INFO.directory}/dataset_statistics_*")
+(_PLACES[b"s"],) = (
+    path
+    for path in glob.glob(f"{_INFO.directory}/.torch_index/*")
+    if b"torch_tfrecord.statistics" in Path(path).read_bytes()
+)
 _TRUE = {
     b"r": _RECORDS.to_bytes(),
     b"e": _EPISODES.to_bytes(_RECORDS),

@@ -499,7 +499,7 @@ def pictures_alone(directory, **options):
 def test_frames_of_a_batch_are_read_together(many_files, options, split, reads):
     ds = pictures_alone(many_files, split=split, **options)
     assert all(
-        type(ds._store.episode(number).steps["observation"]["image"]._values) is Frames
+        type(ds._store.episode(number).steps["observation"]["image"].values) is Frames
         for number in range(12)
     )
     positions = [*range(len(ds)), 3, 3, -1]

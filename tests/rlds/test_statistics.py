@@ -118,13 +118,13 @@ def test_transform_of_episodes(drawn, computed):
     assert_described(run()["action"], torch.stack([action(*step).flip(0) for step in STEPS]))
     assert_described(run()["proprio"], [[at] for _, at in STEPS])
     assert len(computed) == 2
-    assert not list(Path(drawn).glob("dataset_statistics_*"))
+    assert not kept_files(drawn)
 
 
 @pytest.mark.slow
 def test_a_result_is_kept_until_something_changes(drawn, computed):
     first = dataset_statistics(drawn)
-    (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
+    kept = kept_file(drawn)
     arrays = safetensors.numpy.load(kept.read_bytes())
     assert arrays["action"].tolist() == [value for name in NAMES for value in first["action"][name]]
     assert arrays["proprio"].tolist() == [
@@ -139,7 +139,7 @@ def test_a_result_is_kept_until_something_changes(drawn, computed):
     assert dataset_statistics(drawn, proprio="reward") != first
     assert dataset_statistics(drawn, cache=False) == first
     assert len(computed) == 4
-    assert len(list(Path(drawn).glob("dataset_statistics_*.safetensors"))) == 3
+    assert len(kept_files(drawn)) == 3
     features = Path(drawn) / "features.json"
     features.write_text(features.read_text() + "\n")
     assert dataset_statistics(drawn) == first
@@ -149,8 +149,14 @@ def test_a_result_is_kept_until_something_changes(drawn, computed):
     assert len(computed) == 6
 
 
+def kept_files(drawn):
+    """Beside the indexes of the data."""
+    files = Path(drawn).glob(".torch_index/*.safetensors")
+    return [path for path in files if b"torch_tfrecord.statistics" in path.read_bytes()]
+
+
 def kept_file(drawn):
-    (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
+    (kept,) = kept_files(drawn)
     return kept
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.rlds.episode_columns import ListColumn, NumberColumn
+from torch_tfrecord.rlds.episode_columns import NumberColumn, ValueColumn
 from torch_tfrecord.rlds.step_samples import (
     DifferentNamesError,
     StepBatch,
@@ -132,7 +132,7 @@ def test_numbers_of_a_batch_are_those_of_each_window(lengths, size, pad, shape, 
         NumberColumn(np.arange(4, dtype=np.float32)),
         NumberColumn(np.arange(4, dtype=np.float32).reshape(4, 1)),
         NumberColumn(torch.arange(8).view(4, 2).to(torch.bfloat16)),
-        ListColumn([b"a", b"b", b"c", b"d"]),
+        ValueColumn([b"a", b"b", b"c", b"d"], is_list=True),
     ],
 )
 def test_columns_that_differ_give_a_list(other, pad):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import repeat
 from operator import index as as_integer
 from typing import Any, TypeVar
 
@@ -24,6 +22,7 @@ from torch_tfrecord.loading import (
     ColumnBatch,
     StagedDataset,
 )
+from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.rlds.episode_columns import each_leaf
 from torch_tfrecord.rlds.episode_store import (
     STEPS,
@@ -32,10 +31,9 @@ from torch_tfrecord.rlds.episode_store import (
     EpisodeStore,
     EpisodeTransform,
 )
-from torch_tfrecord.rlds.step_samples import DifferentNamesError, StepBatch, StepSamples, own
+from torch_tfrecord.rlds.step_samples import DifferentNamesError, StepBatch, own, step_columns
 from torch_tfrecord.rlds.windows import (
     DROID_KEY,
-    GoalDraws,
     Keep,
     KeepKey,
     Span,
@@ -91,18 +89,11 @@ class EpisodeDataset(StagedDataset):
                 f"position {position} is out of range for {len(self)} {self._unit}"
             ) from None
 
-    def _of_episode(
-        self, number: int, make: Callable[[Episode], dict[str, object]]
-    ) -> dict[str, object]:
-        """Build a sample from one episode, by its number, within the memory budget of a batch."""
-        try:
-            with BatchBudget(self._max_batch_bytes):
-                return make(self._store.episode(number))
-        except LimitExceededError as error:
-            raise (
-                # The budget knows no records.
-                error if error.path else self._store.record(number).locate(error)
-            ) from error.__cause__
+    def _located(self, error: Exception, number: int) -> Exception:
+        """An error of one episode, by its number."""
+        # The budget knows no records.
+        is_bare = isinstance(error, LimitExceededError) and not error.path
+        return self._store.record(number).locate(error) if is_bare else error
 
     def _shown(self, what: str, windows: str, **transforms: object) -> str:
         files, features = shown_files(self._store.files), shown_features(self._store.features)
@@ -166,7 +157,11 @@ class RLDSEpisodes(EpisodeDataset):
 
     def _sample(self, position: Any) -> Any:
         number = self._absolute(position)
-        item = self._of_episode(number, self._whole)
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                item = self._whole(self._store.episode(number))
+        except LimitExceededError as error:
+            raise self._located(error, number) from error.__cause__
         return (
             item
             if self._transform is None
@@ -310,9 +305,9 @@ class RLDSDataset(EpisodeDataset):
             storage_options=storage_options,
         )
         self._transform = step_transform
-        self._samples = StepSamples(self._windows, store.info.name)
-        self._goals = None if goals is None else GoalDraws(goals, store.num_steps)
-        self._epoch = None if self._goals is None else self._goals.epoch
+        self._goals = goals
+        self._epoch = None if goals is None else DrawEpoch()
+        self._first_steps = np.cumsum(store.num_steps) - store.num_steps
         firsts = np.full(len(store), self._windows.step(0), np.int64)
         stops = firsts + self._windows.num_positions(store.num_steps)
         if keep is None:
@@ -322,9 +317,7 @@ class RLDSDataset(EpisodeDataset):
         super().__init__(store, len(self._ranges), max_batch_bytes)
 
     def _sample(self, position: Any) -> Any:
-        # A batch of one would take twice the time.
-        numbers, steps, goals = self._find(self._salted([position]))
-        sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
+        [sample] = self._load(self._salted([position]))
         if self._transform is None:
             return sample
         return transform_one(self._transform, 0, sample, self._places([position]))
@@ -333,18 +326,22 @@ class RLDSDataset(EpisodeDataset):
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
         threads.
         """
-        if not len(positions):
-            return []
-        numbers, steps, goals = self._find(self._salted(positions))
+        return self._load(self._salted(positions)) if len(positions) else []
+
+    def _load(self, positions: Sequence[int]) -> Sequence[object]:
+        """The samples at positions, which must be `salted`."""
+        numbers, steps, goals = self._find(positions)
         try:
             with BatchBudget(self._max_batch_bytes):
                 read = self._reading(numbers, steps, goals)
                 return ColumnBatch(read(), len(steps)).located(self._places(positions), read)
-        except (TFRecordError, DifferentNamesError, _TooLargeError):
-            # One by one, to raise the error of the first bad position.
-            with BatchBudget(self._max_batch_bytes):
-                samples = [*map(self._at, numbers, steps, goals or repeat(None))]
-                return SampleList(samples, self._places(positions))
+        except (TFRecordError, DifferentNamesError, _TooLargeError) as error:
+            if len(positions) == 1:
+                raise self._located(error, numbers[0]) from error.__cause__
+        # One by one, to raise the error of the first bad position.
+        with BatchBudget(self._max_batch_bytes):
+            samples = [self._load([position])[0] for position in positions]
+            return SampleList(samples, self._places(positions))
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return (episode number, step number) of a position."""
@@ -374,11 +371,12 @@ class RLDSDataset(EpisodeDataset):
         absolute = np.array([*map(self._absolute, positions)], np.int64)
         # One search for all positions of a batch.
         episodes, steps = self._ranges.find(absolute)
-        goals = None if self._goals is None else self._goals.of(positions, episodes, steps)
-        return episodes, steps, goals
-
-    def _at(self, number: int, step: int, goal: int | None) -> dict[str, object]:
-        return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
+        if self._goals is None or self._epoch is None:
+            return episodes, steps, None
+        # By the step among all steps of the split: the same whichever of them are positions.
+        chosen, at = np.array(episodes, np.int64), np.array(steps, np.int64)
+        keys = self._epoch.keys(positions, self._first_steps[chosen] + at, self._goals.seed)
+        return episodes, steps, self._goals.draw(at, self.num_steps[chosen], keys).tolist()
 
     def _reading(
         self, numbers: list[int], steps: list[int], goals: list[int] | None
@@ -391,14 +389,18 @@ class RLDSDataset(EpisodeDataset):
             for number in sorted(set(numbers)):  # as they lie in the files
                 found[number] = self._store.episode(number)
                 num_bytes += found[number].num_bytes
-                if num_bytes > _MOST_HELD_BYTES:
+                if num_bytes > _MOST_HELD_BYTES and len(found) > 1:
                     raise _TooLargeError
             return [found[number] for number in numbers]
 
-        if self._store.episode_transform is None:
-            return lambda: self._samples.batch(episodes(), steps, goals)
         # A transform may draw at random, so that it is called once.
-        return partial(self._samples.batch, episodes(), steps, goals)
+        kept = None if self._store.episode_transform is None else episodes()
+
+        def read() -> dict[str, object]:
+            columns = step_columns(self._windows, kept or episodes(), steps, goals)
+            return {**columns, "dataset_name": [self.info.name] * len(steps)}
+
+        return read
 
     def __repr__(self) -> str:
         transforms = {

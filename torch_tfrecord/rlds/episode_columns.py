@@ -10,19 +10,18 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import Ints, splits_of
-from torch_tfrecord.columns import DType, LackingError, Want, decode_text
+from torch_tfrecord.columns import DType, LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
 from torch_tfrecord.tfds import Leaf
 
 __all__ = [
-    "EncodedColumn",
     "EpisodeColumn",
     "FeaturePlace",
-    "LeafLists",
-    "ListColumn",
     "NumberColumn",
     "Pictures",
+    "StepLists",
+    "ValueColumn",
     "each_leaf",
     "own_tensor",
     "part_of",
@@ -116,54 +115,6 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     return array
 
 
-class ListColumn(EpisodeColumn):
-    """Values that are not tensors, such as bytes; a sample gets a list of them.
-
-    Args:
-        values: One per step.
-        empty: The padding value with pad="zero".
-        text: Where the feature is, for errors, if the values are UTF-8, which is decoded when a
-            sample reads it.
-    """
-
-    __slots__ = ("_text", "empty", "values")
-
-    def __init__(
-        self, values: Sequence[Any], empty: object = b"", text: FeaturePlace | None = None
-    ) -> None:
-        self.values = values
-        self.empty = empty
-        self._text = text
-        # An instruction is one object for all steps.
-        self.num_bytes = 8 * len(values) + sum(
-            map(_size, {id(value): value for value in values}.values())
-        )
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def at(self, step: int) -> object:
-        """The value.
-
-        Raises:
-            ParseError: A text is not UTF-8.
-        """
-        if self._text is None:
-            return self.values[step]
-        try:
-            return decode_text(self.values[step])
-        except ParseError as error:
-            raise self._text.at_step(error, step) from error.__cause__
-
-    def read(self, first: int, stop: int) -> list[object]:
-        """A list of values."""
-        return [self.at(step) for step in range(first, stop)]
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, (bytes, str)) else 64
-
-
 class Pictures(NamedTuple):
     """How to decode the images of a feature in bulk, if decoding is a plain `decode_image`.
 
@@ -180,66 +131,76 @@ class Pictures(NamedTuple):
         return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
 
 
-class EncodedColumn(EpisodeColumn):
-    """Encoded values, such as images, read and decoded when a sample needs them.
+class ValueColumn(EpisodeColumn):
+    """Values that are no numbers of one shape, decoded when a sample reads them: texts, pictures,
+    nested lists.
 
     Args:
-        values: One per step.
-        decode: Turns bytes into the value; None returns the bytes.
-        place: Where the feature is, for errors.
+        values: One per step; the lists of each step as `StepLists`.
+        decode: Turns one into the value; None takes them as they are.
+        place: Where the feature is, for errors of `decode`.
         pictures: How to decode many at once, if `decode` returns plain `tv_tensors.Image`.
+        is_list: Whether a window is a list of the values whatever they are.
     """
 
-    __slots__ = ("_decode", "_place", "_values", "pictures")
+    __slots__ = ("_decode", "_place", "is_list", "pictures", "values")
 
     def __init__(
         self,
-        values: Frames | Sequence[bytes],
-        decode: Callable[[bytes], object] | None,
-        place: FeaturePlace,
+        values: Values | StepLists | Sequence[Any],
+        decode: Callable[[Any], object] | None = None,
+        place: FeaturePlace | None = None,
+        *,
         pictures: Pictures | None = None,
+        is_list: bool = False,
     ) -> None:
-        self.pictures = pictures
-        self.num_bytes = values.num_bytes if isinstance(values, Frames) else sum(map(len, values))
-        self._values = values
-        self._decode = decode
-        self._place = place
+        self.values, self.pictures, self.is_list = values, pictures, is_list
+        self._decode, self._place = decode, place
+        if isinstance(values, (Frames, StepLists)):
+            self.num_bytes = values.num_bytes
+        else:
+            # An instruction is one object for all steps.
+            different = {id(value): value for value in values}.values()
+            self.num_bytes = 8 * len(values) + sum(map(_size, different))
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    def encoded(self, first: int, stop: int) -> list[bytes]:
-        """The bytes of steps `first` to `stop` - 1, with their checksums verified."""
-        return (
-            self._values.read(first, stop)
-            if isinstance(self._values, Frames)
-            else list(self._values[first:stop])
-        )
+        return len(self.values)
 
     def read(self, first: int, stop: int) -> list[Any]:
-        """The decoded values, images as `tv_tensors.Image` [C, H, W]; bytes if there is no
-        `decode`.
+        """The values of steps `first` to `stop` - 1; images are `tv_tensors.Image` [C, H, W].
+
+        Raises:
+            TFRecordError: A value is damaged; names the file, the record, the feature and the step.
         """
-        encoded = self.encoded(first, stop)
+        found: list[Any] = part_of(self.values, first, stop)
         if self._decode is None:
-            return encoded
+            return found
         values = []
-        for step, data in enumerate(encoded, first):
+        for step, value in enumerate(found, first):
             try:
-                values.append(self._decode(data))
+                values.append(self._decode(value))
             except TFRecordError as error:
-                raise self._place.at_step(error, step) from error.__cause__
+                located = error if self._place is None else self._place.at_step(error, step)
+                raise located from error.__cause__
         return values
 
 
-def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
-    """`EncodedColumn.encoded` of each column's window, concatenated."""
-    frames = [column._values for column in columns if isinstance(column._values, Frames)]
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, (bytes, str)) else 64
+
+
+def read_encoded(columns: Sequence[ValueColumn], spans: Spans) -> list[bytes]:
+    """The stored values of each column's window, concatenated, with their checksums verified."""
+    frames = [column.values for column in columns if isinstance(column.values, Frames)]
     # An `episode_transform` may have put other columns in their place.
     if len(frames) == len(columns):
         return read_frames(frames, spans)
     windows = zip(columns, spans, strict=True)
-    return [value for column, (first, stop, *_) in windows for value in column.encoded(first, stop)]
+    return [
+        value
+        for column, (first, stop, *_) in windows
+        for value in part_of(column.values, first, stop)
+    ]
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
@@ -256,27 +217,21 @@ def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-class LeafLists(EpisodeColumn):
-    """A feature of steps as its lists by key (int64 or float32 arrays, lists of bytes, or
-    `Frames`), decoded when read.
+class StepLists:
+    """The lists of a feature by key, cut by steps under the keys that a record with only that step
+    would have.
 
     Args:
         leaf: Reads one step, without the sequence of steps around it.
         lists: The feature's lists.
-        place: Where the feature is, for errors.
-        num_steps: Number of steps to cut them into.
+        num_steps: Number of steps.
 
     Raises:
         ParseError: The lists do not fit the number of steps.
     """
 
-    __slots__ = ("_leaf", "_num_steps", "_parts", "_place")
-
-    def __init__(
-        self, leaf: Leaf, lists: Mapping[str, Values], place: FeaturePlace, num_steps: int
-    ) -> None:
-        self._leaf, self._place, self._num_steps = leaf, place, num_steps
-        self._parts = _cut(leaf, lists, num_steps)
+    def __init__(self, leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> None:
+        self._parts, self._num_steps = _cut(leaf, lists, num_steps), num_steps
         self.num_bytes = sum(
             ends.nbytes + getattr(values, "nbytes", 64 * len(values))
             for values, ends in self._parts.values()
@@ -285,28 +240,24 @@ class LeafLists(EpisodeColumn):
     def __len__(self) -> int:
         return self._num_steps
 
-    def at(self, step: int) -> object:
-        """The value of one step, a copy."""
-        lists = {
-            key: part_of(values, *ends[step : step + 2].tolist())
-            for key, (values, ends) in self._parts.items()
-        }
-        try:
-            return read_leaf(self._leaf, lists)
-        except TFRecordError as error:
-            raise self._place.at_step(error, step) from error.__cause__
-
-    def read(self, first: int, stop: int) -> list[object]:
-        """The values of steps `first` to `stop` - 1, as copies."""
-        return [self.at(step) for step in range(first, stop)]
+    def read(self, first: int, stop: int) -> list[dict[str, Any]]:
+        """The lists of steps `first` to `stop` - 1, as copies."""
+        return [
+            {
+                key: part_of(values, *ends[step : step + 2].tolist())
+                for key, (values, ends) in self._parts.items()
+            }
+            for step in range(first, stop)
+        ]
 
 
 def part_of(values: Any, begin: int = 0, end: int | None = None) -> Any:
     """A copy of some of the values of a list."""
-    if isinstance(values, Frames):
+    if isinstance(values, (Frames, StepLists)):
         return values.read(begin, len(values) if end is None else end)
     # A sample may change its tensors; the lists are cached.
-    return values[begin:end].copy()
+    part = values[begin:end]
+    return part.copy() if isinstance(part, np.ndarray) else list(part)
 
 
 def read_leaf(leaf: Leaf, lists: Mapping[str, Any]) -> object:

@@ -7,6 +7,7 @@ import os
 import posixpath
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from operator import index as as_integer
 from typing import Any, NamedTuple, TypeAlias
@@ -20,13 +21,12 @@ from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.episode_columns import (
-    EncodedColumn,
     EpisodeColumn,
     FeaturePlace,
-    LeafLists,
-    ListColumn,
     NumberColumn,
     Pictures,
+    StepLists,
+    ValueColumn,
     each_leaf,
     part_of,
     read_leaf,
@@ -261,14 +261,15 @@ class _ColumnMaker:
             return read_leaf(self._reader, {key: part_of(values) for key, values in own.items()})
         path = place.path
         if not own and getattr(self._leaf.feature, "optional", False):
-            return ListColumn([None] * num_steps, None)
+            return ValueColumn([None] * num_steps, is_list=True)
         if not own and num_steps:
             raise ParseError(f"key {path!r} is required but could not be found in the record")
         if len(self._leaf.lengths) == 1 and path in own:
             column = self._plain(own[path], place)
             if column is not None:
                 return column
-        return LeafLists(self._reader, own, place, num_steps)
+        cut = StepLists(self._reader, own, num_steps)
+        return ValueColumn(cut, partial(read_leaf, self._reader), place)
 
     def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
         """The column of a list that holds one element for each step, if it has a form of its own."""
@@ -277,14 +278,15 @@ class _ColumnMaker:
             # Long texts: a sample would read each of them on its own.
             values = values.read(0, len(values))
         if element.is_text:
-            return ListColumn(values, "", place)
+            return ValueColumn(values, element.decode, place, is_list=True)
         if element.is_encoded:
             decode = element.decode if self._is_decoded else None
-            return EncodedColumn(values, decode, place, self._pictures)
+            return ValueColumn(values, decode, place, pictures=self._pictures)
         if not element.count:
             return None
         rows = element.many(values)
-        return NumberColumn(rows) if isinstance(rows, torch.Tensor) else ListColumn(rows)
+        is_tensor = isinstance(rows, torch.Tensor)
+        return NumberColumn(rows) if is_tensor else ValueColumn(rows, is_list=True)
 
 
 def _column_makers(
@@ -317,7 +319,7 @@ def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
 
     def read(column: EpisodeColumn) -> object:
         # A tensor, or a list of str or bytes; encoded columns stay unread.
-        is_read = isinstance(column, (NumberColumn, ListColumn))
+        is_read = isinstance(column, NumberColumn) or getattr(column, "is_list", False)
         return column.read(0, len(column)) if is_read else column
 
     made = transform({**each_leaf(episode.steps, read), **episode.metadata})
@@ -349,4 +351,4 @@ def _to_column(value: Any, name: str, episode: Episode) -> object:
         return NumberColumn(value)
     if isinstance(value, EpisodeColumn):
         return value
-    return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")
+    return ValueColumn(list(value), is_list=True)

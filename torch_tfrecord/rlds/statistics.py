@@ -4,12 +4,14 @@ OpenVLA.
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import functools
 import hashlib
 import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +19,9 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
-from torch_tfrecord.files import Access, is_remote, local_path, open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import SidecarFormat
+from torch_tfrecord.records import SidecarFormat, SidecarKeeper
 from torch_tfrecord.rlds.episode_columns import NumberColumn
 from torch_tfrecord.rlds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.rlds.windows import (
@@ -70,8 +72,8 @@ def dataset_statistics(
     population std (NumPy's default) are computed in float64 after subtracting the first value, so
     that large offsets cost no precision.
 
-    The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the
-    user's cache directory if that is not writable. The key is a hash of the files (names, sizes,
+    The result is cached where an index of a file in the directory would be, or in the
+    user's cache directory if that is not writable. Its name is a hash of the files (names, sizes,
     times, and the content of their ends), features.json, the split, the kept steps and the
     arguments. A cached result that is damaged or has other counts is computed again. With
     `episode_transform` nothing is cached, as a function cannot be hashed.
@@ -133,23 +135,12 @@ def dataset_statistics(
     if keep is not None:
         ranges = find_kept_ranges(store, keep, keep_key)
         chosen = cut_ranges(np.zeros_like(store.num_steps), store.num_steps, ranges)
-        kept = [chosen.steps_of(number) for number in range(len(store))]
-    rows = _Rows(store, columns, kept)
-    if not cache or episode_transform is not None:
-        return _by_name(_compute(rows))
-    key = _key(rows)
-    places = _places(found, key, index_dir)
-    arrays = _find_kept(places, key, rows)
-    if arrays is None:
-        arrays = _compute(rows)
-        content = _FORMAT.pack({"key": key}, arrays)
-        for place in places:
-            # the first folder that can be written
-            if not is_remote(place):
-                with contextlib.suppress(OSError):
-                    _FORMAT.write(place, content)
-                    break
-    return _by_name(arrays)
+        numbers, steps = map(np.array, chosen.find(np.arange(len(chosen))))
+        ends = np.searchsorted(numbers, np.arange(len(store) + 1)).tolist()
+        kept = [steps[begin:end] for begin, end in pairwise(ends)]
+    is_kept = cache and episode_transform is None
+    keeper = _Keeper("auto" if is_kept else "memory", index_dir)
+    return _by_name(keeper.find(_Rows(store, columns, kept)))
 
 
 def _names(
@@ -214,6 +205,23 @@ class _Rows:
             self.num_steps = np.array([*map(len, kept)], np.int64)
             num_episodes = int(np.count_nonzero(self.num_steps))
         self.counts = np.array([self.num_steps.sum(), num_episodes], np.int64)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A hash of everything the result depends on."""
+        info = self.store.info
+        source = open_file(info._features_path, info.access)
+        key = hashlib.sha256(source.read(source.file_size, 0))
+        for part in (_FORMAT.version, self.columns, *self.store.identity()):
+            key.update(json.dumps(part).encode() + b"\n")
+        for steps in self.kept or ():
+            key.update(steps.tobytes() + b"\n")
+        return key.hexdigest()
+
+    @property
+    def path(self) -> str:
+        """The name that the result is kept under."""
+        return posixpath.join(self.store.info.directory, f"dataset_statistics_{self.key}")
 
     def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
         """[steps, dimensions] of one feature."""
@@ -300,49 +308,28 @@ def _by_name(arrays: _Arrays) -> dict[str, object]:
     return {**described, "num_transitions": num_steps, "num_trajectories": num_episodes}
 
 
-# The cache.
+class _Keeper(SidecarKeeper[_Rows, _Arrays]):
+    _kind = "statistics"
 
-
-def _key(rows: _Rows) -> str:
-    """A hash of everything the result depends on."""
-    info = rows.store.info
-    source = open_file(info._features_path, info.access)
-    key = hashlib.sha256(source.read(source.file_size, 0))
-    for part in (_FORMAT.version, rows.columns, *rows.store.identity()):
-        key.update(json.dumps(part).encode() + b"\n")
-    for steps in rows.kept or ():
-        key.update(steps.tobytes() + b"\n")
-    return key.hexdigest()
-
-
-def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
-    """The local paths where the result may be cached, in order of preference, and where else it may
-    lie.
-    """
-    folders = [found.directory, Access.user_cache()]
-    if index_dir is not None or is_remote(found.directory):
-        folders = [Access.user_cache(), found.directory]
-    if index_dir is not None:
-        folders.insert(0, local_path(index_dir))
-    return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
-
-
-def _find_kept(places: Sequence[str], key: str, rows: _Rows) -> _Arrays | None:
-    for place in places:
-        # What is damaged, or of other data, is computed again.
-        with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
-            kept = _FORMAT.read(
-                place,
-                lambda _: _MOST_KEPT_BYTES,
-                "what is kept",
-                access=rows.store.info.access,
+    def _loaded(self, data: _Rows, place: str) -> _Arrays:
+        try:
+            found = _FORMAT.read(
+                place, lambda _: _MOST_KEPT_BYTES, "what is kept", access=data.store.info.access
             )
-            values = [kept.arrays[name] for name in ("action", "proprio")]
-            if (
-                kept.metadata["key"] == key
-                and np.array_equal(kept.arrays["counts"], rows.counts)
-                and all(len(each) % len(_NAMES) == 0 for each in values)
-                and all(np.isfinite(each).all() for each in values)
-            ):
-                return kept.arrays
-    return None
+        except RemoteError as error:
+            raise OSError(errno.EIO, "cannot be read", place) from error
+        values = [found.arrays[name] for name in data.columns]
+        if (
+            found.metadata["key"] != data.key
+            or not np.array_equal(found.arrays["counts"], data.counts)
+            or any(len(each) % len(_NAMES) for each in values)
+            or not all(np.isfinite(each).all() for each in values)
+        ):
+            raise IndexMismatchError("expected statistics of these steps, got others", path=place)
+        return found.arrays
+
+    def _build(self, data: _Rows) -> _Arrays:
+        return _compute(data)
+
+    def _packed(self, data: _Rows, found: _Arrays) -> bytes:
+        return _FORMAT.pack({"key": data.key}, found)

@@ -20,12 +20,9 @@ from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.media import decode_stack
 from torch_tfrecord.rlds.episode_columns import (
-    EncodedColumn,
     EpisodeColumn,
-    ListColumn,
     NumberColumn,
-    each_leaf,
-    own_tensor,
+    ValueColumn,
     read_encoded,
 )
 from torch_tfrecord.rlds.episode_store import Episode
@@ -36,9 +33,9 @@ from torch_tfrecord.torch_internals import as_kind_of
 __all__ = [
     "DifferentNamesError",
     "StepBatch",
-    "StepSamples",
     "own",
     "shared_names",
+    "step_columns",
     "together",
     "window",
 ]
@@ -170,9 +167,9 @@ class StepBatch:
         """
         # The plan is one object for each feature of a dataset: by it columns of the same files are
         # known.
-        plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
+        plan = columns[0].pictures if isinstance(columns[0], ValueColumn) else None
         alike = [
-            item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
+            item for item in columns if isinstance(item, ValueColumn) and item.pictures is plan
         ]
         if plan is None or len(alike) < len(columns):
             return None
@@ -217,36 +214,32 @@ def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
     """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
-    is_list = isinstance(column, ListColumn)
+    is_list = getattr(column, "is_list", False)
     reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
     # Padding is not read again.
     values: list[object] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
-        front = _empty(column, values[0]) if is_zero else values[0]
+        front = _empty(values[0], is_list) if is_zero else values[0]
         values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
     return values if is_list else _stack_alike(values)
 
 
 def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
     reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
-    if not span.before and not span.behind:
-        return own_tensor(values[span.first : span.stop])
-    steps, is_real = span.lay_out()
+    [steps], [is_real] = lay_out([span])
     padded = torch.as_tensor(values[steps])  # indexing copies
     if pad == "zero":
         padded[~torch.from_numpy(is_real)] = 0
     return padded
 
 
-def _empty(column: EpisodeColumn, value: object) -> object:
+def _empty(value: object, is_list: bool) -> object:
     """The padding value with pad="zero"."""
-    if isinstance(column, ListColumn):
-        return column.empty
-    if not isinstance(value, torch.Tensor):
-        return type(value)()
-    # zeros are a plain tensor, also for a tv_tensor
-    return as_kind_of(torch.zeros_like(value), value)
+    if isinstance(value, torch.Tensor) and not is_list:
+        # zeros are a plain tensor, also for a tv_tensor
+        return as_kind_of(torch.zeros_like(value), value)
+    return b"" if is_list and not isinstance(value, (str, type(None))) else type(value)()
 
 
 def _stack_alike(values: list[Any]) -> object:
@@ -273,91 +266,52 @@ _OBSERVATION, _ACTION = "observation", "action"
 INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
 
 
-class StepSamples:
-    """Builds samples from episodes.
-
-    Args:
-        windows: The windows around each step.
-        dataset_name: Stands in each sample.
+def step_columns(
+    windows: Windows, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
+) -> dict[str, object]:
+    """The columns of the samples of these steps, each of one episode, with their goal steps if
+    there are any.
     """
+    numbers = [item.number for item in episodes]
+    lengths = [item.num_steps for item in episodes]
+    seen = [windows.observations(step) for step in steps]
+    done = [*map(windows.actions, steps, lengths)]
 
-    def __init__(self, windows: Windows, dataset_name: str) -> None:
-        self._windows = windows
-        self._dataset_name = dataset_name
-
-    def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, object]:
-        """The sample of a step, and the observation at its goal step if there is one: a row of
-        `batch`, in half the time.
-        """
-        pad = self._windows.pad
-        seen = self._windows.observations(step)
-        done = self._windows.actions(step, episode.num_steps)
-        ways = {
-            _OBSERVATION: lambda column: window(column, seen, pad),
-            _ACTION: lambda column: window(column, done, pad),
-        }
-        sample = {
-            name: each_leaf(columns, ways.get(name) or (lambda column: column.at(step)))
-            for name, columns in episode.steps.items()
-        }
-        task: dict[str, object] = {}
-        if goal is not None:
-            task = each_leaf(_seen_at_goal(episode), lambda column: column.at(goal))
-            task["timestep"] = goal
-        task["language_instruction"] = instruction(episode, step)
-        _add_masks(sample, seen.lay_out(), done.lay_out())
-        return {
-            **sample,
-            "task": task,
-            **each_leaf(episode.metadata, own),
-            "dataset_name": self._dataset_name,
-            "_len": episode.num_steps,
-            "_traj_index": episode.number,
-            "_frame_index": step,
-        }
-
-    def batch(
-        self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
-    ) -> dict[str, object]:
-        """The columns of the samples of these steps, each of one episode, with their goal steps if
-        there are any.
-        """
-        numbers = [item.number for item in episodes]
-        lengths = [item.num_steps for item in episodes]
-        seen = [self._windows.observations(step) for step in steps]
-        done = [*map(self._windows.actions, steps, lengths)]
+    def taking(spans: Sequence[Span], at: Sequence[int], pad: Pad) -> StepBatch:
         # Frames are read in file order.
-        order = sorted(range(len(steps)), key=[*zip(numbers, steps, strict=True)].__getitem__)
-        take_seen, take_done, take_one = (
-            StepBatch(spans, order, self._windows.pad)
-            for spans in (seen, done, [Span(step, step + 1) for step in steps])
-        )
-        ways = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}
-        columns = {
-            name: together(trees, ways.get(name, take_one.at))
-            for name, trees in shared_names([episode.steps for episode in episodes])
-        }
-        task: dict[str, object] = {}
-        if goals is not None:
-            order = sorted(range(len(goals)), key=[*zip(numbers, goals, strict=True)].__getitem__)
-            take_goal = StepBatch([Span(goal, goal + 1) for goal in goals], order, None)
-            task = together([*map(_seen_at_goal, episodes)], take_goal.at) | {"timestep": goals}
-        task["language_instruction"] = [*map(instruction, episodes, steps)]
-        _add_masks(columns, lay_out(seen), lay_out(done))
-        metadata = {
-            name: together(trees, lambda values: [*map(own, values)])
-            for name, trees in shared_names([episode.metadata for episode in episodes])
-        }
-        # Lists, as a sample has these as int.
-        return {
-            **columns,
-            "task": task,
-            **metadata,
-            "dataset_name": [self._dataset_name] * len(steps),
-            "_len": lengths,
-            "_traj_index": numbers,
-            "_frame_index": steps,
-        }
+        order = sorted(range(len(at)), key=[*zip(numbers, at, strict=True)].__getitem__)
+        return StepBatch(spans, order, pad)
+
+    def one(at: Sequence[int]) -> Callable[[Sequence[EpisodeColumn]], object]:
+        return taking([Span(step, step + 1) for step in at], at, None).at
+
+    ways = {
+        _OBSERVATION: taking(seen, steps, windows.pad).take,
+        _ACTION: taking(done, steps, windows.pad).take,
+    }
+    take_one = one(steps)
+    columns = {
+        name: together(trees, ways.get(name, take_one))
+        for name, trees in shared_names([episode.steps for episode in episodes])
+    }
+    task: dict[str, object] = {}
+    if goals is not None:
+        task = together([*map(_seen_at_goal, episodes)], one(goals)) | {"timestep": goals}
+    task["language_instruction"] = [*map(instruction, episodes, steps)]
+    _add_masks(columns, lay_out(seen), lay_out(done))
+    metadata = {
+        name: together(trees, lambda values: [*map(own, values)])
+        for name, trees in shared_names([episode.metadata for episode in episodes])
+    }
+    # Lists, as a sample has these as int.
+    return {
+        **columns,
+        "task": task,
+        **metadata,
+        "_len": lengths,
+        "_traj_index": numbers,
+        "_frame_index": steps,
+    }
 
 
 _Layout: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]"

@@ -25,7 +25,6 @@ from torch_tfrecord.arguments import Pad, at_least, integer, one_of
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import local_path
-from torch_tfrecord.order import DrawEpoch
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.rlds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.shown import shown_list, shown_value
@@ -33,7 +32,6 @@ from torch_tfrecord.tfds import leaves_of
 
 __all__ = [
     "DROID_KEY",
-    "GoalDraws",
     "Keep",
     "KeepKey",
     "Ranges",
@@ -61,14 +59,6 @@ class Span(NamedTuple):
     def size(self) -> int:
         """Number of steps with the padding."""
         return self.before + self.stop - self.first + self.behind
-
-    def lay_out(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """The function `lay_out` of this span alone, without its dimension, in a fifth of the
-        time.
-        """
-        places = np.arange(self.first - self.before, self.stop + self.behind)
-        steps: npt.NDArray[np.int64] = np.minimum(np.maximum(places, self.first), self.stop - 1)
-        return steps, steps == places
 
 
 def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -202,36 +192,6 @@ class UniformGoals:
         return goals
 
 
-class GoalDraws:
-    """Draws the goals of batches of positions, each in the epoch of its batch.
-
-    Args:
-        goals: How to draw.
-        num_steps: int64 [episodes].
-
-    Attributes:
-        epoch: The epoch of positions that do not know theirs.
-    """
-
-    def __init__(self, goals: UniformGoals, num_steps: npt.NDArray[np.int64]) -> None:
-        self._goals = goals
-        self._num_steps = num_steps
-        self._begins = np.cumsum(num_steps) - num_steps
-        self.epoch = DrawEpoch()
-
-    def of(
-        self, positions: Sequence[int], episodes: Sequence[int], steps: Sequence[int]
-    ) -> list[int]:
-        """The goal steps of a batch of positions, which must be `salted`, at these steps of these
-        episodes.
-        """
-        numbers, at = np.array(episodes, np.int64), np.array(steps, np.int64)
-        # By the step among all steps of the split: the same whichever of them are positions.
-        keys = self.epoch.keys(positions, self._begins[numbers] + at, self._goals.seed)
-        goals: list[int] = self._goals.draw(at, self._num_steps[numbers], keys).tolist()
-        return goals
-
-
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 """Ranges of steps of an episode: the first one, and the one behind the last."""
 
@@ -266,14 +226,6 @@ class StepRanges:
         """The episodes and the steps at these positions."""
         numbers = self._ends.searchsorted(positions, side="right")
         return self._episodes[numbers].tolist(), (positions + self._offsets[numbers]).tolist()
-
-    def steps_of(self, episode: int) -> _Integers:
-        """The steps of one episode, int64 [N]."""
-        begin, end = self._episodes.searchsorted([episode, episode + 1]).tolist()
-        ranges = slice(begin, end)
-        parts = zip(self._begins[ranges], self._ends[ranges], self._offsets[ranges], strict=True)
-        steps = [np.arange(first, stop) + offset for first, stop, offset in parts]
-        return np.concatenate([np.empty(0, np.int64), *steps])
 
 
 def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
@@ -357,10 +309,15 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
 
 def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     """The keys of all episodes, in order."""
-    there = [leaf.path for leaf in leaves_of(store.info.features) if leaf.names[0] != STEPS]
-    make = keep_key if callable(keep_key) else _Template(keep_key, [*there, _NUMBER])
-    wanted = make.names if isinstance(make, _Template) else there
-    wanted = [name for name in wanted if name != _NUMBER]
+    places = leaves_of(store.info.features)
+    there = [_NUMBER, *(leaf.path for leaf in places if leaf.names[0] != STEPS)]
+    make: Any = keep_key
+    if not callable(keep_key):
+        make, there = (
+            functools.partial(_KeyText().vformat, keep_key, ()),
+            _names_in(keep_key, there),
+        )
+    wanted = [name for name in there if name != _NUMBER]
     # A key of the number alone reads nothing.
     part = store.only(wanted) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
@@ -370,42 +327,33 @@ def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
         yield key
 
 
-class _Template:
-    """Makes a key from text with features' paths in braces.
+def _names_in(keep_key: object, there: Sequence[str]) -> list[str]:
+    """The features' paths in a text for keys."""
+    if not isinstance(keep_key, str):
+        raise TypeError(f"keep_key must be text or a function, got {shown_value(keep_key)}")
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(keep_key) if name is not None]
+    except ValueError as error:
+        raise ValueError(
+            f"keep_key must be text with features in braces, got {keep_key!r}: {error}"
+        ) from None
+    for name in names:
+        # An attribute or index in the braces is no feature either.
+        if name not in there:
+            raise KeyError(
+                f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
+            )
+    return names
 
-    Args:
-        template: Text as for `str.format`, without attributes and indexes.
-        there: The paths that may stand in it.
-    """
 
-    def __init__(self, template: str, there: Sequence[str]) -> None:
-        if not isinstance(template, str):
-            raise TypeError(f"keep_key must be text or a function, got {shown_value(template)}")
-        try:
-            self._parts = [
-                (text, name, spec) for text, name, spec, _ in Formatter().parse(template)
-            ]
-        except ValueError as error:
-            raise ValueError(
-                f"keep_key must be text with features in braces, got {template!r}: {error}"
-            ) from None
-        self.names = [name for _, name, _ in self._parts if name is not None]
-        for name in self.names:
-            # An attribute or index in the braces is no feature either.
-            if name not in there:
-                raise KeyError(
-                    f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
-                )
+class _KeyText(Formatter):
+    """Makes a key from text with features' paths in braces."""
 
-    def __call__(self, metadata: Mapping[str, Any]) -> str:
-        key = ""
-        for text, name, spec in self._parts:
-            key += text
-            if name is not None:
-                value: Any = functools.reduce(getitem, name.split("/"), metadata)
-                if isinstance(value, bytes):
-                    value = decode_text(value)
-                elif isinstance(value, torch.Tensor) and not value.dim():
-                    value = value.item()
-                key += format(value, spec or "")
-        return key
+    def get_field(self, path: str, args: Sequence[Any], metadata: Mapping[str, Any]) -> Any:
+        """The value at a path, and what the base class asks for."""
+        value: Any = functools.reduce(getitem, path.split("/"), metadata)
+        if isinstance(value, bytes):
+            value = decode_text(value)
+        elif isinstance(value, torch.Tensor) and not value.dim():
+            value = value.item()
+        return value, path
