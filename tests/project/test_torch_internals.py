@@ -171,7 +171,6 @@ LISTED = {
         "multiprocessing.util": (PYTHON, "a worker that ends gives its memory back"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends gives its memory back"),
     },
-    "torch_tfrecord/rlds/episode_columns.py": {
         "._values": ("ours", "columns of our own have this name, too"),
     },
     "torch_tfrecord/protobuf/example.py": {

@@ -92,8 +92,9 @@ class EpisodeDataset(StagedDataset):
     def _located(self, error: Exception, number: int) -> Exception:
         """An error of one episode, by its number."""
         # The budget knows no records.
-        is_bare = isinstance(error, LimitExceededError) and not error.path
-        return self._store.record(number).locate(error) if is_bare else error
+        if isinstance(error, LimitExceededError) and not error.path:
+            return self._store.record(number).locate(error)
+        return error
 
     def _shown(self, what: str, windows: str, **transforms: object) -> str:
         files, features = shown_files(self._store.files), shown_features(self._store.features)
