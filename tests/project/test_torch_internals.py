@@ -171,8 +171,6 @@ LISTED = {
         "multiprocessing.util": (PYTHON, "a worker that ends gives its memory back"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends gives its memory back"),
     },
-        "._values": ("ours", "columns of our own have this name, too"),
-    },
     "torch_tfrecord/protobuf/example.py": {
         "._encoder": ("ours", "a method of our specs has this name, too"),
     },
