@@ -200,12 +200,6 @@ class TestKnownDataSets:
         assert captured.err.startswith("tfrecord: a.tfrecord: record 1 at byte 8")
         assert "image_raw" in captured.err
 
-    def test_an_unknown_name_lists_the_names(self, capsys):
-        assert main(["show", "a.tfrecord", "--as", "cifar"]) == 2
-        error = capsys.readouterr().err
-        assert "invalid choice: 'cifar'" in error
-        assert all(name in error for name in RECIPES)
-
 
 def test_json_of_examples(capsys):
     write("a.tfrecord", [{"label": 3, "name": "a\x1b"}, {"label": 4, "name": "b"}])

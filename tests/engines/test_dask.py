@@ -1,10 +1,5 @@
 """Dask: partitions that are read where they are needed, again if a worker is lost."""
 
-import os
-import signal
-import threading
-import time
-
 import pandas
 import pytest
 from golden_tables import GOLDEN, TEXT, THOUSAND, golden, totals, totals_of_rows  # noqa: F401 - a fixture
@@ -51,28 +46,6 @@ def cluster():
     options = {"n_workers": 3, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         yield client
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_worker_is_killed(golden, cluster):  # noqa: F811
-    frame = to_dataframe(golden["thousand"], THOUSAND, target_bytes=2000)
-    slow = frame.map_partitions(_slowly, meta=frame._meta)
-    with dask.config.set(scheduler="threads"):
-        wanted = frame.compute()
-    pids = cluster.run(os.getpid)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(cluster.compute(slow).result()))
-    thread.start()
-    time.sleep(0.7)
-    os.kill(next(iter(pids.values())), signal.SIGKILL)
-    thread.join(100)
-    pandas.testing.assert_frame_equal(found[0], wanted)
-
-
-def _slowly(frame):
-    time.sleep(0.1)
-    return frame
 
 
 @pytest.mark.slow

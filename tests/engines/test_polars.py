@@ -33,14 +33,6 @@ def test_queries(golden):  # noqa: F811
     )
 
 
-def test_columns_that_a_query_does_not_need_are_not_parsed(golden):  # noqa: F811
-    wrong = {**THOUSAND, "name": THOUSAND["i"].__class__((), THOUSAND["i"].dtype)}
-    lazy = scan_tfrecord(golden["thousand"], wrong)
-    assert lazy.select(pl.col("i").sum()).collect().item() == sum(range(1000))
-    with pytest.raises(Exception, match="Data types don't match"):
-        lazy.collect()
-
-
 def test_damaged_files(golden, tmp_path):  # noqa: F811
     with open(golden["thousand"], "rb") as file:
         data = bytearray(file.read())

@@ -1,7 +1,5 @@
 """Blocks of remote files in memory: each is fetched once, whatever is read of it and by whom."""
 
-import threading
-
 import fsspec
 import numpy as np
 import pytest
@@ -78,23 +76,6 @@ def test_what_was_used_last_is_kept(files, fetched):
     read(memory, sources, table, [8])  # 5 KB: the others go
     read(memory, sources, table, [10])
     assert len(fetched) == 5
-
-
-def test_threads_share_a_request(files, fetched):
-    contents, sources, table = files
-    memory, wrong = BlockMemory(table.block_extent, BLOCK), []
-
-    def run():
-        if read(memory, sources, table, [*range(311)]) != expected(contents, table, [*range(311)]):
-            wrong.append(1)
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert not wrong
-    assert len(fetched) == len(set(fetched))
 
 
 def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch):

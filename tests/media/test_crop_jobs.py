@@ -16,7 +16,6 @@ from torchvision.transforms import v2
 
 from torch_tfrecord import (
     Image,
-    ImageDecodeError,
     LimitExceededError,
     ParseError,
     RandomResizedCrop,
@@ -240,18 +239,6 @@ def test_the_cores_pixels_are_pythons(monkeypatch, mode, interpolation, normaliz
             assert torch.equal(found, reader.from_values(values, [()] * len(values), keys))
 
 
-def test_the_first_bad_picture_is_named():
-    cut, good = JPEG_KINDS["gray"][:-2], JPEG_KINDS["4:2:0"]
-    reader = ImageReader("x", Image(crop=RandomResizedCrop(9), shape=("h", "w", 3)))
-    shapes = [(75, 101, 3), (75, 101, 3), (75, 99, 3)]
-    with pytest.raises(ParseError, match=r"\(75, 99, 3\), got \(75, 101, 3\)"):
-        reader.from_values([good, good, good], shapes, [1, 2, 3])
-    with pytest.raises(ImageDecodeError, match="expected a whole JPEG image of 75 x 101"):
-        reader.from_values([good, cut, good], shapes, [1, 2, 3])
-    with pytest.raises(ParseError, match=r"\(75, 99, 3\), got"):
-        reader.from_values([good, good, cut], [shapes[0], shapes[2], shapes[0]], [1, 2, 3])
-
-
 def test_spans_are_read_when_the_job_runs_and_only_inside_the_buffer():
     data = JPEG_KINDS["4:2:0"]
     buffer, spans = bytearray(len(data) + 20), np.zeros((7, 2), np.int64)
@@ -363,21 +350,6 @@ def test_torchvisions_crops_are_the_cores(monkeypatch, steps):
     monkeypatch.setattr(leading_crops, "run_job", lambda _: None)
     torch.manual_seed(3)
     assert torch.equal(found, crop.batch(values, None))
-
-
-def test_other_resizes_are_left_to_torchvision(monkeypatch):
-    values = [StoredImage(JPEG_KINDS["4:2:0"], "RGB")]
-    monkeypatch.setattr(leading_crops, "crop_job", None)
-    for options in ({"antialias": False}, {"interpolation": v2.InterpolationMode.NEAREST}):
-        crop = find_leading_crop(v2.RandomResizedCrop(24, **options), 3)
-        assert crop.batch(values, None).shape == (1, 3, 24, 24)
-    monkeypatch.setattr(leading_crops, "_KNOWS_UINT8", False)
-    assert find_leading_crop(v2.RandomResizedCrop(24), 3).batch(values, None).shape == (
-        1,
-        3,
-        24,
-        24,
-    )
 
 
 # With the records

@@ -65,16 +65,6 @@ def test_counts_follow_the_weights_at_every_moment(weights, seed, num_turns):
     assert turns.counts(num_turns) == counts
 
 
-@pytest.mark.slow
-@given(WEIGHTS, st.integers(0, 1000), st.integers(1, 10**15))
-def test_over_a_long_run_the_proportions_are_exact(weights, seed, rounds):
-    turns = WeightedTurns(weights, seed)
-    for count, weight in zip(turns.counts(rounds * sum(weights)), weights, strict=True):
-        assert abs(count - weight * rounds) < 4
-    # The first component's share is off by less than 4 of any number of turns, however large.
-    assert sum(turns.counts(rounds)) == rounds
-
-
 def test_equal_weights_do_not_fall_in_step_with_ranks():
     turns = WeightedTurns([1, 1], 0)
     first_of_pairs = Counter(turns.turn(place).component for place in range(0, 2000, 2))
@@ -82,14 +72,3 @@ def test_equal_weights_do_not_fall_in_step_with_ranks():
     assert [
         sorted(turns.turn(place + k).component for k in (0, 1)) for place in range(0, 20, 2)
     ] == [[0, 1]] * 10
-
-
-@pytest.mark.slow
-@given(WEIGHTS, st.integers(0, 20), st.data())
-def test_turns_until_a_limit(weights, seed, data):
-    turns = WeightedTurns(weights, seed)
-    component = data.draw(st.integers(0, len(weights) - 1))
-    limit = data.draw(st.integers(0, 1000))
-    found = turns.turns_until(component, limit)
-    assert turns.counts(found)[component] == limit
-    assert turns.turn(found) == (component, limit)

@@ -35,44 +35,6 @@ def test_blocks_are_within_a_file_and_its_stretches_of_bytes(lengths, block_byte
     assert found.tolist() == slow_starts(files.tolist(), offsets.tolist(), block_bytes)
 
 
-@pytest.mark.slow
-@given(
-    st.lists(st.integers(1, 9), max_size=12),
-    st.integers(1, 5),
-    st.integers(0, 3),
-    st.randoms(use_true_random=False),
-)
-def test_windows_hold_whole_blocks(sizes, window_blocks, seed, random):
-    ends = np.cumsum([0, *sizes])
-    starts, n = ends[:-1], int(ends[-1])
-    order = BlockShuffle(starts, n, seed, 1, window_blocks=window_blocks)
-    found = everything(order).tolist()
-    assert sorted(found) == list(range(n))
-    # The blocks, in the order in which their first records come; each window's positions are those
-    # of its blocks.
-    place = 0
-    left = {block: set(range(starts[block], ends[block + 1])) for block in range(len(sizes))}
-    while left:
-        window = set()
-        while len(window) < min(window_blocks, len(left)):
-            size = sum(len(left[block]) for block in window) + 1
-            window |= {block for block in left if left[block] & set(found[place : place + size])}
-        size = sum(len(left[block]) for block in window)
-        assert set(found[place : place + size]) == set().union(
-            *(left.pop(block) for block in window)
-        )
-        place += size
-    # Any places, in any order.
-    places = [random.randrange(n) for _ in range(20)] if n else []
-    assert order.positions(np.array(places, np.int64)).tolist() == [
-        found[place] for place in places
-    ]
-    again = BlockShuffle(starts, n, seed, 1, window_blocks=window_blocks)
-    assert [int(again.positions(np.array([place]))[0]) for place in places] == [
-        found[place] for place in places
-    ]
-
-
 # Promised to users; a change breaks their runs.
 FROZEN = [
     [0, 7, 8, 6, 2, 1, 4, 9, 3, 11, 10, 5],

@@ -115,11 +115,6 @@ def test_every_flipped_bit_of_the_header_is_refused(own):
     _refused(own, lambda content: range(_header_bits(content)))
 
 
-@pytest.mark.slow
-def test_flipped_bits_of_the_arrays_are_refused(own):
-    _refused(own, lambda content: range(_header_bits(content), 8 * len(content), 13))
-
-
 @pytest.mark.daily
 def test_every_flipped_bit_is_refused(own):
     _refused(own, lambda content: range(8 * len(content)))

@@ -388,15 +388,6 @@ def decoded(monkeypatch):
     return sizes
 
 
-def test_only_the_frames_of_the_window_are_decoded(drawn, decoded):
-    ds = RLDSDataset(drawn, window_size=3, action_horizon=5)
-    ds[20]
-    assert sorted(decoded) == [(16, 16)] * 3 + [(32, 40)] * 3
-    decoded.clear()
-    ds[5]  # an episode of one step: its frame is decoded once and repeated
-    assert sorted(decoded) == [(16, 16), (32, 40)]
-
-
 def test_images_that_are_not_decoded(drawn, decoded):
     sample = RLDSDataset(drawn, window_size=2, decode_images=False)[20]
     assert decoded == []

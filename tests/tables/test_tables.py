@@ -229,21 +229,6 @@ def test_where_reads_no_record(ds, monkeypatch):
     assert weights[ds.find("label", 6)].sum() == pytest.approx(1)
 
 
-def test_long_records_are_not_all_read_together(tmp_path, monkeypatch):
-    with TFRecordWriter(tmp_path / "a") as writer:
-        for number in range(40):
-            writer.write({"id": number, "video": bytes(100_000)})
-    ds = TFRecordDataset(tmp_path / "a")
-    monkeypatch.setattr("torch_tfrecord.tables.record_dataset._BATCH_BYTES", 1_000_000)
-    read, sizes = ds._record_files.read_batch, []
-    monkeypatch.setattr(
-        ds._record_files, "read_batch", lambda each: sizes.append(len(each)) or read(each)
-    )
-    assert ds.find("id", [7, 31]).tolist() == [7, 31]
-    assert sum(sizes) == 40
-    assert max(sizes) <= 10
-
-
 def test_what_was_read_is_remembered(bare, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(

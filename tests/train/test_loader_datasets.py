@@ -12,11 +12,9 @@ import pytest
 import torch
 from rlds_episodes import write_episodes
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
-    RandomSampler,
     Subset,
     random_split,
 )
@@ -398,17 +396,6 @@ def test_wrong_batches_of_positions(ds):
         ds[[0, N]]
     with pytest.raises(ValueError, match="a batch needs at least one sample"):
         ds[[]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batch_sampler_as_sampler(ds, num_workers):
-    sampler = BatchSampler(RandomSampler(ds), 7, drop_last=False)
-    batches = list(DataLoader(ds, sampler=sampler, batch_size=None, num_workers=num_workers))
-    assert [len(batch["id"]) for batch in batches] == [7] * 5 + [5]
-    assert sorted(torch.cat([batch["id"] for batch in batches]).tolist()) == list(range(N))
-    ours = RecordBatchSampler(ds, 7, seed=2)
-    found = ids(DataLoader(ds, sampler=ours, batch_size=None, num_workers=num_workers))
-    assert found == [ds[batch]["id"].tolist() for batch in RecordBatchSampler(ds, 7, seed=2)]
 
 
 def test_is_a_dataset_of_torch(ds):

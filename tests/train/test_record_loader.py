@@ -114,40 +114,6 @@ def test_any_workers_and_threads_go_on(files, sequence):
     assert found == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 4), (4, 2), (1, 3, 5, 2)], ids=str)
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_another_world_size_and_batch_size_go_on(files, sizes, num_workers):
-    order = [position for batch in expected(files, 1, num_epochs=1) for position in batch]
-    state, taken = None, []
-    for number, world_size in enumerate(sizes):
-        loaders = [
-            make(
-                files,
-                (2, 3, 1, 4)[number],
-                num_epochs=1,
-                rank=rank,
-                world_size=world_size,
-                num_workers=num_workers,
-            )
-            for rank in range(world_size)
-        ]
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(state)
-        iterators = [iter(loader) for loader in loaders]
-        for _ in range(2):
-            batches = [next(iterator)["id"].tolist() for iterator in iterators]
-            taken += [position for step in zip(*batches, strict=True) for position in step]
-        assert all(loader.state_dict() == loaders[0].state_dict() for loader in loaders)
-        state = plain(loaders[0].state_dict())
-    # And the rest, on one rank.
-    last = make(files, 5, num_epochs=1, rank=0, world_size=1)
-    last.load_state_dict(state)
-    taken += [position for batch in ids(last) for position in batch]
-    assert taken == order
-
-
 def test_a_state_before_and_after_an_iteration(files):
     loader = make(files, num_epochs=1, num_threads=0)
     assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (
