@@ -60,7 +60,7 @@ __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_set
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_BATCH_BYTES = 1 << 27  # of a batch of records: two or three of them are in memory
+_BATCH_BYTES = 1 << 27  # a batch of records: two or three of them are in memory
 _STRETCH_BYTES = 1 << 26  # records of so much of a file are read together
 _HEAD_BYTES = 1 << 20  # its first records most likely are in so much of a remote file
 

@@ -1,4 +1,4 @@
-"""Memory for batches: reused once nothing holds a batch any more, and limited, so that no batch
+"""Memory for batches: reused once nothing refers to a batch any more, and limited, so that no batch
 needs too much.
 
 A few bytes of a record may stand for gigabytes: a size in an image's header, a shape, a row's
@@ -60,7 +60,7 @@ Keys: TypeAlias = "npt.NDArray[np.uint64]"
 """The random keys of N records, for specs that draw at random."""
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
-# Of NumPy's arrays, before 2.0.
+# NumPy's arrays have it before 2.0.
 _MOST_DIMENSIONS = 32
 
 # The system's allocator already reuses smaller memory without clearing it.
@@ -88,7 +88,7 @@ class BatchBudget:
         self._token: Token[BatchBudget | None] | None = None
 
     def __enter__(self) -> None:
-        # of nested ones the outermost counts: a part of a batch shares the batch's limit
+        # the outermost of nested ones counts: a part of a batch shares the batch's limit
         if _BUDGET.get() is None:
             self._token = _BUDGET.set(self)
 
@@ -174,7 +174,7 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy's dtype for a tensor's memory: of integers where it has no such numbers (bfloat16)."""
+    """NumPy's dtype for a tensor's memory, with integers where it has no such numbers (bfloat16)."""
     name = str(dtype).removeprefix("torch.")
     # Not by its name alone: other packages teach NumPy "bfloat16", which torch does not take.
     return np.dtype(getattr(np, "bool_" if name == "bool" else name, f"i{dtype.itemsize}"))
@@ -250,7 +250,7 @@ def _fill(
     native = optional_module("memory")
     if native is not None:
         return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
-    # Which places of the padded rows hold values: one mask for all rows.
+    # Which places of the padded rows have values: one mask for all rows.
     kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
     out.reshape(-1, len(fill))[:] = fill
     out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)

@@ -55,7 +55,7 @@ class ErrorReport:
 
 
 class ErrorLog:
-    """What was left out: a file of JSON lines, to which all processes that have a copy append.
+    """The records that were left out: a file of JSON lines, to which all processes that have a copy append.
 
     Lines are appended by one call each, so that they do not mix. A file needs no process that waits
     for messages, and survives fork, spawn and the end of a worker. The process that made the log
@@ -110,7 +110,7 @@ class ErrorLog:
             )
 
     def report(self) -> ErrorReport:
-        """What was left out so far, by all processes."""
+        """The records left out so far, by all processes."""
         found, _ = self._read()
         return ErrorReport(dict(Counter(found.values())), tuple(found))
 
@@ -120,7 +120,7 @@ class ErrorLog:
         """
         found, num_told = self._read()
         if self.skips and len(found) > num_told and not (once and num_told):
-            # a line without a kind: the next process that tells begins behind it
+            # a line without a kind: the next process that warns begins after it
             self._append(["", ""])
             warnings.warn(
                 f"on_error='skip': {self.report()}\nthe dataset's report lists all",
@@ -138,7 +138,7 @@ class ErrorLog:
             os.close(descriptor)
 
     def _read(self) -> tuple[dict[str, str], int]:
-        """The kind of each error by its text, and how many a warning has told."""
+        """The kind of each error by its text, and how many were in a warning."""
         found: dict[str, str] = {}
         num_told = 0
         try:

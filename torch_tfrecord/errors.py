@@ -183,7 +183,7 @@ class RemoteError(TFRecordError):
         attempts: How often the storage was asked.
     """
 
-    # of the class, so that the state that is pickled has them only where they were noted
+    # in the class, so that the state that is pickled has them only where they were noted
     status: int | None = None
     attempts: int = 1
 
@@ -193,7 +193,7 @@ class RemoteError(TFRecordError):
         return self
 
 
-# What is not installed.
+# The packages that are not installed.
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def optional_import(name: str, instead: str) -> ModuleType | None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Tell a process something once."""
+    """Warn a process of something once."""
     warnings.warn(text, RuntimeWarning, stacklevel=outer_level())
 
 

@@ -1,4 +1,4 @@
-"""What extensions attach to the core, looked up by name, so that the core imports none of them."""
+"""The objects that extensions attach to the core, looked up by name, so that the core imports none of them."""
 
 from __future__ import annotations
 

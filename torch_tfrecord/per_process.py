@@ -66,7 +66,7 @@ class PerProcess(Generic[_State]):
         pid = os.getpid()
         found = self._made.get(pid)
         if found is None:
-            # In one step: of two threads that make it at once both get the first.
+            # In one step: if two threads make it at once, both get the first.
             found = self._made.setdefault(pid, self._make())
             if not self._keeps_parents:
                 for other in {*self._made} - {pid}:

@@ -85,7 +85,7 @@ def spent(name: str, seconds: float) -> None:
 
 
 class Counters:
-    """What is counted of one iteration of a loader.
+    """The counts of one iteration of a loader.
 
     Args:
         num_workers: Worker processes.
@@ -124,7 +124,7 @@ class Counters:
         numbers = [max(batches, 1)] * 2 + [max(made, 1)] * len(sums)
         found = dict(zip(_COUNTED, map(truediv, sums, numbers), strict=False))
         if len(self.table) > 1:
-            del found["queue"]  # only threads tell
+            del found["queue"]  # only threads are known
         samples = round(samples / numbers[-1] * batches)
         return {"batches": int(batches), "samples": samples, "seconds": self._seconds, **found}
 

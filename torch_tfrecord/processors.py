@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["num_allowed", "num_processors"]
 
 
-_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each so many, or "max"
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # a container's: microseconds in each so many, or "max"
 
 
 def num_processors() -> int:

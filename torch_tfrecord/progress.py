@@ -14,7 +14,7 @@ class ProgressBar(tqdm):  # type: ignore[type-arg]
     """tqdm, shown only on a terminal, and removed when the work is done.
 
     It has its own lock in each process. tqdm shares one lock between all processes, even if no bar
-    is shown: if a worker is killed while it holds that lock, every other process waits forever.
+    is shown: if a worker is killed while it has that lock, every other process waits forever.
 
     Args:
         args, kwargs: As for tqdm.

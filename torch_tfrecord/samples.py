@@ -150,7 +150,7 @@ def transform_one(
         if errors.takes(error):
             errors.add(type(error).__name__, f"{_named(places, number)}{error}")
             return LEFT_OUT
-        # of torchvision's functions for pictures, which show what they were given
+        # torchvision's functions for pictures, which show what they were given
         is_shown = isinstance(error, TypeError) and str(type(sample)) in str(error)
         if is_shown and isinstance(sample, Mapping):
             raise TypeError(

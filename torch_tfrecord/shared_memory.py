@@ -3,7 +3,7 @@ without a copy.
 
 Each worker has one unnamed file (``memfd_create``): it is not in /dev/shm, whose size does not
 matter, and the system frees the memory however both processes end. Both map it once. Pieces of it
-hold the columns of batches, each with its holders in front of it: the worker that fills it, a
+contain the columns of batches, each with its holders in front of it: the worker that fills it, a
 message being sent, the main process's tensors, and the processes forked while there were any, until
 they end. Without a holder the worker reuses the piece. If you keep a batch, its pieces stay in use
 and the file grows.
@@ -47,7 +47,7 @@ _IDLE, _TRIMMED_EACH = 256, 32
 
 
 class MemoryName(NamedTuple):
-    """What another process needs to find a worker's memory: the argument of `attach`."""
+    """The name by which another process finds a worker's memory: the argument of `attach`."""
 
     pid: int
     fd: int
@@ -106,7 +106,7 @@ class WorkerMemory:
         self._held: deque[_Block] = deque()
         self._free: list[_Block] = []  # the most recently used one last
         self._empty: list[_Block] = []  # whose memory went back to the system
-        self._starts: list[int] = []  # of all blocks, ascending
+        self._starts: list[int] = []  # where all blocks begin, ascending
         self._blocks: dict[int, _Block] = {}
 
     def _map(self) -> Mapping:
@@ -151,7 +151,7 @@ class WorkerMemory:
         return None
 
     def _grow(self, capacity: int) -> _Block | None:
-        """A block that gets memory from the system: an empty one, or one behind all others."""
+        """A block that gets memory from the system: an empty one, or one after all others."""
         block = _pop_fitting(self._empty, capacity) or _Block(self._end, capacity)
         end = block.start + block.capacity
         if end > self._mapping.size:
@@ -179,7 +179,7 @@ class WorkerMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the system's memory that the worker holds, used or not."""
+        """Bytes of the system's memory that the worker has, used or not."""
         with self._lock:
             return self._end - _PAGE - sum(block.capacity for block in self._empty)
 

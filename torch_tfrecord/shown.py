@@ -34,10 +34,10 @@ _MOST_NAMES = 8
 # A record may have thousands of keys, and its error should still be readable.
 _SHOWN_KEYS = 8
 _MOST_LETTERS = 120
-_MOST_BYTES = 1500  # of an error's message, without the path
+_MOST_BYTES = 1500  # an error's message, without the path
 
-# Parts of a URL that may hold secrets: user name and password before the host, and the query after
-# `?`. What stands before the host for Azure is a container, and `?` without `=` is a pattern, but
+# Parts of a URL that may contain secrets: user name and password before the host, and the query after
+# `?`. The text before the host for Azure is a container, and `?` without `=` is a pattern, but
 # for http.
 _USER = re.compile(r"(?<=://)(?<!abfs://)(?<!abfss://)[^/?#\s]*@")
 _QUERY = re.compile(
@@ -47,7 +47,7 @@ _QUERY = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """A path, or a text with paths in it, without what a URL may tell of its user.
+    """A path, or a text with paths in it, without what a URL may say about its user.
 
     Example:
         >>> without_secrets("https://me:password@host/a?sig=1b2c: record 3")
@@ -66,7 +66,7 @@ _SIGNATURES = {
     "policy",
     "signature",
     "token",
-    # of Azure
+    # for Azure
     "se",
     "sig",
     "ske",
@@ -176,7 +176,7 @@ def shown_transform(name: str, transform: object) -> str:
 
 def shown_callable(value: object) -> str:
     """A callable's name without its arguments."""
-    # Its repr would show the arguments of a functools.partial, or what an object holds.
+    # Its repr would show the arguments of a functools.partial, or the contents of an object.
     inner = getattr(value, "func", value)
     return _start_of(getattr(inner, "__qualname__", type(inner).__qualname__))
 

@@ -63,7 +63,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.T
         with contextlib.suppress(ImportError, TypeError):
             from torch.nested._internal.nested_tensor import NestedTensor
 
-            # a shape without elements holds the number, as torch's compiler wants it
+            # a shape without elements has the number, as torch's compiler wants it
             known = {"max_seqlen": torch.from_numpy(np.zeros((longest, 0), np.float32))}
             return NestedTensor(values, offsets, _metadata_cache=known)
     return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
@@ -91,7 +91,7 @@ def sparse(
     indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], *, is_coalesced: bool
 ) -> torch.Tensor:
     """A ``torch.sparse_coo`` tensor, without checking or sorting."""
-    # Whoever calls has checked the indices, and torch would read them all again.
+    # The caller has checked the indices, and torch would read them all again.
     choose_sparse_checks()
     return torch.sparse_coo_tensor(
         indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
@@ -140,7 +140,7 @@ def collate_by_kinds(samples: Sequence[object], functions: CollateFunctions) -> 
 
 
 def register_as_dict(kind: type, name: str) -> None:
-    """Tell torch's functions over nested values that a class is a dict."""
+    """Register a class as a dict with torch's functions over nested values."""
     # ValueError: another thread has just done it
     with contextlib.suppress(ImportError, AttributeError, KeyError, ValueError):
         from torch.utils import _pytree
@@ -160,7 +160,7 @@ def register_as_dict(kind: type, name: str) -> None:
 
 def is_in_bad_fork(module: object) -> bool:
     """Whether a device's module, such as ``torch.cuda``, was in use when this process was forked."""
-    # where it cannot be told, torch's own error comes later
+    # where that is unknown, torch's own error comes later
     return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
@@ -171,7 +171,7 @@ def is_profiling() -> bool:
     """Whether torch's profiler records steps; it takes 10 us to ask it for a step that it does
     not record.
     """
-    # True where it cannot be told: a step that nobody records only costs time
+    # True where that is unknown: a step that nobody records only costs time
     return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
 
 
@@ -198,7 +198,7 @@ def show_order(loader: DataLoader[object], sampler: object, *, drop_last: bool) 
 
 
 def workers_of(iterator: object) -> Sequence[BaseProcess]:
-    """The worker processes of a DataLoader's iterator; none if that cannot be told."""
+    """The worker processes of a DataLoader's iterator; none if that is unknown."""
     workers: Sequence[BaseProcess] = getattr(iterator, "_workers", ())
     return workers
 

@@ -81,7 +81,7 @@ class Slot:
         # Without the output's name and dtype: outputs that cast one list differently share its
         # column.
         self.key = want.key, want.kind, count
-        # Strings are pairs of int64, where each lies, so that floats alone have another dtype.
+        # Strings are pairs of int64, where each is, so that floats alone have another dtype.
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
         self.tail = (() if count in (1, None) else (count,)) + (
             (2,) if want.kind is BYTES_LIST else ()
@@ -145,7 +145,7 @@ def pick(columns: Sequence[Any], places: Sequence[Sequence[int]]) -> list[list[A
 
 
 class ColumnPlan:
-    """What several readers want, with each key once. Immutable, so threads may share it.
+    """The wants of several readers, with each key once. Immutable, so threads may share it.
 
     Args:
         wants: What each reader wants, in the order of the outputs.
@@ -202,7 +202,7 @@ class ColumnPlan:
         return columns_of([slot.want for slot in self.slots], messages)
 
     def begin(self, records: PackedRecords, borders: Sequence[int]) -> list[ColumnWork]:
-        """What is to be run for each batch.
+        """The work to be run for each batch.
 
         Raises:
             LimitExceededError: Records are so short that their defaults would make gigabytes.

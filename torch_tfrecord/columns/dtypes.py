@@ -85,7 +85,7 @@ BYTES_LIST = ListKind(
 )
 
 _NO_PLACES = np.empty(0, np.uint16)
-# of an empty tensor, counting sizes of 0 as 1: far below where the sizes of a batch overflow
+# an empty tensor's, counting sizes of 0 as 1: far below where the sizes of a batch overflow
 _MAX_ELEMENTS = 1 << 40
 
 _INTEGERS = (
@@ -112,7 +112,7 @@ _LISTS: dict[object, ListKind] = {
 
 
 def list_kind(dtype: object) -> ListKind | None:
-    """The list that a dtype is read from; None for a dtype that no list holds (complex, quantized,
+    """The list that a dtype is read from; None for a dtype that no list takes (complex, quantized,
     ...).
     """
     return _LISTS.get(dtype)

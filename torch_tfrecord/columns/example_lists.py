@@ -1,4 +1,4 @@
-"""Parse records that hold a context and a list of Examples, as TF-Ranking's do.
+"""Parse records that contain a context and a list of Examples, as TF-Ranking's do.
 
 The Examples of all lists of a batch are parsed together, like the records of one large batch.
 Padding is an Example of no bytes, as in TF-Ranking. Source: ``tensorflow_ranking/python/data.py``,
@@ -137,7 +137,7 @@ class _NestedReader:
 
 @dataclass(frozen=True)
 class ListFeatures:
-    """What to read from an ExampleListWithContext (TF-Ranking's ELWC); pass it to a dataset as
+    """The features to read from an ExampleListWithContext (TF-Ranking's ELWC); pass it to a dataset as
     ``features``.
 
     Each sample is ``(context, examples)``, two dicts of values. A feature of the examples has one
@@ -160,7 +160,7 @@ class ListFeatures:
         shuffle_examples: Shuffle each list before it is cut, in another order in each epoch;
             ``parse_example`` always gives the same order.
         format: ``"elwc"``, or ``"eie"`` for Examples whose features ``serialized_context`` and
-            ``serialized_examples`` hold serialized Examples.
+            ``serialized_examples`` contain serialized Examples.
 
     Raises:
         TypeError: A mapping or an option has another type.
@@ -342,7 +342,7 @@ def _check(features: Mapping[str, Feature]) -> None:
             raise ValueError(
                 f"Unsupported SparseFeature for key {name!r} of a list of Examples: read it as VarLenFeature"
             )
-        # An inner Example may hold one, too.
+        # An inner Example may contain one, too.
         if isinstance(spec, NestedExample):
             _check(spec.features)
 
@@ -376,7 +376,7 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     size = int(lists.sizes[row])
     if number < size:
         return type(error)(f"example {number}: {error.args[0]}", position=row)
-    # Behind the Examples of the record is only padding: an Example without any feature.
+    # After the Examples of the record there is only padding: an Example without any feature.
     return ParseError(
         f"expected a default_value to pad a list of {size} examples to {lists.width}: {error.args[0]}",
         position=row,

@@ -20,7 +20,7 @@
     SequenceFeatures                specs for the context and the feature lists of a SequenceExample
     ListFeatures             specs for the context and the Examples of a list of Examples
 
-Specs are frozen classes that are validated when built; they hold no state, compare and hash by
+Specs are frozen classes that are validated when built; they have no state, compare and hash by
 value, pickle, and print as the code that builds them. Each is in one module with its readers.
 """
 
@@ -59,7 +59,7 @@ __all__ = [
     "make_step_reader",
 ]
 
-_MISSING = ("NAType", "NaTType")  # of pandas, which is not imported for it
+_MISSING = ("NAType", "NaTType")  # from pandas, which is not imported for it
 
 
 class ValueEncoder:
@@ -67,7 +67,7 @@ class ValueEncoder:
 
     Args:
         reader: The spec's reader.
-        stored: Turns a value into what stands in the record, such as an array into its bytes.
+        stored: Turns a value into what the record has, such as an array into its bytes.
         shape: Shape of one row, where the list may have any number of them.
         reads_back: Whether to call the reader on the result; not where that would decode a picture
             or a sound.
@@ -86,10 +86,10 @@ class ValueEncoder:
         self._row = self._want.shape if self._want.num_values is not None else shape
 
     def __call__(self, value: object) -> ListValues | None:
-        """The values, or None where the record shall lack the key.
+        """The values, or None where the record should lack the key.
 
         Raises:
-            TypeError: The value has a type that the list does not hold.
+            TypeError: The value has a type that the list does not take.
             ValueError: The value is required and missing, or the spec would not read it back.
         """
         want = self._want
@@ -173,7 +173,7 @@ class ValueEncoder:
 
 
 class Layout(NamedTuple):
-    """What the values of a spec are, before any is read.
+    """The kind of a spec's values, before any is read.
 
     Attributes:
         dtype: A torch dtype, bytes or str.
@@ -249,12 +249,12 @@ class Feature:
         return ValueEncoder(reader, self._stored, shape, reads_back=not self._decodes)
 
     def _stored(self, value: object) -> object:
-        """What the record has for a row's value, to be checked and widened by the kind of the
+        """The record's list for a row's value, to be checked and widened by the kind of the
         list.
         """
         return value
 
-    # What tables ask of it.
+    # Questions that tables ask of it.
 
     _may_lack: ClassVar[bool] = False
     """Whether a sample does not tell that its record lacks the feature."""
@@ -285,7 +285,7 @@ class Feature:
         """
         return self
 
-    # What a transform may take of a value before it is decoded.
+    # The part that a transform may take of a value before it is decoded.
 
     @property
     def _has_pictures(self) -> bool:
@@ -351,7 +351,7 @@ class _MissingSteps(StepReader):
 
 @dataclass(frozen=True)
 class SequenceFeatures:
-    """What to read from SequenceExamples; pass it to a dataset as ``features``.
+    """The features to read from SequenceExamples; pass it to a dataset as ``features``.
 
     Each sample is then ``(context, sequences)``, two dicts as from
     ``parse_single_sequence_example``.

@@ -158,7 +158,7 @@ class _FixedNumbers(_FixedLenReader):
             self._default = default.view(torch.uint8).numpy().view(f"V{default.nbytes}")
         self.row_bytes = self._count * self._dtype.itemsize
         self.is_plain = self._dtype in _STORED
-        # The column's array is the batch's tensor as it stands: no cast, no reshape.
+        # The column's array is the batch's tensor as it is: no cast, no reshape.
         # The core gives single values as [N], so the shape (1,) takes a reshape.
         self._is_column = (
             self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
@@ -299,7 +299,7 @@ class VarLenSteps(StepReader):
 class FixedLenSequenceFeature(Feature):
     """Any number of rows of the same shape.
 
-    In an Example, one list holds all rows; in a feature list, each step is a row. A sample is a
+    In an Example, one list has all rows; in a feature list, each step is a row. A sample is a
     tensor [T, *shape], or a (nested) list with dtype ``bytes`` or ``str``. A batch from
     ``parse_example`` or ``parse_sequence_example`` is [B, longest T, *shape], padded at the end.
 
@@ -457,7 +457,7 @@ def _pad_strings(
     padding = nothing if spec.default_value is None else spec.default_value
     missing = [longest - length for length in lengths]
     return [
-        # The padding is nested anew for each record, so that no two share a list.
+        # Each record gets nested padding of its own, so that no two share a list.
         rows + nest([padding] * (number * size), (number, *spec.shape))
         for rows, number in zip(samples, missing, strict=True)
     ]

@@ -256,7 +256,7 @@ class Json(OneValueSpec, Feature):
 
     A sample is what the text says (dict, list, str, int, float, bool or None). A batch holds the
     same: a tensor of numbers (int64, or float64 if one is a float) or of bools; else a list, so
-    also where bools stand among numbers, an integer exceeds int64, or one beside a float exceeds
+    also where bools are among numbers, an integer exceeds int64, or one beside a float exceeds
     float64's 53 bits. `parse_example` gives a list.
 
     Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For
@@ -418,7 +418,7 @@ class _ValueSteps(StepReader):
             _step_sizes(want, column, borders, context, place) for place, (want, column) in pairs
         ]
         values = lists[0].steps
-        # Where each step must hold one value, which was checked, the reader expects no offsets.
+        # Where each step must have one value, which was checked, the reader expects no offsets.
         columns = [
             values if want.num_values is None else values._replace(offsets=NO_OFFSETS),
             *sizes,
@@ -430,7 +430,7 @@ class _ValueSteps(StepReader):
         self, columns: Sequence[Column], begin: int, end: int
     ) -> torch.Tensor | list[Value]:
         """Read one record's steps as a batch of records."""
-        # No step tells the size or the dtype, so there is no tensor to make.
+        # No step has the size or the dtype, so there is no tensor to make.
         if begin == end:
             return []
         found: torch.Tensor | list[Value] = read_record(
@@ -465,7 +465,7 @@ def _step_sizes(
     )
     if not is_own.all():
         shared = context()[place]
-        # the context's rows, behind the steps'
+        # the context's rows, after the steps'
         rows = np.where(is_own, rows, len(offsets) + record)
         offsets = np.concatenate([offsets, shared.offsets + len(values)])
         values = np.concatenate([values, shared.values])

@@ -80,7 +80,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle the specs; the readers are built again."""
-        # A reader may hold compiled objects and lambdas, which do not pickle.
+        # A reader may have compiled objects and lambdas, which do not pickle.
         kind: Callable[..., object] = type(self)
         return functools.partial(
             kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
@@ -138,7 +138,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 record by record to find out which.
         """
         keys, batches = _checked_keys(keys, len(records)), []
-        # What the core finds counts against all batches together, what readers make of it each.
+        # The values that the core finds count against all batches together, columns of readers each.
         found = self._find(records, keys, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
@@ -157,7 +157,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
             raise error.locate(position=position) from error.__cause__
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> Sequence[_Found]:
-        """What stands in the records of several batches, not yet as values."""
+        """The contents of the records of several batches, not yet as values."""
         raise NotImplementedError
 
     def _read(self, found: _Found, num_records: int, keys: Keys) -> _Batch:
@@ -283,7 +283,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         reserve_rows(self._readers, self._row_bytes, num_records)
         values: Values = {}
         for name, reader, own in zip(self.features, self._readers, columns, strict=True):
-            # Most features draw nothing, and then no call stands in between.
+            # Most features draw nothing, and then there is no call in between.
             values[name] = (
                 works[name].finish(own)
                 if name in works

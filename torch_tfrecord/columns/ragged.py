@@ -44,10 +44,10 @@ from torch_tfrecord.samples import Value
 
 __all__ = ["RaggedFeature"]
 
-_LIST_BYTES = 112  # of an empty list, its slot in the outer list, and its row split
+_LIST_BYTES = 112  # an empty list's: its slot in the outer list, and its row split
 # A few row ids can imply more rows than the record has bytes.
 _MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
-# More than a record can hold, since protobuf limits messages to 2 GiB.
+# More than fits a record, since protobuf limits messages to 2 GiB.
 _MAX_LENGTH = 1 << 33
 _NOTHING = np.zeros(0, np.int64)
 
@@ -289,7 +289,7 @@ def _splits_together(stored: Ints, bounds: Ints, ends: Ints) -> tuple[Ints, Ints
     # there.
     splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
     rows = splits_of(sizes - 1)
-    # What does not fit is read one by one, where the error says why.
+    # Values that do not fit are read one by one, where the error says why.
     fits = (
         not stored[bounds[:-1]].any()
         and (splits[rows] == ends).all()
@@ -451,7 +451,7 @@ class _RaggedReader:
         return join_nested(parts, Nested(nothing, dtype, (np.zeros(1, np.int64),) * self._depth))
 
     def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
-        # Without validation, values behind the last row belong to none.
+        # Without validation, values after the last row belong to none.
         array = labelled(self._want, cast_array, values[: levels[-1][-1]], dtype)
         if self._inner:
             # Rows of one length need no splits: they are a dimension of the values.
@@ -484,7 +484,7 @@ class _RaggedSteps(StepReader):
         self._check_lengths(lengths, np.stack([column.missing for column in lists]))
         borders = splits_of(lengths.max(axis=0))
         columns = [_with_empty_steps(column, borders) for column in lists]
-        # Of a single record, errors name the step; a batch is read again record by record.
+        # Errors name the step if there is a single record; a batch is read again record by record.
         found = (
             read_record(self._reader, columns)
             if len(borders) == 2
@@ -513,7 +513,7 @@ def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
         return steps
     # A partition of a step that its list lacks is an empty one.
     counts = np.zeros(borders[-1], np.int64)
-    # Where each stored step stands, once every record has all of its steps.
+    # Where each stored step is, once every record has all of its steps.
     counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
         steps.offsets
     )

@@ -33,7 +33,7 @@ _OUTPUT_BYTES = 1 << 20
 
 
 def _decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
-    """What makes the object that decompresses a stream, and its error."""
+    """The maker of the object that decompresses a stream, and its error."""
     if compression != "zstd":
         return lambda: zlib.decompressobj(_WINDOW_BITS[compression]), zlib.error
     zstd = _zstd()
@@ -120,7 +120,7 @@ def inflate(
 
 
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
-_MOST_DIMENSIONS = 64  # of a shape in a record; torch's own limit
+_MOST_DIMENSIONS = 64  # for a shape in a record; torch's own limit
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,8 +134,8 @@ class RawTensor(OneValueSpec, Feature):
 
     Args:
         shape: An entry is an int, -1 (at most one, inferred from the number of bytes) or the key of
-            another feature of the record that holds one integer. A str in place of the tuple is the
-            key of a feature that holds all sizes. The number of bytes must match exactly, else
+            another feature of the record that has one integer. A str in place of the tuple is the
+            key of a feature that has all sizes. The number of bytes must match exactly, else
             ParseError.
         dtype: A torch dtype with whole bytes per element.
         key: Name of the feature in the record, if it differs from the output's name.
@@ -181,7 +181,7 @@ class RawTensor(OneValueSpec, Feature):
             shape = self._checked_shape("an int, -1 or the key of a feature", unknown=-1)
             if shape.count(-1) > 1:
                 raise ValueError(f"shape must have at most one -1, got {shape!r}")
-        # No list holds complex numbers, but bytes do.
+        # No list takes complex numbers, but bytes can.
         if not isinstance(self.dtype, torch.dtype) or (
             list_kind(self.dtype) is None and self.dtype not in _COMPLEX
         ):
@@ -221,7 +221,7 @@ class RawTensor(OneValueSpec, Feature):
             return value
         try:
             tensor = torch.as_tensor(value)
-        except RuntimeError as error:  # of an object, None in a list, an integer beyond int64
+        except RuntimeError as error:  # from an object, None in a list, an integer beyond int64
             raise TypeError(
                 f"expected a tensor, an array, nested lists of numbers, or bytes, got {type(value).__name__}: {error}"
             ) from error
@@ -301,7 +301,7 @@ class _RawReader(OneValueReader):
         )
         is_plain = spec.compression is None and spec.fixed_length is None and spec.little_endian
         is_known = len(self._sizes) == len(spec.shape)
-        # 0 stands for arrays that are read one by one.
+        # 0 means arrays that are read one by one.
         self._num_bytes = (
             math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
         )

@@ -1,4 +1,4 @@
-"""What all readers share: what they want from each record, the columns of N records, and the error
+"""Shared by all readers: what they want from each record, the columns of N records, and the error
 texts.
 
 A reader declares what it wants from each record, and turns the columns of N records into batch
@@ -59,13 +59,13 @@ _PARTS = ("size", "shape", "index")  # what is read for another feature, not for
 
 
 class Want:
-    """What a reader wants from each record: a key's list, its number of values, and whether it is
+    """A reader's want from each record: a key's list, its number of values, and whether it is
     required.
 
     Args:
         name: Name of the output.
         key: Name in the record.
-        dtype: Of the values, which says the kind of list.
+        dtype: Dtype of the values, which says the kind of list.
         what: The dtype or spec, as shown in the label; None for the dtype.
         num_values: Number of values in each record; None for any number.
         is_required: Whether a record without the key is an error.
@@ -221,7 +221,7 @@ class Column(NamedTuple):
     def part(self, begin: int, end: int) -> Column:
         """The column of some of the records."""
         missing = None if self.missing is None else self.missing[begin:end]
-        # Of any number of values even an empty column has one offset, so none means a known number.
+        # With any number of values even an empty column has one offset, so none means a known number.
         if not len(self.offsets):
             return self._replace(values=self.values[begin:end], missing=missing)
         offsets = self.offsets[begin : end + 1]
@@ -245,12 +245,12 @@ class Reader(Protocol):
     parser reserves that much memory per record. A reader with ``is_plain = True`` returns the
     core's values unchanged, in the spec's shape. One that wants a known number of values may have a
     method ``begin(column, keys)``: called before the array of its first column is filled, it returns a
-    `Work` that is run behind them and takes the place of `read`, or None.
+    `Work` that is run after them and takes the place of `read`, or None.
     """
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """What it wants from each record."""
+        """Its wants from each record."""
 
     def read(self, columns: Sequence[Column]) -> Value:
         """Turn the wanted columns of N records into the batch's column; ragged numbers become a
@@ -262,7 +262,7 @@ class Work(Protocol):
     """A reader's own work on a batch.
 
     Attributes:
-        job: Runs without the GIL behind those that read the records and fill their columns. What it
+        job: Runs without the GIL after those that read the records and fill their columns. What it
             finds unusual it leaves to `finish`. None, where there is nothing to run.
     """
 
@@ -386,7 +386,7 @@ class StepReader:
 
     def __init__(self, *step_wants: Want) -> None:
         self.step_wants = step_wants
-        # The core does not count what a step holds: `check_steps` does, and can name the step.
+        # The core does not count the values of a step: `check_steps` does, and can name the step.
         self.wants = tuple(map(_of_any_number, step_wants))
 
     def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Value:

@@ -1,4 +1,4 @@
-"""The parser for each kind of records: Examples and what holds several, or one value of any
+"""The parser for each kind of records: Examples and what contains several, or one value of any
 kind; and the Source spec, which datasets answer, since no bytes of a record do.
 """
 

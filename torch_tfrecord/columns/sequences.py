@@ -64,7 +64,7 @@ class _Columns(NamedTuple):
 
 
 class SequencePlan:
-    """What several readers want from SequenceExamples, like `ColumnPlan`: the feature lists with the
+    """The wants of several readers from SequenceExamples, like `ColumnPlan`: the feature lists with the
     compiled core, then the contexts. With its tag and length, a context is an Example with the same
     features, so a `ColumnPlan` reads it.
 

@@ -207,7 +207,7 @@ def _numbers(
 def _typed_values(proto: _Proto, row: _Type) -> Array:
     """The values of the typed field, as elements of the dtype."""
     stored = getattr(proto, row.typed_field)
-    # float8 values stand in one bytes field, all others in a repeated one.
+    # float8 values are in one bytes field, all others in a repeated one.
     if row.typed_field == "float8_val":
         return np.frombuffer(stored, dtype=np.uint8)
     values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, row.element))
@@ -297,7 +297,7 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
         )
     proto = _empty_proto(row, tensor.shape)
     if tensor.numel():
-        # Lazily conjugated or negated views hold other bytes than their values.
+        # Lazily conjugated or negated views have other bytes than their values.
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         proto.tensor_content = flat.view(torch.uint8).numpy().tobytes()
     return bytes(proto.SerializeToString(deterministic=True))

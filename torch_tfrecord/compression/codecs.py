@@ -31,7 +31,7 @@ from torch_tfrecord.records import OVERHEAD_BYTES, is_header
 
 __all__ = ["CODECS", "InflatedFile", "InflatedFiles", "detect_compression"]
 
-_HEADER_BYTES = 12  # of a record
+_HEADER_BYTES = 12  # a record's
 # A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
 _MOST_STRETCH_BYTES = 1 << 26
 
@@ -75,13 +75,13 @@ class InflatedFile(FileSource):
         size: Decompressed bytes.
         points: Where decompression can begin; None for the beginning only.
         stretches: Keeps what is decompressed.
-        number: Of the file among those that share `stretches`.
+        number: Number of the file among those that share `stretches`.
 
     Attributes:
         file: The compressed file.
 
     Raises:
-        IndexMismatchError: The file cannot hold so much.
+        IndexMismatchError: So much does not fit the file.
     """
 
     max_gap_bytes = LocalFile.max_gap_bytes

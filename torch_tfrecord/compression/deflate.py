@@ -42,7 +42,7 @@ def fastest() -> ModuleType:
     return optional_import("isal.isal_zlib", "zlib takes its place, at half the speed") or zlib
 
 
-# Empty blocks that end before each bit of a byte: of fixed codes, 10 bits each; where the bit is odd
+# Empty blocks that end before each bit of a byte, with fixed codes of 10 bits each; where the bit is odd
 # after one with codes of its own (byte 0 and the end have codes of one bit), 97 bits.
 _LEADS = (
     b"\0",

@@ -27,10 +27,10 @@ __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]
 _EXTRA, _RESERVED = 4, 0xE0  # flags
 _HEAD_BYTES = 12  # with the length of the extra field
 _PEEK_BYTES = 1 << 12
-_OVERHEAD_BYTES = 16  # of a record
-_MOST_BYTES = 1 << 24  # of a member that is decompressed at once
-_MOST_KEPT = 1 << 26  # of a member that is written with its size
-_LENGTHS_SHARE = 0.0075  # of a member, that the lengths of its records may take
+_OVERHEAD_BYTES = 16  # a record's
+_MOST_BYTES = 1 << 24  # a member that is decompressed at once
+_MOST_KEPT = 1 << 26  # a member that is written with its size
+_LENGTHS_SHARE = 0.0075  # a member's, that the lengths of its records may take
 _LEAST_LENGTHS, _MOST_LENGTHS = 1 << 6, 65_000  # bytes that they may take in any case, and at most
 _MOST_AHEAD = 16
 
@@ -136,7 +136,7 @@ class MemberPacker:
 
     Attributes:
         says_size: Whether the header says its size; it need not where a file has no other.
-        lengths: Of its records, to which the writer appends.
+        lengths: Lengths of its records, to which the writer appends.
     """
 
     def __init__(self, level: int, says_size: bool = False) -> None:

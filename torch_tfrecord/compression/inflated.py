@@ -39,7 +39,7 @@ _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
 _MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
 
-_MAX_HONEST_EXPANSION = 100  # of a longer record than a stream may have: a bomb expands more
+_MAX_HONEST_EXPANSION = 100  # for a longer record than a stream may have: a bomb expands more
 
 
 def is_zlib_header(first_bytes: bytes) -> bool:
@@ -350,15 +350,15 @@ def _read_block(
 
     Args:
         read: Up to a number of bytes of the file from an offset, fewer only at its end.
-        offset: Of the block in the file.
+        offset: Offset of the block in the file.
         size: Bytes of the file; None if unknown.
-        limit: The most that the block may hold when decompressed.
+        limit: Most bytes of the block when decompressed.
 
     Returns:
         Its content, and the offset of the next block; nothing at the end of the file.
 
     Raises:
-        CompressionError: The block is truncated or damaged, or claims more than its bytes can hold.
+        CompressionError: The block is truncated or damaged, or claims more than its bytes can expand to.
         ImportError: The package cramjam is missing.
 
     Source: tensorflow/core/lib/io/snappy/snappy_outputbuffer.cc.

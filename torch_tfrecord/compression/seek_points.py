@@ -47,7 +47,7 @@ class SeekPoint(NamedTuple):
     """A place where decompression can begin.
 
     Attributes:
-        bit: First bit in the compressed file: of a block, a member's header, or a Snappy block.
+        bit: First bit in the compressed file, of a block, a member's header, or a Snappy block.
         offset: First byte in the decompressed stream.
         is_block: Whether it is in the midst of a member.
         window: What was decompressed before it, as far as it is needed; at most 32 KiB.
@@ -76,7 +76,7 @@ class SeekPoints:
         bits, offsets, are_blocks, ends = table.T
         is_good = len(table) > 0 and table.min() >= 0 and not offsets[0] and are_blocks.max() < 2
         is_good = is_good and bits[-1] < 8 * file_size and offsets[-1] < 1 << 62
-        steps = table[1:] - table[:-1]  # of numbers that are not negative: no overflow
+        steps = table[1:] - table[:-1]  # numbers are not negative: no overflow
         is_good = is_good and (steps[:, :2] > 0).all() and (steps[:, 3] >= 0).all()
         is_good = is_good and not (bits % 8 > 7 * are_blocks).any()  # headers begin at bytes
         if not is_good or ends[-1] != len(windows):
@@ -153,7 +153,7 @@ class PointFinder:
             border: Where that is, as `native.inflate` says it.
             data: Compressed bytes.
             begin: The first of them in the file.
-            offset: Of the piece in the decompressed stream.
+            offset: Offset of the piece in the decompressed stream.
         """
         if offset < self._last_offset + _BLOCK_SPACING:
             return

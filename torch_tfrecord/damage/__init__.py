@@ -1,4 +1,4 @@
-"""What can be saved of damaged files."""
+"""The records that can be saved of damaged files."""
 
 import lazy_loader
 

@@ -17,15 +17,15 @@ __all__ = ["SalvageReport", "salvage"]
 
 @dataclass(frozen=True)
 class SalvageReport:
-    """What of a file is good, and what is damaged.
+    """The good and the damaged parts of a file.
 
     Attributes:
         num_records: Good records.
-        num_behind: Those behind the first damaged record.
+        num_behind: Those after the first damaged record.
         lost: [begin, end) of each damaged part: bytes of the file, or of what is decompressed from
             it.
         kinds: What is wrong with each: "header CRC", "payload CRC", "cut" (the file ends inside a
-            record), "trailing bytes" (no record is behind).
+            record), "trailing bytes" (no record follows).
         gaps: (begin, end, kind) of each part of a compressed file that was not decompressed:
             "gzip CRC", "gzip data", "cut", "trailing bytes"; for zlib streams "zlib CRC" and "zlib
             data". Bytes before `begin` may be wrong, too; what comes of them shows in `lost`.
@@ -63,7 +63,7 @@ def salvage(
 ) -> SalvageReport:
     """Copy every record of a damaged file whose two checksums fit to a new file, in order.
 
-    Records are looked for behind each damage, also inside a damaged gzip or zlib stream: at the
+    Records are looked for after each damage, also inside a damaged gzip or zlib stream: at the
     next member, or the next block that decompresses. A piece that is twice in the file comes out
     twice. Records inside the payload of a damaged record are not taken for records of the file,
     where its header shows where it ends.

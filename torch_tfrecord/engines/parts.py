@@ -1,4 +1,4 @@
-"""What the engines share: the dataset of their paths, and a folder of files that many processes write
+"""Shared by the engines: the dataset of their paths, and a folder of files that many processes write
 and that appears when all are whole.
 """
 

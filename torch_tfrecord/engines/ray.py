@@ -51,7 +51,7 @@ def read_tfrecords(
 
 
 class TFRecordDatasource(Datasource):
-    """What Ray reads a `TFRecordDataset` with, also a slice or a ``where`` of one.
+    """A source with which Ray reads a `TFRecordDataset`, also a slice or a ``where`` of one.
 
     Args:
         dataset: The dataset; its transform is not applied.
@@ -144,7 +144,7 @@ def write_tfrecords(
         path: The folder; files that are there stay.
         features: See `write_arrow`.
         compression_type: "", "GZIP" or "ZLIB".
-        write_options: Of ``ray.data.Dataset.write_datasink``.
+        write_options: Options of ``ray.data.Dataset.write_datasink``.
 
     Raises:
         ValueError: The folder is on a storage.

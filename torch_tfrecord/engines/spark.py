@@ -34,7 +34,7 @@ class TFRecordDataSource(datasource.DataSource):
         target_bytes: About how many bytes of records a partition has; 128 MiB.
         push_filters: "true" leaves out records by ``=`` and ``IN`` on columns that the index keeps,
             before they are read; with the setting ``spark.sql.python.filterPushdown.enabled``.
-        compression_type: Of what is written: "", "GZIP" or "ZLIB".
+        compression_type: How files are compressed: "", "GZIP" or "ZLIB".
 
     Example:
         >>> spark.read.format("tfrecord").load("train-*").groupBy("label").count()  # doctest: +SKIP
@@ -126,7 +126,7 @@ class _FilteringReader(_Reader):
     def _filtered(self, name: str, value: object) -> TFRecordDataset:
         spec = self._dataset.features[name]
         is_scalar = isinstance(spec, Text) or getattr(spec, "shape", None) == ()
-        # A default stands for records that the column does not find.
+        # Records that the column does not find get a default.
         if not is_scalar or getattr(spec, "default_value", None) is not None:
             return self._dataset
         try:

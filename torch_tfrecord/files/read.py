@@ -103,7 +103,7 @@ def read_pieces(
         source_of: Opens the file of a number, of known size, or finds it open.
         files: int64 [N]: file number of each piece.
         offsets: int64 [N]: its first byte.
-        sizes: int64 [N]: its bytes, which lie within the file.
+        sizes: int64 [N]: its bytes, which are within the file.
         blocks: Reads files that are read together, in place of `FileSource.together`.
 
     Returns:

@@ -139,7 +139,7 @@ class FileSource:
         return False
 
     def ahead(self, last: int | None = None) -> FileSource:
-        """The same file, to be read from front to back up to the byte `last`: of a remote one the
+        """The same file, to be read from front to back up to the byte `last`: for a remote one the
         next bytes are on their way before they are needed.
         """
         return self

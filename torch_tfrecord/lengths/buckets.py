@@ -106,7 +106,7 @@ class LengthGroups:
         order = self._orders.get((epoch, group))
         if order is None:
             if len(self._orders) > 2 * len(self.counts):
-                self._orders.clear()  # of epochs long past
+                self._orders.clear()  # from epochs long past
             order = Permutation(int(self.counts[group]), self.seed, epoch, 1 + group)
             self._orders[epoch, group] = order
         return order
@@ -140,7 +140,7 @@ class Buckets(LengthGroups):
         boundaries: As given, or chosen for the least padding.
         counts: int64 [B]: records of each bucket; empty ones are left out.
         batch_sizes: int64 [B]: samples in a full batch of each.
-        batch_size: 0: of no one size.
+        batch_size: 0, since batches have no one size.
 
     Raises:
         ValueError: An option is out of range, or a record is too long.
@@ -318,7 +318,7 @@ class BucketSteps:
         return found
 
     def _extents(self, begin: int, end: int) -> tuple[_Integers, _Integers, _Integers]:
-        """Of some steps the bucket, and where each begins and ends in it."""
+        """The bucket of each of some steps, and where the step begins and ends in it."""
         buckets, numbers = (part[begin:end] for part in self._order)
         return buckets, self.starts(buckets, numbers), self.starts(buckets, numbers + 1)
 
@@ -376,7 +376,7 @@ def best_boundaries(values: _Integers, counts: _Integers, num_buckets: int) -> l
         totals = (sums, np.cumsum(counts * values))
         ends = np.unique([np.searchsorted(each, shares * each[-1]) for each in totals])
     uppers, sums = values[ends], np.append(0, sums[ends])
-    # Of a bucket's records with padding, from one candidate up to another.
+    # Tokens with padding of a bucket from one candidate up to another.
     cost = np.where(ends[:, None] <= ends, uppers * (sums[1:] - sums[:-1, None]), np.inf)
     least, choices = sums[:0].astype(float), []
     for number in range(min(num_buckets, len(ends))):

@@ -174,7 +174,7 @@ class PackedCollate(ColumnCollate):
         return PackOrder(found, self.max_length, self.too_long, num_rows, shuffle, seed, drop_last)
 
     def _choose_rows(self, lengths: list[int]) -> list[list[int]]:
-        """Of each row the number of its values, then those of its documents."""
+        """For each row the number of its values, then the numbers of its documents."""
         documents = [(length, number) for number, length in enumerate(lengths)]
         found = []
         # In order, into the last row or a new one; best-fit decreasing, into any.

@@ -37,7 +37,7 @@ Padded: TypeAlias = tuple[Batch, Batch]
 _Shape: TypeAlias = tuple[int, ...]
 _Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
 
-_POINTER_BYTES = 8  # of one entry in a Python list
+_POINTER_BYTES = 8  # one entry of a Python list
 
 
 Nest: TypeAlias = Any
@@ -89,7 +89,7 @@ def pad_numbers(values: Values, wish: Wish) -> Padded:
         ValueError: Samples have different numbers of dimensions, or one is larger than the size to
             pad to.
     """
-    # What comes from columns is a tensor already; these are samples that were changed, or others'.
+    # Columns are tensors already; these are samples that were changed, or others'.
     tensors = _tensors(values, wish.name)
     _check_alike(tensors, wish.name)
     sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], wish.name)

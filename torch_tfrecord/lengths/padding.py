@@ -95,7 +95,7 @@ class PaddedCollate(ColumnCollate):
     def _batch(self, samples: Samples, columns: Columns | None) -> Batch:
         padding = self.padding_values
         if type(padding) is int and not padding:
-            padding = None  # 0 stands for every dtype's default, also for bytes and str
+            padding = None  # 0 means every dtype's default, also for bytes and str
         try:
             with BatchBudget(self.max_batch_bytes):
                 columns = list(samples) if columns is None else columns
@@ -110,7 +110,7 @@ class PaddedCollate(ColumnCollate):
 
 # The arguments.
 
-# Of a list in a sample, and of a padding value.
+# Types of a list's values in a sample, and of padding values.
 _SCALARS = (bool, int, float, complex, bytes, str, np.generic, type(None))
 
 
@@ -149,7 +149,7 @@ def split_argument(
 ) -> dict[Any, Nest]:
     """The entry of an argument for each part of a nest of columns."""
     given = getattr(wish, argument)
-    # One value stands for all parts; a single size would fit only one of them.
+    # One value is for all parts; a single size would fit only one of them.
     nests = isinstance(given, (Mapping, list, tuple))
     if not nests and (given is None or argument == "padding_values"):
         return dict.fromkeys(parts, given)
@@ -194,7 +194,7 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     else:
         if not isinstance(column, list):
             column = list(ColumnBatch(column, num_samples))
-        # What the values are decides: a nest of features, a list of strings, or numbers.
+        # The kind of the values decides: a nest of features, a list of strings, or numbers.
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings
         if isinstance(first, WHOLE_KINDS):  # before mappings, which some of these are

@@ -304,7 +304,7 @@ def _stack(values: Values, name: str) -> torch.Tensor:
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
-    # What needs a gradient, another device or a scale cannot be stacked into given memory.
+    # A tensor with a gradient, another device or a scale cannot be stacked into given memory.
     is_small = len(plain) * plain[0].nbytes < _LARGE_BYTES
     if is_small or any(
         value.requires_grad or value.device.type != "cpu" or value.is_quantized for value in plain
@@ -356,7 +356,7 @@ def join_samples(samples: Samples) -> Columns | None:
         taken = blocks[0].take(chosen.start, chosen.stop)
         if taken is not None:
             return taken
-    # What was not accessed cannot have been changed.
+    # A sample that was not accessed cannot have been changed.
     looked = _find_looked(samples, names, rows)
     picks = []
     if len(looked) < len(names):
@@ -472,7 +472,7 @@ def _own(value: Value) -> Value:
     """A copy of what a batch would list as it is; other tensors are about to be stacked."""
     if isinstance(value, (bytes, str)):
         return value
-    if type(value) is list:  # of strings, or of lists
+    if type(value) is list:  # strings, or lists
         return [*map(_own, value)] if value and type(value[0]) is list else value[:]
     if type(value) is dict:
         return {name: _own(part) for name, part in value.items()}

@@ -150,7 +150,7 @@ class ColumnBatch(MutableSequence[Value]):
         """The batch with the columns that a function returns for these; `again` returns the same
         once more.
         """
-        # Whoever needs the columns again gets them from the records, through the same functions.
+        # If the columns are needed again, they come from the records, through the same functions.
         repeat, parse = again or function, self.block.again
         return ColumnBatch(function(self.columns), self._num_samples).located(
             self._places, parse and (lambda: repeat(parse()))
@@ -201,7 +201,7 @@ def with_label(transform: Transform | None, label_key: str | None) -> Transform 
     return transform if label_key is None else WithLabel(transform, label_key)
 
 
-# What torch's own collate makes of samples.
+# The batch that torch's own collate makes of samples.
 
 
 def register_samples() -> None:

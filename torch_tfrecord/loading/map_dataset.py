@@ -337,7 +337,7 @@ class MapDataset(StagedDataset):
 
     @property
     def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        """The features read from each record: your specs, or those of the TFDS tree; None for the
         record's bytes.
         """
         return self._maker.features
@@ -356,7 +356,7 @@ class MapDataset(StagedDataset):
 
     @property
     def report(self) -> ErrorReport:
-        """What was left out so far with ``on_error="skip"``, by all threads and workers of this
+        """The records left out so far with ``on_error="skip"``, by all threads and workers of this
         host, each record once.
 
         A slice, a `Subset` and the dataset that it is of share one report.
@@ -373,7 +373,7 @@ class MapDataset(StagedDataset):
         positions = self._salted(positions)
         try:
             return self._load_batches([positions])[0]
-        except RemoteError:  # of no record: to ask for one after another would fail for each
+        except RemoteError:  # no record's: to ask for one after another would fail for each
             raise
         except TFRecordError as error:
             # If one cannot be read, an earlier one may not fit the features.
@@ -445,7 +445,7 @@ class MapDataset(StagedDataset):
         """
         return self._record_files.table.block_starts(self._positions, block_bytes)
 
-    # What orders ask for.
+    # Questions that orders ask.
 
     def _record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
         """The file's number, and the offset in the file, of the records at several positions."""

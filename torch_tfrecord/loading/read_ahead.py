@@ -54,7 +54,7 @@ _ALL_BYTES = 256 << 20
 
 
 _Collate: TypeAlias = Callable[[Any], Batch]
-# What was loaded, for a device several batches, or else the error.
+# The batch that was loaded, for a device several, or else the error.
 _Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
 
 
@@ -216,7 +216,7 @@ class _ReadAheadIterator(Iterator[Batch]):
         collate_fn: _Collate = loader.collate_fn
         is_ours = collate_fn is collate or isinstance(collate_fn, ColumnCollate)
         is_ahead = is_ours and not self._dataset._has_user_transform
-        # What your transform made, a thread of the prefetcher pins.
+        # A thread of the prefetcher pins what your transform made.
         self._ahead = collate_fn if is_ahead else None
         self._collate_fn = (
             collate_fn if pins is None or self._is_for_device else partial(pins.collate, collate_fn)
@@ -226,7 +226,7 @@ class _ReadAheadIterator(Iterator[Batch]):
         most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
         self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
         self._tasks: deque[_Task] = deque()  # in order
-        self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
+        self._loaded: deque[_Outcome] = deque()  # results of tasks that have ended, in order
         self._salts: RandomStream | None = None
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._counters = loader._counters
@@ -431,7 +431,7 @@ def _num_batches(outcome: _Outcome) -> int:
 
 
 def _num_bytes(batch: object) -> int:
-    """Of the tensors of a batch."""
+    """The tensors of a batch have these."""
     if isinstance(batch, Cut):
         return sum(block.nbytes for block in batch.blocks) // len(batch.batches)
     if isinstance(batch, torch.Tensor):

@@ -287,7 +287,7 @@ class SampleMaker:
             )
         if type(columns) not in (dict, tuple):
             register_samples()
-            # of samples that are tensors, torch's default_collate takes a list alone
+            # if samples are tensors, torch's default_collate takes only a list
             return SampleList(rows_of(columns), rows.places)
 
         def parse_again() -> Columns:
@@ -555,7 +555,7 @@ def _as_it_is(values: Value) -> Value:
 def _apply(crop: LeadingPart, split: Transform, name: str, sample: Value) -> Value:
     """Crop and transform one sample."""
     try:
-        with Phase("decode"):  # of one picture, which takes a hundred times as long
+        with Phase("decode"):  # one picture, which takes a hundred times as long
             image = crop.one(sample[name])
     except TFRecordError as error:
         raise _NotCroppedError from error

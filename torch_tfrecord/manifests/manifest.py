@@ -1,7 +1,7 @@
 """The manifest: one file for the indexes of all shards, of which a reader loads what it needs.
 
 It is a sidecar of three parts: a row for each shard, a row for each block of records, and the
-lengths of all records, shard after shard. The rows stand under the sidecar's checksum; the lengths
+lengths of all records, shard after shard. The sidecar's checksum covers the rows; the lengths
 stay in the file and are read block by block, each under a checksum of its own. A dataset opens
 from the rows alone, so that 100,000 shards with 10^9 records need some tens of MiB.
 
@@ -46,7 +46,7 @@ __all__ = [
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-KINDS = ("", "GZIP", "ZLIB", "SNAPPY")  # of compression, by their numbers in a manifest
+KINDS = ("", "GZIP", "ZLIB", "SNAPPY")  # kinds of compression, by their numbers in a manifest
 SUFFIX = ".safetensors"
 BLOCK_RECORDS = 2048  # whose lengths are read and checked together
 _NAME = "manifest.safetensors"
@@ -65,7 +65,7 @@ _FORMAT = SidecarFormat(
     "a manifest",
     ("names_bytes", "etags_bytes"),
     # The texts are compressed by zlib; each ends with a zero byte. What is read when a manifest is
-    # opened stands together: one request, where the first read holds it all.
+    # opened is side by side: one request, where the first read has it all.
     {
         # Bytes of all records before each block, in the streams of all shards one after another.
         "block_offsets": "int64",
@@ -79,13 +79,13 @@ _FORMAT = SidecarFormat(
     first_read_bytes=1 << 20,
 )
 _MOST_HEAD_BYTES = 1 << 32
-_MOST_TEXT_BYTES = 1 << 12  # of a name, on average: as long as a path can be
+_MOST_TEXT_BYTES = 1 << 12  # a name's, on average: as long as a path can be
 _FAR = 1 << 62
 _UNKNOWN = -1
 
 
 class ShardRow(NamedTuple):
-    """What a manifest says of one shard.
+    """The facts that a manifest has of one shard.
 
     Attributes:
         facts: Its index, without records.
@@ -285,7 +285,7 @@ class Manifest:
         return ShardRow(self.facts(shard), _shorten(sizes - OVERHEAD_BYTES))
 
     def read_borders(self, blocks: _Integers) -> _Integers:
-        """Where the records of some blocks lie.
+        """Where the records of some blocks are.
 
         Args:
             blocks: int64 [M]: numbers of the blocks, ascending.
@@ -349,7 +349,7 @@ def _sums(numbers: _Integers) -> _Integers:
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """The folder that holds all of some sorted files, as they write it, with its slash; "" for the
+    """The folder above all of some sorted files, as they write it, with its slash; "" for the
     current one.
     """
     return _folder(os.path.commonprefix([files[0], files[-1]]))  # noqa: RUF071  # cut at a slash
@@ -368,7 +368,7 @@ def shard_paths(path: str, names: Sequence[str]) -> list[str]:
     """The paths of a manifest's shards, by their names in it.
 
     Raises:
-        IndexMismatchError: a name leads out of the storage of a manifest that lies elsewhere, or is
+        IndexMismatchError: a name leads out of the storage of a manifest that is elsewhere, or is
             none.
     """
     folders: dict[str, str] = {}
@@ -394,7 +394,7 @@ def _joined(base: str, folder: str, path: str) -> str:
     """A folder relative to another one, as that one is written; both with their slash, "" for the
     current one.
     """
-    # Whoever serves a manifest must not choose other files of this machine, nor another bucket.
+    # The server of a manifest must not choose other files of this machine, nor another bucket.
     problem = IndexMismatchError(
         f"expected names relative to the manifest's folder, got {folder[:80]!r}", path=path
     )
@@ -416,10 +416,10 @@ def _joined(base: str, folder: str, path: str) -> str:
 
 
 def relative_names(files: Sequence[str], path: str) -> list[str]:
-    """What a manifest calls its shards: `shard_paths`, turned around.
+    """The names of a manifest's shards: `shard_paths`, turned around.
 
     Raises:
-        ValueError: the manifest would lie in another storage than they, or a name may hold a
+        ValueError: the manifest would be in another storage than they, or a name may contain a
             secret.
     """
     folders: dict[str, str] = {}

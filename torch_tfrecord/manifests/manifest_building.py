@@ -29,7 +29,7 @@ __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
 
 
 class WrittenManifest(NamedTuple):
-    """What `write_manifest` wrote.
+    """The manifest that `write_manifest` wrote.
 
     Attributes:
         path: The manifest.
@@ -55,7 +55,7 @@ def build_manifest(
     """Write one file for the indexes of all shards, from which a dataset opens without a look at
     each.
 
-    It holds name, size, modification time and fingerprint of each shard, and where its records lie,
+    It has name, size, modification time and fingerprint of each shard, and where its records are,
     in four bytes a record (eight if one has 4 GiB or more). A dataset of these files, or of some of
     them, finds it by itself where it was written without `out`; else give the dataset the manifest
     in place of its files. It loads what it needs: 100,000 shards with 10^9 records need 40 to 90
@@ -68,7 +68,7 @@ def build_manifest(
     Args:
         paths: See `find_files`.
         out: Where it is written, ending with ``.safetensors``; None for
-            ``.torch_index/manifest.safetensors`` in the folder that holds all the files.
+            ``.torch_index/manifest.safetensors`` in the folder above all the files.
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -113,7 +113,7 @@ def write_manifest(
         raise ValueError(
             f"out must end with {SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
         )
-    # What did not change is taken over: with 100,000 shards a new one costs one index.
+    # Shards that did not change are taken over: with 100,000 shards a new one costs one index.
     known = _known_rows(place, access)
     asked = {*files} if again else set()
     if out is None:

@@ -1,4 +1,4 @@
-"""The decoders behind :func:`torch_tfrecord.media.codec.decode_image`: torchcodec and Pillow.
+"""The decoders of :func:`torch_tfrecord.media.codec.decode_image`: torchcodec and Pillow.
 
 Both take bytes without EXIF segments, with a header that was read and a size that was checked, and
 return the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries; the caller
@@ -48,7 +48,7 @@ TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with imag
 
 _ONE = 100_000  # gammas are whole numbers, of which this is 1
 _NEAR_ONE = range(_ONE - 5000, _ONE + 5001)
-_WEIGHTS, _SHIFT = (9797, 19234, 3737), 15  # of red, green and blue, in units of 2^-15
+_WEIGHTS, _SHIFT = (9797, 19234, 3737), 15  # red, green and blue, in units of 2^-15
 
 # Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take
 # only two bytes.
@@ -92,7 +92,7 @@ def _unsupported(backend: str, wanted: str, got: str) -> ImageDecodeError:
 def _decode_with_torchcodec(
     data: bytes | memoryview, header: ImageHeader, mode: str
 ) -> torch.Tensor:
-    """Decode a JPEG or PNG image with torchcodec; ``data`` must hold no EXIF, which torchcodec
+    """Decode a JPEG or PNG image with torchcodec; ``data`` must contain no EXIF, which torchcodec
     would always apply.
     """
     decoders: Any = torchcodec_decoders()

@@ -278,7 +278,7 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         padded.
 
     Raises:
-        TypeError: ``image`` is not a tensor, or holds no pixels (boxes, key points).
+        TypeError: ``image`` is not a tensor, or has no pixels (boxes, key points).
         ValueError: ``image`` has fewer than two dimensions, or a target size is below 1.
 
     Source: ``tf.image.resize_with_crop_or_pad``, which takes [..., H, W, C].

@@ -145,7 +145,7 @@ class CropWork:
             contiguous.
 
         Raises:
-            ImageDecodeError, ParseError: Of the first image that cannot be decoded, or has another
+            ImageDecodeError, ParseError: For the first image that cannot be decoded, or has another
                 shape.
         """
         if not self.is_done or any(shapes):
@@ -158,7 +158,7 @@ class CropWork:
         return self.tensor()
 
     def tensor(self) -> torch.Tensor:
-        """What is made so far."""
+        """The images made so far."""
         return batch_tensor(self._out)
 
     def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
@@ -276,7 +276,7 @@ def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) 
             image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias
         )
         return view_pixels(slow)
-    # What torchvision's resize calls. The first stride is explicit, else torch takes the batch of
+    # The function that torchvision's resize calls. The first stride is explicit, else torch takes the batch of
     # one for contiguous.
     image = image.as_strided(
         (1, channels, height, width), (height * width * channels, 1, width * channels, channels)

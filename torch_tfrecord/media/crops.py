@@ -38,7 +38,7 @@ _ATTEMPTS = 10  # torchvision's
 
 
 class CropPlan(NamedTuple):
-    """What to do with one image: cut out a region, resize it, cut a window from that, optionally
+    """The steps for one image: cut out a region, resize it, cut a window from that, optionally
     flip it.
     """
 
@@ -250,7 +250,7 @@ def _number(name: str, value: object) -> float:
 
 
 def interpolation_name(value: object) -> object:
-    """The name of an interpolation: of an ``InterpolationMode``, of Pillow's constant, or itself."""
+    """The name of an interpolation, given as ``InterpolationMode``, as Pillow's constant, or by name."""
     name = value.value if isinstance(value, InterpolationMode) else value
     return _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
 

@@ -1,6 +1,6 @@
-"""What samples look like: the pictures, plots and texts that `show`, notebooks and the gallery draw.
+"""Samples as they look: the pictures, plots and texts that `show`, notebooks and the gallery draw.
 
-Pictures are decoded within limits and drawn anew; nothing of a sample is taken for HTML.
+Pictures are decoded within limits and drawn again; nothing of a sample is taken for HTML.
 """
 
 from __future__ import annotations

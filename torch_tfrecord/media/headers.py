@@ -83,9 +83,9 @@ _OTHER_CONTENT = (
 
 
 class ImageHeader(NamedTuple):
-    """What is known about an encoded image without decoding it.
+    """The facts known about an encoded image without decoding it.
 
-    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may contain EXIF,
+    ``exif`` has the half-open byte ranges of the JPEG or PNG segments that may contain EXIF,
     including their headers, and those of a PNG's compressed text, which decoders would inflate to
     up to a thousand times its size. ``orientation`` is the EXIF orientation, 1 to 8, and 1
     (upright) if it is missing or invalid. ``channels`` and ``bits`` are the stored ones for JPEG

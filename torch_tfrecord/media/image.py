@@ -76,7 +76,7 @@ class Image(OneValueSpec, Feature):
         key: Name of the feature in the record, if it differs from the output's name.
         shape: Expected shape of the decoded image before any crop, as (height, width, channels); an
             entry is an int, None (not checked) or the key of another feature of the record that
-            holds one integer. A mismatch raises ParseError.
+            has one integer. A mismatch raises ParseError.
         apply_orientation: Rotate and flip the image according to its EXIF orientation; TensorFlow
             does not.
         crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
@@ -354,7 +354,7 @@ class _ImagesReader(ImageReader):
         )
         size = (height, width) if spec.crop is None else spec.crop.size
         dtype = torch.uint8 if spec.normalize is None else torch.float32
-        # What a record without images gives, so that a batch of such records stacks, too.
+        # The value of a record without images, so that a batch of such records stacks, too.
         self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:

@@ -229,7 +229,7 @@ class LeadingCrop:
     def _plan(
         self, size: torch.Tensor, region: Region | None, stored: StoredImage
     ) -> tuple[int, ...]:
-        """What the core is to do, but for flips; see `CropJob`."""
+        """The core's part, but for flips; see `CropJob`."""
         target = tuple(self._steps[-1].size)
         if stored.is_turned:
             return (0,) * 8

@@ -53,7 +53,7 @@ class Sound(NamedTuple):
         samples: [samples, channels]: floats, or integers from -full_scale to full_scale - 1.
             Unsigned samples of 8 bits are shifted to -128..127; those of 24 bits have 8 zero bits
             below.
-        full_scale: What stands for 1.0.
+        full_scale: The number that means 1.0.
         integer_scale: What does in `integers`.
     """
 
@@ -92,7 +92,7 @@ def read_wav(data: memoryview) -> Sound | None:
         elif name == b"data":
             if fields is None:
                 raise ParseError("expected a format before the samples of a WAV file, got none")
-            # What follows the samples, such as tags, is not needed.
+            # The bytes after the samples, such as tags, are not needed.
             return _samples(data[position:], size, *fields)
         position += size
         # A chunk of an odd size is followed by a zero; TensorFlow expects none, so files without it
@@ -155,7 +155,7 @@ def _samples(
 
 _SAMPLE_BYTES = 4
 _MARGIN_SECONDS = 1.0  # codecs and resampling give the last samples late
-_PLACE = re.compile(r"^.*\.(?:cpp|h):\d+, ")  # of an error in torchcodec's source
+_PLACE = re.compile(r"^.*\.(?:cpp|h):\d+, ")  # for an error in torchcodec's source
 # A WAV file of one sample. Newer torchcodecs look for FFmpeg not when they are imported, but when
 # they decode.
 _LITTLE_WAV = struct.pack(
@@ -203,7 +203,7 @@ def _decoders() -> Value:
 
 
 def decoders_state() -> str:
-    """What decodes sounds and videos here, in words; or why nothing does, and how to get it."""
+    """The decoder of sounds and videos here, in words; or why there is none, and how to get it."""
     try:
         _decoders()
     except ImportError as error:
@@ -296,7 +296,7 @@ def decode_sound(
 
 def _sound(found: Any, facts: Any) -> Sound:
     # FFmpeg's formats are s16, s32 (for 24 bits, too), flt and so on. Codecs that lose something
-    # hold no integers.
+    # contain no integers.
     integer_scale = 1 << (31 if str(facts.sample_format).startswith("s32") else 15)
     return Sound(int(found.sample_rate), found.data.numpy().T, 1, integer_scale)
 

@@ -1,4 +1,4 @@
-"""What the Audio and Video specs and their readers share."""
+"""Shared by the Audio and Video specs and their readers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class WeightedTurns:
     right, without a pattern that ranks or batches could fall into step with. A turn costs one step
     for each level of the tree.
 
-    (In a Huffman tree a node that is not a leaf has at most 2/3 of its parent. A stretch holds one
+    (In a Huffman tree a node that is not a leaf has at most 2/3 of its parent. A stretch has one
     turn, so a node adds less than 1 to what is left of its parent's error: 1 + 2/3 + 4/9 + ... = 3
     for inner nodes, and 1 + 3 for a leaf.)
 
@@ -161,7 +161,7 @@ class _Node:
 
 
 def _huffman_tree(weights: Sequence[int], seeds: tuple[int, ...]) -> _Node | int:
-    numbers = count(len(weights))  # of the nodes; they break ties, too
+    numbers = count(len(weights))  # the nodes' numbers; they break ties, too
     heap: list[tuple[int, int, _Node | int]] = [
         (weight, number, number) for number, weight in enumerate(weights)
     ]

@@ -34,7 +34,7 @@ class EpochSampler(Generic[_Unit_co]):
         given_ranks: (rank, world_size), each None where it was not given.
     """
 
-    # What the next iteration begins with once one has begun: the epochs after it, or the same.
+    # Whether the iteration after one that has begun has the epochs after it, or the same.
     _continues: ClassVar[bool]
     _unit: ClassVar[Literal["samples", "batches"]]
     # The numbers of a `Place` in a state, and its lists.
@@ -424,5 +424,5 @@ def _is_same(found: object, here: object) -> bool:
 def _sorted(keys: Any) -> list[Any]:
     try:
         return sorted(keys)
-    except TypeError:  # of several types
+    except TypeError:  # they have several types
         return list(keys)

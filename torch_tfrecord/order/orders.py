@@ -33,7 +33,7 @@ MAX_POSITIONS = 1 << 63
 # The next four decide the order for a seed, so they must never change.
 _TABLE_POSITIONS = 1 << 16  # up to here a table, of at most 128 KiB
 _ROUNDS = 8
-_FIRST_FACTOR = 0xFF51AFD7ED558CCD  # of MurmurHash3's 64-bit finaliser (Appleby, 2011)
+_FIRST_FACTOR = 0xFF51AFD7ED558CCD  # from MurmurHash3's 64-bit finaliser (Appleby, 2011)
 _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1

@@ -230,7 +230,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         world_size: int | None,
         drop_last: bool,
     ) -> RecordBatchSampler:
-        """Make a batch sampler of other steps: of buckets, or of packs."""
+        """Make a batch sampler of other steps, such as those of buckets or packs."""
         batches = cls.__new__(cls)
         batches._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
         return batches

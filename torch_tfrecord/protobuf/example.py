@@ -61,7 +61,7 @@ _SHORT_LIST = 32
 
 
 class ListValues(NamedTuple):
-    """What a Feature message holds for a value: ``kind`` names the list, ``values`` is flat, or the
+    """The content of a Feature message for a value: ``kind`` names the list, ``values`` is flat, or the
     bytes of float32.
 
     Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would
@@ -77,7 +77,7 @@ class ListValues(NamedTuple):
         """Convert a value.
 
         Raises:
-            TypeError: No list holds the type of the value, or the value mixes several kinds.
+            TypeError: No list takes the type of the value, or the value mixes several kinds.
             ValueError: A value does not fit its list.
         """
         # From a spec, which has checked it.
@@ -120,7 +120,7 @@ class RowEncoder:
     one kind of list.
 
     Args:
-        features: Name -> spec that shall read the records, or None; see `encode_example`.
+        features: Name -> spec to read the records with later, or None; see `encode_example`.
 
     Raises:
         TypeError: ``features`` is not a mapping, or has a spec that cannot be written by.
@@ -192,7 +192,7 @@ def encode_example(
             row-major order. bool and integers become an int64_list, floats a float_list (rounded to
             float32), str (as UTF-8) and bytes a bytes_list. NumPy drops trailing NUL bytes from the
             elements of an array of dtype "S": pass binary data as a list or object array.
-        features: Name -> spec that shall read the record: a value then stands under the spec's
+        features: Name -> spec to read the record with: a value is then under the spec's
             name, and is what the spec reads: a sample is a row that can be written again.
             Integers become floats, and floats without a fraction integers, where the spec says so.
             None, pandas.NA, and NaN except for a float spec, are missing: the key is left out.
@@ -394,7 +394,7 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
     error text.
 
     Raises:
-        TypeError: No list holds the type of the value, or the value mixes several kinds.
+        TypeError: No list takes the type of the value, or the value mixes several kinds.
         ValueError: A value does not fit its list.
     """
     try:
@@ -424,7 +424,7 @@ def _int64_error(values: list[int]) -> ValueError:
 
 
 def _find_kind(cls: type) -> str | None:
-    """The name of the list that holds scalars of this type; None for any other type."""
+    """The name of the list for scalars of this type; None for any other type."""
     if issubclass(cls, (bool, int, np.bool_, np.integer)) and not issubclass(cls, np.timedelta64):
         return "int64_list"
     if issubclass(cls, (float, np.floating)):
@@ -501,7 +501,7 @@ def _join(parts: list[ListValues]) -> ListValues:
         raise ValueError(
             "nested lists of different lengths (ragged) do not fit one feature: store the lengths as well"
         )
-    rows: list[Any] = [part.values for part in parts]  # of one kind: all bytes, or all lists
+    rows: list[Any] = [part.values for part in parts]  # all of one kind: bytes, or lists
     is_bytes = parts[0].kind == "float_list"
     values = b"".join(rows) if is_bytes else list(itertools.chain.from_iterable(rows))
     return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))

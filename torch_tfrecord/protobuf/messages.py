@@ -215,9 +215,9 @@ def find_fields(
     """Yield the number and kind of each field of a message, and where its content begins and ends.
 
     Args:
-        record: Holds the message.
+        record: Contains the message.
         at: First byte of the message.
-        end: The byte behind it; None for the end of the record.
+        end: The byte after it; None for the end of the record.
 
     Raises:
         IndexError, ValueError: The bytes are no message.

@@ -36,7 +36,7 @@ _NAME = "array_record.python.array_record_module"
 _PYBIND = "__pybind11_internals"
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for random access
 _BUFFER_BYTES = 1 << 12  # 1 MiB takes 3 times as long for small records
-_ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, whatever is wrong
+_ERRORS = (RuntimeError, ValueError, IndexError)  # the package raises these, whatever is wrong
 
 
 def is_array_record(path: str) -> bool:
@@ -140,7 +140,7 @@ class ArrayRecordStream(FileSource):
                 f"{without_secrets(self.path)}: expected the path of an ArrayRecord file, got a stream"
             )
         self._file = ArrayRecordFile(self.path)
-        self._begins = array("q", [0])  # of the records up to the last one that was read
+        self._begins = array("q", [0])  # the records up to the last one that was read
         self._error: CorruptRecordError | None = None
 
     def read(self, num_bytes: int, offset: int) -> bytes:

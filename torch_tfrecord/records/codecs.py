@@ -155,7 +155,7 @@ def open_stream(
         ImportError: It is compressed, and the extension is not installed.
     """
     first_bytes = source.read(DETECTED_BYTES, 0)
-    if not first_bytes:  # of any compression: TensorFlow reads no record from it, either
+    if not first_bytes:  # whatever the compression: TensorFlow reads no record from it, either
         return source, "" if compression_type == "auto" else compression_type
     if compression_type in ("auto", ""):
         if first_bytes.startswith(ARRAY_RECORD_MAGIC):

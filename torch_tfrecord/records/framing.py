@@ -157,7 +157,7 @@ def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> No
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame, and so the payload: until a collection
+            del error  # its traceback keeps this frame, and so the payload: until a collection
 
 
 def find_headers(buffer: bytes) -> list[int]:
@@ -171,7 +171,7 @@ def find_headers(buffer: bytes) -> list[int]:
     found: list[int] = []
     for begin in range(0, len(buffer) - HEADER_BYTES + 1, step):
         content = np.frombuffer(buffer, dtype=np.uint8)[begin : begin + step + HEADER_BYTES - 1]
-        if content.any():  # a hole of zeros holds no header
+        if content.any():  # a hole of zeros contains no header
             found += [begin + at for at in _find_headers(content)]
     return found
 

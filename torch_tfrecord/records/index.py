@@ -1,6 +1,6 @@
-"""The index of a TFRecord file: where each record lies.
+"""The index of a TFRecord file: where each record is.
 
-A `RecordIndex` is never trusted: records must lie one behind the other from the first byte to the
+A `RecordIndex` is never trusted: records must follow each other from the first byte to the
 last, or it is no index of that file. That rules out an offset that points into a payload which
 happens to look like a record.
 """
@@ -71,7 +71,7 @@ _NO_RECORDS.flags.writeable = False
 _ENTRY_BYTES = 16  # an offset and a length
 _MOST_EXPANSION = 1032  # by deflate: 258 bytes from 2 bits
 _MOST_POINT_BYTES = 1 << 26  # that seek points ever take
-_MAX_DIGITS = 19  # of 2^63 - 1
+_MAX_DIGITS = 19  # for 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
 
 
@@ -95,7 +95,7 @@ class RecordIndex:
             (bytes, if one is not UTF-8); a masked array where a record has none.
 
     Raises:
-        IndexMismatchError: the records do not lie one behind the other from 0 to the end of the
+        IndexMismatchError: the records do not follow each other from 0 to the end of the
             file.
     """
 
@@ -112,7 +112,7 @@ class RecordIndex:
     _kept_at: str | _KeptExtra | None = field(default=None, repr=False)
     # The columns; those of an index file are read when they are asked for.
     _kept: Mapping[str, _Column] = field(default_factory=dict, repr=False)
-    # Numbers of the entries that are no records, but what lies between two: see `_build`.
+    # Numbers of the entries that are no records, but what is between two: see `_build`.
     _damaged: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class RecordIndex:
         return np.append(self.offsets, end)
 
     def _without_records(self) -> RecordIndex:
-        """What `check_fresh` needs alone: an index whose arrays are empty."""
+        """An index whose arrays are empty, which is enough for `check_fresh`."""
         return self._with_facts(offsets=_NO_RECORDS, lengths=_NO_RECORDS)
 
     @classmethod
@@ -328,8 +328,8 @@ class RecordIndex:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
 
-        The file holds the arrays ``offsets`` and ``lengths`` (int64), the seek points of a
-        compressed file and behind them the columns as ``extra`` (uint8), and, as string metadata,
+        The file has the arrays ``offsets`` and ``lengths`` (int64), the seek points of a
+        compressed file and after them the columns as ``extra`` (uint8), and, as string metadata,
         ``format``, ``version``, ``checksum`` (CRC-32C of the other metadata and the first two
         arrays), ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint``, ``etag``,
         ``num_points``, ``points_bytes``, ``points_checksum`` and ``columns``. What was at `path` is
@@ -341,7 +341,7 @@ class RecordIndex:
         AtomicFile.save(local_path(path), self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """What `save` writes."""
+        """The bytes that `save` writes."""
         metadata = {
             "file_size": str(self.file_size),
             "mtime_ns": str(self.mtime_ns),
@@ -374,8 +374,8 @@ class RecordIndex:
             storage_options: See `TFRecordDataset`.
 
         Raises:
-            IndexMismatchError: damaged, of another format or version, or records that do not lie
-                one behind the other.
+            IndexMismatchError: damaged, of another format or version, or records that do not
+                follow each other.
             OSError: the file cannot be opened.
         """
         return _load(local_path(path), None, Access(storage_options))
@@ -397,8 +397,8 @@ class RecordIndex:
         Args:
             file, verify_crc, compression_type, index_bytes_ratio: See there.
             trusts_members: Take the lengths of the records from the headers of gzip members, where
-                those of a local file have them; whoever reads a record finds out if they lie.
-            skipped: Then also of a damaged file: an entry of the index stands for what lies between
+                those of a local file have them; if they are wrong, reading a record shows it.
+            skipped: Then also of a damaged file: an entry of the index is for what is between
                 two records, and cannot be read.
             reader: Reads the columns that are kept.
         """
@@ -543,7 +543,7 @@ class _Column(Protocol):
 
 
 class _Stored(Protocol):
-    """What the extension `tables` attaches: columns in an index file."""
+    """The object that the extension `tables` attaches: columns in an index file."""
 
     def __call__(
         self,
@@ -561,7 +561,7 @@ class _Stored(Protocol):
         """
 
     def pack(self, columns: Mapping[str, Any]) -> tuple[str, bytes]:
-        """What describes columns, and their bytes."""
+        """The description of columns, and their bytes."""
 
 
 class ColumnReader(Protocol):
@@ -621,7 +621,7 @@ def _most_bytes(data: FileSource | None, metadata: Mapping[str, str]) -> int:
             f"got {data.file_size}",
             path=data.path,
         )
-    # An index has at most as many records as the data could hold empty ones.
+    # An index has at most as many records as there could be empty ones in the data.
     stream = file_size * _MOST_EXPANSION if metadata["compression_type"] else file_size
     return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 

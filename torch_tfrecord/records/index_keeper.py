@@ -84,7 +84,7 @@ def build_alone(
         seconds: How long to wait for another process.
     """
     with contextlib.ExitStack() as held:
-        # The lock lies where the index will: processes that may write there meet at it.
+        # The lock is where the index will be: processes that may write there meet at it.
         for place in places:
             lock = FileLock(
                 Path(place).parent / AtomicFile.hidden_name(os.path.basename(place), "lock"),
@@ -139,7 +139,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
     Args:
         policy: "auto" (use a fresh sidecar, else build and keep), "require" (never build), "memory"
             (build, keep nothing and look at no sidecar).
-        index_dir: A folder to keep indexes in; without it they lie beside the data, or in the
+        index_dir: A folder to keep indexes in; without it they are beside the data, or in the
             user's cache where that cannot be written.
     """
 
@@ -156,7 +156,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
 
     @abstractmethod
     def _loaded(self, data: _D, place: str) -> _Index:
-        """What is kept at a place.
+        """The index kept at a place.
 
         Raises:
             IndexMismatchError: It is not of the data as they are now.
@@ -165,14 +165,14 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
 
     @abstractmethod
     def _build(self, data: _D) -> _Index:
-        """What is to be kept of a data file."""
+        """The index to be kept of a data file."""
 
     @abstractmethod
     def _packed(self, data: _D, found: _Index) -> bytes:
         """The bytes to keep; none where it is not kept."""
 
     def find(self, data: _D) -> _Index:
-        """What is kept of a data file, or is built. May be called from several threads.
+        """The index of a data file: kept, or built. May be called from several threads.
 
         Raises:
             IndexMismatchError: with the policy "require", where no place has a fresh one.
@@ -209,7 +209,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
     def _load(
         self, data: _D, places: Iterable[str]
     ) -> tuple[_Index | None, IndexMismatchError | None]:
-        """What is kept; or what is wrong with it, where something is there."""
+        """The index that is kept; or what is wrong with it, where there is one."""
         stale: IndexMismatchError | None = None
         for place in places:
             try:
@@ -373,7 +373,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
                 if self._note is None:
                     raise
             skipped = SkippedBytes()
-            # A record that goes on behind a cut would hide those in it.
+            # A record that goes on after a cut would hide those in it.
             found = build(skipped=skipped, verify_crc=True)
         for kind, text in skipped.texts():
             self._note(kind, text)
@@ -386,7 +386,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
         while self._to_help:
             # Each file is tried once: who has its lock builds it.
             path = self._to_help.popleft()
-            # What fails comes again in that file's turn.
+            # A failure comes again in that file's turn.
             with (
                 contextlib.suppress(OSError, TFRecordError),
                 self._building_alone(path) as is_alone,
@@ -401,7 +401,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
 
 
 def _in_own_order(paths: Sequence[str]) -> Iterator[str]:
-    """First this rank's share of files, then those of the ranks behind it: ranks that build
+    """First this rank's share of files, then those of the ranks after it: ranks that build
     together rarely meet.
     """
     rank, world_size = _rank()

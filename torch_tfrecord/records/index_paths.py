@@ -1,6 +1,6 @@
-"""Where the indexes of data files lie, and writing and removing them there; other sidecars, too.
+"""Where the indexes of data files are, and writing and removing them there; other sidecars, too.
 
-The index of a data file lies in a hidden folder beside it, in a folder of the user's choice or in
+The index of a data file is in a hidden folder beside it, in a folder of the user's choice or in
 the user's cache. Beside the data its name shares nothing with the data's: TensorFlow's and
 pathlib's ``*`` match hidden names, too, so ``*train*`` would take ``.train-00000.index`` for data.
 """
@@ -82,7 +82,7 @@ def new_index_paths(data_path: str, index_dir: str | None = None) -> Iterator[st
 
 
 def index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:
-    """Where an index of a data file may lie, in the order of looking: first where new ones go."""
+    """Where an index of a data file may be, in the order of looking: first where new ones go."""
     yield from new_index_paths(data_path, index_dir)
     if index_dir is not None or is_remote(data_path):
         yield sidecar_path(data_path)

@@ -130,7 +130,7 @@ class PackedRecords(Sequence[memoryview]):
         buffer: Bytes-like; bytes between the payloads (headers, footers) are ignored. Not copied.
         starts: int64 [N], in any order.
         lengths: int64 [N].
-        job: Fills the buffer, if that is still to be done: when it is first used, or by whoever
+        job: Fills the buffer, if that is still to be done: when it is first used, or by a caller that
             runs it together with jobs of its own.
         again: Where the job fails, reads the same records in another way, or raises the error.
 
@@ -158,7 +158,7 @@ class PackedRecords(Sequence[memoryview]):
 
     @property
     def buffer(self) -> memoryview:
-        """The bytes that hold the payloads."""
+        """The bytes in which the payloads are."""
         self.read()
         return self.memory
 

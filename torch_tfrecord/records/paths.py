@@ -53,12 +53,12 @@ _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
-_MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
+_MOST_ASKED = 100_000  # names of missing shards that a pattern is compared with
 _MAX_NAME = 80
 
 
 class _NamesFiles(Protocol):
-    """What a manifest is asked here; see `record_table.Manifests`."""
+    """Questions that are asked of a manifest here; see `record_table.Manifests`."""
 
     def files_of(self, path: str, access: Access) -> list[str]:
         """The files that a manifest names, in its order."""
@@ -75,7 +75,7 @@ def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
 
 
 def is_companion(path: str) -> bool:
-    """Whether a file's name says that it lies beside data but is none: an index, a manifest,
+    """Whether a file's name says that it is beside data but is none: an index, a manifest,
     another tool's, labels.
     """
     if path.endswith(_INDEX_SUFFIXES):
@@ -280,7 +280,7 @@ class _Local:
 
 
 def _matching_files(folder: str, pattern: str) -> list[str]:
-    """What `glob` finds in one folder, without a look at each file."""
+    """The names that `glob` finds in one folder, without a look at each file."""
     try:
         with open_path(os.scandir, folder or os.curdir) as entries:
             names = [entry.name for entry in entries if not entry.is_dir()]
@@ -406,7 +406,7 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
             raise ValueError(
                 f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}"
             )
-        name = posixpath.basename(base)  # missing ones would lie where the others do
+        name = posixpath.basename(base)  # missing ones would be where the others are
         if len(numbers) < total:
             missing = _missing(name, suffix, total, numbers, pattern)
             present = sorted(shard_name(base, number, total, suffix) for number in numbers)
@@ -485,14 +485,14 @@ def _asked_shards(files: _StorageNames, base: str, suffix: str, total: int) -> l
 
 
 def _glob(files: _Names, pattern: str) -> list[str]:
-    """What matches; nothing where a storage does not list its files."""
+    """The files that match; none where a storage does not list its files."""
     return files.glob(pattern) if isinstance(files, _Local) else files.glob_if_listed(pattern)
 
 
 def _raise_missing(
     base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]
 ) -> None:
-    # No further than a message can show: a name may claim any number of shards. They lie in one
+    # No further than a message can show: a name may claim any number of shards. They are in one
     # folder.
     missing = [
         shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)

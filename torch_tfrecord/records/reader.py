@@ -196,7 +196,7 @@ class RecordReader:
                 return self._read(source, offset, length)
             except (CorruptRecordError, IndexMismatchError):
                 end = offset + length + OVERHEAD_BYTES
-                # a cache may have held damaged bytes
+                # a cache may have had damaged bytes
                 if not source.forget(offset, end):
                     raise
                 return self._read(source, offset, length)

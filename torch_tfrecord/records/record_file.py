@@ -50,7 +50,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, er
 
 
 class RecordFile:
-    """One file being written: frames and compresses records, and knows where they lie.
+    """One file being written: frames and compresses records, and knows where they are.
 
     Args:
         file: Takes the bytes.
@@ -136,7 +136,7 @@ class LocalRecordFile(RecordFile):
         status = self._data.prepare()
         if self._lengths is not None:
             # In the data's own folder until `publish`, so that a failure before leaves no folder
-            # for indexes behind.
+            # for indexes that come after.
             place = Path(self._data.path).parent / Path(sidecar_path(self._data.path)).name
             self._index_file = AtomicFile(str(place))
             self._index_file.write(self._index(status.st_size, status.st_mtime_ns))
@@ -161,7 +161,7 @@ class LocalRecordFile(RecordFile):
         place = sidecar_path(path)
         # Asked before: afterwards nobody knows whether something was replaced.
         is_new = not os.path.exists(path)
-        with sidecar_folder(place):  # what stands in its way is met before the data have their name
+        with sidecar_folder(place):  # what is in its way is met before the data have their name
             self._data.publish()
             try:
                 in_sidecar_folder(place, lambda: index.publish(place))

@@ -194,7 +194,7 @@ class RecordTable:
 
 
 class Manifests(Protocol):
-    """What the extension `manifests` attaches: files in place of the indexes of many."""
+    """The object that the extension `manifests` attaches: files in place of the indexes of many."""
 
     def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
         """The table of a manifest that a user named.

@@ -28,7 +28,7 @@ _ONES = (1 << 32) - 1
 
 
 class RecordSearch:
-    """Finds the next record behind each damaged one; searches must go forward in the stream.
+    """Finds the next record after each damaged one; searches must go forward in the stream.
 
     A record is where both checksums fit. Each byte is searched for headers once. Headers may claim
     the same bytes again and again: the checksum of a long payload comes from those of all that is
@@ -42,18 +42,18 @@ class RecordSearch:
         self._places: list[int] = []
         self._passed = 0
         self._at_end = False
-        # Checksums of what is between `_first` and each step behind it.
+        # Checksums of what is between `_first` and each step after it.
         self._first, self._sums = 0, array("I", [0])
         self._claimed = 0  # where the last of the damaged records ends by its header
         source.kept_before = _STEP_BYTES
 
     def find(self, begin: int) -> tuple[int, str]:
-        """Offset of the next record behind a damaged one at `begin`, or the end of the stream if
+        """Offset of the next record after a damaged one at `begin`, or the end of the stream if
         there is none; and what is wrong.
 
         Where the header's checksum fits, the damaged record ends where the header says, if another
         header or the end of the stream is there. Records before that are part of its payload,
-        unless they lead, one directly behind the other, up to that end or past it: then bytes are
+        unless they lead, one directly after the other, up to that end or past it: then bytes are
         missing. Where the header's checksum does not fit, but the payload's does, that is the end.
         Else the next record is the next place where both checksums fit.
         """
@@ -102,7 +102,7 @@ class RecordSearch:
         return is_header(found) or (not found and len(self._read(1, place - 1)) == 1)
 
     def _next_record(self, begin: int, limit: int | None) -> int | None:
-        """The next record behind a place, at most the limit, unless what is before leads there;
+        """The next record after a place, at most the limit, unless what is before leads there;
         None if there is none.
         """
         while True:
@@ -178,7 +178,7 @@ class RecordSearch:
 
 
 def _shifted(crc: int, num_bytes: int) -> int:
-    """What a CRC-32C adds to that of `num_bytes` more: ``crc(ab) == _shifted(crc(a), len(b)) ^
+    """The part that a CRC-32C adds to that of `num_bytes` more: ``crc(ab) == _shifted(crc(a), len(b)) ^
     crc(b)``.
 
     Source: `crc32_combine` of zlib.
@@ -191,7 +191,7 @@ def _shifted(crc: int, num_bytes: int) -> int:
 
 @cache
 def _shifts(power: int) -> list[int]:
-    """What each bit of a CRC-32C is after 2^power zeros."""
+    """The value of each bit of a CRC-32C after 2^power zeros."""
     if power:
         return [_times(_shifts(power - 1), shifted) for shifted in _shifts(power - 1)]
     # One zero byte: `crc32c` takes and gives the complement.

@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
 @dataclass
 class SkippedBytes:
-    """What a scan skipped: half-open ranges of the (decompressed) stream, the first error in each
+    """The bytes that a scan skipped: half-open ranges of the (decompressed) stream, the first error in each
     and its kind; and what of a compressed file could not be decompressed.
     """
 
@@ -136,12 +136,12 @@ class RecordScanner:
         self._verify = verify_crc
         self._keep = keep_payloads
         self._skipped = skipped
-        self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could not hold a record
+        self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # there is no record in less
         self._buffer = bytearray()  # of the compiled core
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
         self._search: RecordSearch | None = None  # for the next record after damage
-        self._offset, self._position = begin  # of the next record
+        self._offset, self._position = begin  # the next record's
         self._again = -1  # offset of what was last read a second time
 
     def __iter__(self) -> Iterator[Block]:
@@ -188,7 +188,7 @@ class RecordScanner:
                 if self._skipped is None:
                     try:
                         raise problem
-                    finally:  # the traceback holds this frame, and so the bytes
+                    finally:  # the traceback keeps this frame, and so the bytes
                         del problem, found, chunk
                 if not self._skip(problem, self._skipped):
                     return
@@ -214,7 +214,7 @@ class RecordScanner:
             end = min(self._source.file_size, self._offset + _QUICK_BYTES)
             held = self._source.hold()
             found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
-            del held  # not held while the caller uses the records
+            del held  # not kept while the caller uses the records
             if not found:
                 return
             yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)

@@ -5,7 +5,7 @@ A sidecar is a safetensors file: arrays of one dimension, and text metadata with
 the other metadata and the arrays, so it detects any flipped bit that changes what is read. One
 array may be left out of it (`SidecarFormat.lazy`): it stays in the file, and its parts have
 checksums of their own. A checksum does not stop an attacker: code that reads a sidecar still checks
-its content against the data. `index_paths` says where sidecars lie.
+its content against the data. `index_paths` says where sidecars are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 def about_data(error: IndexMismatchError, data_path: str) -> IndexMismatchError:
-    """An error of an index file as one of its data file, since the index's name does not tell whose
+    """An error of an index file as one of its data file, since the index's name does not say whose
     it is.
     """
     if error.path == data_path:
@@ -86,7 +86,7 @@ class SidecarFormat(NamedTuple):
             OSError: The header is longer than `read` accepts.
         """
         # Not by safetensors itself, which sorts arrays and leaves the order of metadata to chance:
-        # equal sidecars are to be equal bytes, and what is read at once stands together.
+        # equal sidecars are to be equal bytes, and arrays that are read at once are side by side.
         ordered = {
             name: arrays[name].astype(arrays[name].dtype.newbyteorder("<"), "C", copy=False)
             for name in self.arrays
@@ -163,7 +163,7 @@ class Sidecar(NamedTuple):
     """
 
     metadata: dict[str, str]
-    arrays: dict[str, npt.NDArray[Any]]  # of the dtypes that the format says
+    arrays: dict[str, npt.NDArray[Any]]  # by the dtypes that the format says
     places: dict[str, ArrayPlace]
     checksum: str
 
@@ -177,7 +177,7 @@ class Sidecar(NamedTuple):
 
 
 class ArrayPlace(NamedTuple):
-    """Where an array lies in a file."""
+    """Where an array is in a file."""
 
     dtype: np.dtype[np.generic]
     length: int
@@ -252,7 +252,7 @@ def _other(kind: SidecarFormat, got: str) -> IndexMismatchError:
 def _parse_header(
     head: bytes, kind: SidecarFormat
 ) -> tuple[dict[str, str], str, dict[str, ArrayPlace]]:
-    """The fields, the checksum and where the arrays lie."""
+    """The fields, the checksum and where the arrays are."""
     header = json.loads(head[LENGTH_BYTES:].decode())
     metadata = header.pop(METADATA)
     if not isinstance(metadata, dict):
@@ -295,7 +295,7 @@ def _checksum(
 ) -> str:
     """The CRC-32C of the metadata and of what arrays there are, sorted, then of the arrays.
 
-    It holds in whatever order a program writes them.
+    It is true in whatever order a program writes them.
     """
     described = {name: [dtype.name, length] for name, (dtype, length) in shapes.items()}
     crc = crc32c(json.dumps([metadata, described], sort_keys=True).encode())

@@ -93,7 +93,7 @@ class _Writer(ABC):
                 the folder could not be synced, the new file, whole; nothing where nothing was.
                 Raised again at each call.
         """
-        # Whoever closes again after a failure must not take it for success.
+        # To close again after a failure must not look like success.
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -212,10 +212,10 @@ class TFRecordWriter(_Writer):
             without reading the file again.
         storage_options: The storage's, as in fsspec: ``{"key": ..., "secret": ...}``; see
             docs/remote.md.
-        features: Name -> spec that shall read the file. Rows are then checked and widened by the
+        features: Name -> spec to read the file with later. Rows are then checked and widened by the
             specs, and missing values left out: see `encode_example`. Without it, the values of a
                 key must be of one kind in all rows.
-        member_bytes: A GZIP file is entered at its members: behind so many bytes of records the
+        member_bytes: A GZIP file is entered at its members: after so many bytes of records the
             next one begins a member (in a ZLIB file, which is one stream, it follows a full flush).
             The default, 1 MiB, makes files about 0.2 % larger; None writes one member.
 

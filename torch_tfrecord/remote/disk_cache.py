@@ -48,8 +48,8 @@ _SECTOR_BYTES = (1 << 18) - 4
 _PAGE_BYTES = 1 << 12  # the smallest piece of a file that takes space of its own
 _MAGIC = b"tfrecord cache 5"
 _STATE = struct.Struct("<16s4q")  # magic, the numbers of `_State`
-_DEFAULT_SHARE = 10  # of the free space: one part of so many
-_RESERVE_SHARE, _MOST_RESERVE_BYTES = 50, 1 << 30  # of the disk, left to those who need it more
+_DEFAULT_SHARE = 10  # one part in so many of the free space
+_RESERVE_SHARE, _MOST_RESERVE_BYTES = 50, 1 << 30  # part left on the disk for all else
 _LOCK_SECONDS = 2.0
 _LOCK_WAIT_SECONDS = 0.0005
 _LOOK_SECONDS = 30.0  # until a process says again that it uses a data set, and asks for room
@@ -282,7 +282,7 @@ class DiskCache:
 
 
 def _hash(text: str) -> str:
-    """A hash of a name: names, which may hold secrets, do not go to the disk."""
+    """A hash of a name: names, which may contain secrets, do not go to the disk."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -307,7 +307,7 @@ def _locked(path: str, max_bytes: int | None = None, *, is_new: bool = False) ->
     """Nobody else changes the folder meanwhile; who is new to it may set its cap.
 
     Raises:
-        BlockingIOError: Others held it for too long; the cache is not worth waiting for.
+        BlockingIOError: Others had it for too long; the cache is not worth waiting for.
         OSError: It cannot be opened, is not a cache of this user's, or the file system has no
             locks.
     """

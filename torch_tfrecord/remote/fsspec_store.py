@@ -45,7 +45,7 @@ class FsspecStore:
     """See `Store`.
 
     Args:
-        filesystem: Of this process.
+        filesystem: This process's.
         access: For errors.
     """
 
@@ -75,7 +75,7 @@ class FsspecStore:
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """See `Store`."""
-        # What it remembers of a folder may be older than the files there.
+        # Its memory of a folder may be older than the files there.
         self._filesystem.invalidate_cache()
         if recursive:
             found: Mapping[str, Any] = self._ask("find", prefix, detail=True)

@@ -43,7 +43,7 @@ _AWS_VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 )
 _AWS_STATIC = {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
-_AWS_PLAIN = {"region", "output", "cli_pager", "s3"}  # of a profile: they are no credentials
+_AWS_PLAIN = {"region", "output", "cli_pager", "s3"}  # a profile's: they are no credentials
 
 # fsspec's names -> those of the client, of the options and of their `client_kwargs`
 _S3_NAMES = {
@@ -104,7 +104,7 @@ def obstore_config(scheme: str, place: str, options: Mapping[str, Any]) -> Obsto
     """The arguments of the store of a bucket or host.
 
     Args:
-        scheme: Of the path: "s3", ...
+        scheme: Scheme of the path: "s3", ...
         place: What follows: a bucket, a container (perhaps with its account), a host.
         options: The user's.
     """
@@ -144,7 +144,7 @@ def _s3(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
 
 
 def _aws_profile(profile: str | None) -> dict[str, Any]:
-    """Keys and region of the user's files, where they hold such: an empty dict where the
+    """Keys and region of the user's files, where they contain such: an empty dict where the
     environment says them.
     """
     name = profile or os.environ.get("AWS_PROFILE")

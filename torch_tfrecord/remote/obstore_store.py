@@ -43,7 +43,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _NO_RANGES = "Range request not supported"
 _LISTED_AT_ONCE = 1000
 _PARTS_AT_ONCE = 4
-_UPLOAD_RETRIES = 5  # of a part
+_UPLOAD_RETRIES = 5  # a part's
 _MOST_THREADS = 128  # as many requests as `requests` ever has in flight
 
 

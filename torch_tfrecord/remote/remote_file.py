@@ -140,8 +140,8 @@ class AheadFile(RemoteFile):
         super().__init__(path, access, info)
         self.files: FilesAhead | None = None
         self._pieces: deque[_PendingRange] = deque()  # in their order
-        self._offset = 0  # of the last read
-        self._end = 0  # of the pieces
+        self._offset = 0  # the last read's
+        self._end = 0  # the pieces'
         self.last = self.file_size  # up to which it is read
         self._lock = threading.Lock()
 
@@ -288,7 +288,7 @@ class FilesAhead:
             self._next[path] = self._infos.get(path) or start_info(path, self._access)
 
     def _open_ahead(self, path: str) -> AheadFile | None:
-        """A next file, open; None where its storage has not told its size yet."""
+        """A next file, open; None where its size is not known yet."""
         known = self._next[path]
         if isinstance(known, Transfer) and not known.is_good:
             return None
@@ -304,7 +304,7 @@ class _PendingRange:
     """A range of a remote file that was asked for: under way, or here. Safe from threads.
 
     Attributes:
-        begin, end: Of the range.
+        begin, end: Its first byte, and the one after its last.
     """
 
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
@@ -323,7 +323,7 @@ class _PendingRange:
     def data(self) -> memoryview:
         """Its bytes; waits for them."""
         data = self._data
-        if data is None:  # of threads that wait at once each gets them
+        if data is None:  # each of several threads that wait gets them
             data = self._data = memoryview(self._started.answers()[0])
         return data
 

@@ -1,4 +1,4 @@
-"""What the core asks of storages, by Protocols of its rooms files, records and loading: names there,
+"""The core's questions to storages, by Protocols of its rooms files, records and loading: names there,
 by few requests; files that are opened; and files that are written, each of which appears whole, or
 not at all.
 """
@@ -119,7 +119,7 @@ class RemoteNames:
         listing.
 
         Args:
-            names: Of each shard, for each suffix that the set may have.
+            names: Names of each shard, for each suffix that the set may have.
 
         Returns:
             None where the first shard has none of the names.
@@ -315,7 +315,7 @@ def upload_files(
             [file.as_upload(path) for file, path in zip(files, paths, strict=True)], access
         )
     except BaseException:
-        with contextlib.suppress(Exception):  # of an error that is being raised
+        with contextlib.suppress(Exception):  # for an error that is being raised
             remove(
                 [
                     path
@@ -361,7 +361,7 @@ def upload_folder(folder: Path, target: str, last: str, access: Access) -> None:
             upload(uploads[:-1], access)
             upload(uploads[-1:], access)
         except BaseException:
-            with contextlib.suppress(Exception):  # of an error that is being raised
+            with contextlib.suppress(Exception):  # for an error that is being raised
                 remove([item.path for item in uploads], access)
             raise
 

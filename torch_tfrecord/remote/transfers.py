@@ -172,7 +172,7 @@ class Transfer:
     def __del__(self) -> None:
         try:  # noqa: SIM105
             self._state.is_ended = True  # without the lock, which this thread may hold
-        except AttributeError:  # of an __init__ that failed
+        except AttributeError:  # after an __init__ that failed
             pass
 
 
@@ -332,7 +332,7 @@ def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
     """Answers of storages about files, asked all at once.
 
     Raises:
-        FileNotFoundError, PermissionError, RemoteError: For the first that cannot be told.
+        FileNotFoundError, PermissionError, RemoteError: For the first that cannot be found out.
     """
     return Transfer([info_job(path) for path in paths], access).answers()
 
@@ -416,7 +416,7 @@ class Started:
     Args:
         ranges: What is read.
         access: How it is reached.
-        piece_bytes: Of each request; None for as few as are quick.
+        piece_bytes: Size of each request; None for as few as are quick.
     """
 
     def __init__(

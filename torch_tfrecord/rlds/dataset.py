@@ -186,7 +186,7 @@ class RLDSEpisodes(EpisodeDataset):
         )
 
 
-# The episodes of a batch are held in memory together up to this many bytes: records that are read
+# The episodes of a batch are in memory together up to this many bytes: records that are read
 # whole may be large.
 _MOST_HELD_BYTES = 256 << 20
 
@@ -227,7 +227,7 @@ class RLDSDataset(EpisodeDataset):
         features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
         keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or
             a JSON file of one, as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not
-            there are left out. Windows are not changed: they may hold other steps of the episode.
+            there are left out. Windows are not changed: they may contain other steps of the episode.
         keep_key: How an episode's key is made: text with paths of the episode's features in braces
             (`_traj_index` is its number in this split), or a function called with the episode's
             metadata, which returns None to leave an episode out.
@@ -254,7 +254,7 @@ class RLDSDataset(EpisodeDataset):
     Raises:
         FileNotFoundError, IndexMismatchError, ParseError, ValueError: See `tfds.load`; also if the
             dataset has no steps, the features of an episode have different numbers of steps, `keep`
-            does not hold ranges, or no episode has one of its keys.
+            does not contain ranges, or no episode has one of its keys.
         KeyError: `keep_key` names a feature that is not there.
 
     Example:
@@ -387,7 +387,7 @@ class RLDSDataset(EpisodeDataset):
         def episodes() -> list[Episode]:
             found: dict[int, Episode] = {}
             num_bytes = 0
-            for number in sorted(set(numbers)):  # as they lie in the files
+            for number in sorted(set(numbers)):  # in the order of the files
                 found[number] = self._store.episode(number)
                 num_bytes += found[number].num_bytes
                 if num_bytes > _MOST_HELD_BYTES and len(found) > 1:

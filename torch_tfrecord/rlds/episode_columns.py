@@ -29,7 +29,7 @@ __all__ = [
     "read_leaf",
 ]
 
-_MOST_LENGTH = 1 << 33  # more than a record can hold
+_MOST_LENGTH = 1 << 33  # more than fits a record
 
 
 class FeaturePlace(NamedTuple):
@@ -52,7 +52,7 @@ class EpisodeColumn:
     """One value per step of an episode.
 
     Attributes:
-        num_bytes: Approximate memory it holds.
+        num_bytes: Approximate memory it takes.
     """
 
     # A batch reads from many episodes that are not in the CPU cache: each dict lookup would wait

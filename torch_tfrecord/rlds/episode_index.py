@@ -67,7 +67,7 @@ _FORMAT = SidecarFormat(
 _PIECE_BYTES = 12
 _EPISODE_BYTES = 16  # without its pieces
 _MOST_PIECE_BYTES = 4  # for each byte of the record; the smallest list takes 6
-_MOST_STEPS = 1 << 30  # of an episode
+_MOST_STEPS = 1 << 30  # an episode's
 
 # A list smaller than the first, or with a mean value size below the second, is one piece: another
 # read costs more.
@@ -232,7 +232,7 @@ def build_episode_index(
     """
     num_steps: list[int] = []
     pieces = [np.zeros((0, 3), np.uint32)]
-    numbers: dict[str, int] = {}  # of the keys
+    numbers: dict[str, int] = {}  # the keys'
     for number in range(len(records)):
         try:
             payload = records._read(stream, number)
@@ -438,7 +438,7 @@ def _find_entries(payload: bytes) -> dict[str, tuple[DType | None, int, int, int
         [(kind, _, values, _)] = [*find_fields(payload, *feature)] or [(0, 0, end, end)]
         name = payload[slice(*key_span)]
         key, is_usual = name.decode(), wrap(name) in payload[start:values]
-        # Whoever wrote anything else may read it in its own way: such records are read as a whole.
+        # Other libraries may read what they wrote in their own way: such records are read as a whole.
         if (field, first, second) != (1, 1, 2) or key in found or not is_usual:
             raise ValueError
         found[key] = _DTYPES[kind], start, values, end
@@ -489,7 +489,7 @@ def _steps_of(counts: Mapping[str, int], key: str, per_step: int) -> int | None:
 
 
 def _identity(records: RecordIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
-    """What the index was built from: it must match for the index to be used."""
+    """The data that the index was built from: they must match for the index to be used."""
     number = len(records)
     if not records._is_array_record:
         # Other records of the same total would have other lengths.

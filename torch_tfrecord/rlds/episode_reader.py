@@ -31,7 +31,7 @@ from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
-# Of each kind; descriptors have a limit of their own.
+# For each kind; descriptors have a limit of their own.
 _MOST_OPEN = 256
 _MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
 
@@ -153,13 +153,13 @@ class EpisodeRecord:
         }
         if any(wanted[key].kind.dtype is not bytes for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
-        # Of the lists that are not wanted only the keys are read.
+        # Only the keys are read of lists that are not wanted.
         heads = [
             (
                 key,
                 _MOST_PREFIX_BYTES + len(key_field(key)),
                 *rows[0].tolist(),
-                int(rows[-1, :2].sum() - rows[0, :2].sum()),  # of values that are frames
+                int(rows[-1, :2].sum() - rows[0, :2].sum()),  # values that are frames
             )
             for key, rows in places.items()
         ]
@@ -243,7 +243,7 @@ class Frames:
         places: Their rows of `EpisodeIndex.places`.
 
     Attributes:
-        num_bytes: Memory it holds.
+        num_bytes: Memory it takes.
         places: int64 [N, 3]: first byte of each value in the file, its size, and its CRC-32C; all
             include the tag and length before the value.
     """

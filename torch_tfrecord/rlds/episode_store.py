@@ -61,7 +61,7 @@ class Episode(NamedTuple):
         num_steps: Number of steps.
         steps: The columns of the steps, nested as in the feature tree.
         metadata: The values of the other features, nested.
-        num_bytes: Memory it holds.
+        num_bytes: Memory it takes.
     """
 
     number: int
@@ -272,7 +272,7 @@ class _ColumnMaker:
         return ValueColumn(cut, partial(read_leaf, self._reader), place)
 
     def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
-        """The column of a list that holds one element for each step, if it has a form of its own."""
+        """The column of a list that has one element for each step, if it has a form of its own."""
         element: Any = self._reader.element
         if isinstance(values, Frames) and not element.is_encoded:
             # Long texts: a sample would read each of them on its own.
@@ -325,7 +325,7 @@ def _transform(episode: Episode, transform: EpisodeTransform) -> Episode:
     made = transform({**each_leaf(episode.steps, read), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
-    # What the transform adds is a column of steps.
+    # Values that the transform adds are columns of steps.
     metadata = {name: made[name] for name in episode.metadata if name in made}
     steps = {
         name: _to_column(value, name, episode)

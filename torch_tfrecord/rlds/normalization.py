@@ -18,7 +18,7 @@ __all__ = ["NormalizationType", "Normalize"]
 
 NormalizationType: TypeAlias = Literal["normal", "bounds", "bounds_q99"]
 _PROPRIO = ("observation/proprio", "observation/state")
-# What each maps to 0 and how far to 1; for bounds to -1 and 1.
+# The value that each maps to 0, and how far it is to 1; for bounds to -1 and 1.
 _NEEDED = {"normal": ("mean", "std"), "bounds": ("min", "max"), "bounds_q99": ("q01", "q99")}
 
 
@@ -26,7 +26,7 @@ class Normalize:
     """Normalise the actions and the state of an episode, a sample or a batch by a dataset's
     statistics.
 
-    As `episode_transform` (behind your own) it runs once for each episode, before windows are cut;
+    As `episode_transform` (after your own) it runs once for each episode, before windows are cut;
     it is also a `step_transform`, and works on batches, on any device. It returns a new dict. A
     dimension x becomes::
 
@@ -148,7 +148,7 @@ class _Scale:
         chosen = statistics.get("mask") if mask is None else mask
         self._mask = torch.ones(low.shape, dtype=torch.bool)
         if chosen is not None:
-            # through NumPy: a mask may be an array, or hold 0 and 1
+            # through NumPy: a mask may be an array, or consist of 0 and 1
             self._mask = torch.tensor(np.asarray(chosen, bool))
         if self._mask.shape != low.shape:
             raise ValueError(

@@ -67,7 +67,7 @@ def dataset_statistics(
     """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
     and episodes.
 
-    No image is read. All action and state values are held in memory, 4 bytes each (float32), so
+    No image is read. All action and state values are kept in memory, 4 bytes each (float32), so
     that the quantiles are exact, with linear interpolation like ``numpy.quantile``. Mean and
     population std (NumPy's default) are computed in float64 after subtracting the first value, so
     that large offsets cost no precision.
@@ -162,7 +162,7 @@ def _names(
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
-        # A dict of features stands for its leaves.
+        # A dict of features means its leaves.
         found = sorted(below(top))
         if not found and is_needed:
             raise KeyError(

@@ -184,7 +184,7 @@ class UniformGoals:
             stop = np.minimum(steps + self.max_distance + 1, num_steps)
         # At the end of an episode the goal is its last step.
         span = np.maximum(stop - first, 1)
-        # The 53 bits that a float64 holds.
+        # The 53 bits of a float64's fraction.
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
         goals: npt.NDArray[np.int64] = first + np.minimum(
             (chances * span).astype(np.int64), span - 1
@@ -204,7 +204,7 @@ class StepRanges:
     Args:
         episodes: int64 [N], the episode of each range, ascending.
         firsts: int64 [N], the first step of each range.
-        stops: int64 [N], the step behind each range; not after the first step for an empty one.
+        stops: int64 [N], the step after each range; not after the first step for an empty one.
 
     Example:
         >>> ranges = StepRanges(np.array([0, 2]), np.array([5, 0]), np.array([7, 3]))
@@ -233,7 +233,7 @@ def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> S
 
     Args:
         firsts: int64 [episodes], the first step of each episode that can have a sample.
-        stops: int64 [episodes], the step behind the last one.
+        stops: int64 [episodes], the step after the last one.
         kept: For each episode its ranges [first step, end), in any order; they may overlap, and go
             past the episode.
     """
@@ -264,11 +264,11 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
 
     Args:
         store: The episodes.
-        keep: A JSON file, or what it holds.
+        keep: A JSON file, or its content.
         keep_key: See `RLDSDataset`.
 
     Raises:
-        ParseError: The file does not hold ranges.
+        ParseError: The file does not contain ranges.
         ValueError: The mapping does not; or no episode has one of its keys.
         KeyError: `keep_key` names a feature that is not in the episodes' metadata.
     """

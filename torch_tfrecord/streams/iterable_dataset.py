@@ -215,14 +215,14 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     @property
     def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        """The features read from each record: your specs, or those of the TFDS tree; None for the
         record's bytes.
         """
         return self._maker.features
 
     @property
     def report(self) -> ErrorReport:
-        """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
+        """The records left out so far, by all workers of this host; see `TFRecordDataset.report`."""
         return self._errors.report()
 
     def __getitem__(self, position: object) -> NoReturn:

@@ -170,7 +170,7 @@ class StreamStates:
         holder: One state, several, or nested dicts and lists of them, such as the state of a
             StatefulDataLoader.
         identity: What decides the stream's order.
-        number: Of the iteration that goes on from them; None in a worker, which loads its own.
+        number: Number of the iteration that goes on from them; None in a worker, which loads its own.
 
     Attributes:
         epoch: Their epoch.

@@ -40,7 +40,7 @@ from torch_tfrecord.torch_internals import sparse_parts
 try:
     import pyarrow as pa
     import pyarrow.compute as pc
-except ImportError:  # told where it is used
+except ImportError:  # the error comes where it is used
     pa = None
 
 __all__ = ["ArrowColumns", "write_arrow"]
@@ -51,7 +51,7 @@ _RECORD = "record"
 _MISSING = "\0missing "  # begins the name of an output that says which records lack another
 _WRITTEN_ROWS = 1 << 10
 _MOST_OFFSET = (1 << 31) - 1
-# Arrow has no such floats; float32 holds all their values.
+# Arrow has no such floats; float32 has all their values.
 _SMALL_FLOATS = (
     torch.bfloat16,
     torch.float8_e4m3fn,
@@ -72,7 +72,7 @@ class ArrowColumns:
 
     Attributes:
         features: What to parse the records with.
-        schema: Of all batches.
+        schema: The schema of all batches.
 
     Raises:
         ImportError: pyarrow is missing.
@@ -226,7 +226,7 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
         shapes = np.tile(np.array(value.shape[1:], np.int64), (num_rows, 1))
         return _of_shapes(values, shapes, kind)
     if value and isinstance(value[0], torch.Tensor):
-        if value[0].is_nested:  # of lists of lists
+        if value[0].is_nested:  # for lists of lists
             return pa.array([_lists(row) for row in value], kind)
         shapes = np.array([row.shape for row in value], np.int64).reshape(num_rows, -1)
         values = torch.cat([row.as_subclass(torch.Tensor).reshape(-1) for row in value])
@@ -254,7 +254,7 @@ def _numbers(values: torch.Tensor, kind: pa.DataType) -> pa.Array:
 
 
 def _of_shapes(values: torch.Tensor, shapes: _Ints, kind: pa.DataType) -> pa.Array:
-    """Nested lists of rows of these shapes, int64 [N, dimensions], whose values stand one behind the
+    """Nested lists of rows of these shapes, int64 [N, dimensions], whose values are one after the
     other.
     """
     if pa.types.is_struct(kind):
@@ -287,7 +287,7 @@ def _nested_array(nested: Nested, kind: pa.DataType) -> pa.Array:
 
 def _list_array(values: pa.Array, splits: _Ints, kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
-        # Not `from_arrays`, which cannot tell how many lists of no values there are.
+        # Not `from_arrays`, which does not know how many lists of no values there are.
         return pa.Array.from_buffers(kind, len(splits) - 1, [None], children=[values])
     if splits[-1] > _MOST_OFFSET:
         raise _too_large()
@@ -340,7 +340,7 @@ def write_arrow(
             else with ``__arrow_c_stream__``; or tables and record batches, one after the other
             (``pyarrow.dataset.dataset(...).to_batches()``, ``hf.with_format("arrow").iter(1000)``).
         path_or_prefix: The file; with `num_shards` or `max_shard_bytes` the prefix of the shards.
-        features: Specs that shall read the records, as for `TFRecordWriter`: they check and widen
+        features: Specs to read the records with later, as for `TFRecordWriter`: they check and widen
             values, and turn arrays into bytes (`RawTensor`). Nulls and empty lists are left out.
         num_shards, max_shard_bytes: See `ShardedTFRecordWriter`.
         writer_options: Further options of the writer: ``compression_type``, ``write_index``, ...
@@ -351,7 +351,7 @@ def write_arrow(
     Raises:
         TypeError: A column's type has no list: dates, decimals, structs, lists of lists of any
             length; the message names it. Cast it, or select other columns.
-        ValueError: A list has a null, or an integer is outside int64; nothing is left behind.
+        ValueError: A list has a null, or an integer is outside int64; nothing remains.
 
     Example:
         >>> write_arrow(pandas.DataFrame({"label": [1, 2]}), "train.tfrecord")  # doctest: +SKIP
@@ -385,7 +385,7 @@ def write_arrow(
 
 def _record_batches(batches: Any) -> Iterator[pa.RecordBatch]:
     if isinstance(batches, pa.RecordBatch):
-        # A value is a Python object for a moment: of few rows at a time.
+        # A value is a Python object for a moment, but only in a few rows at a time.
         for begin in range(0, len(batches), _WRITTEN_ROWS):
             yield batches.slice(begin, _WRITTEN_ROWS)
     elif hasattr(batches, "__arrow_c_stream__"):
@@ -409,7 +409,7 @@ def _rows(batch: pa.RecordBatch, rounded: set[str]) -> Iterator[dict[str, ListVa
 
 
 def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListValues | None]:
-    """What each row's Example stores for a column."""
+    """The values that each row's Example stores for a column."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_dictionary(column.type):

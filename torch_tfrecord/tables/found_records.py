@@ -113,7 +113,7 @@ class FoundRecord(NamedTuple):
         return decode_record(self.payload)
 
     def looks_like(self) -> tuple[str, str]:
-        """What a record is that is no Example, and the `features` that read it.
+        """The kind of a record that is no Example, and the `features` that read it.
 
         Example:
             >>> FoundRecord("", 0, 0, b"a line of text").looks_like()
@@ -122,7 +122,7 @@ class FoundRecord(NamedTuple):
         return _looks_like(self.payload)
 
 
-# What a record is.
+# The kind of a record.
 
 
 def decode_record(record: bytes) -> Decoded:
@@ -190,7 +190,7 @@ def _is_bare(record: bytes) -> bool:
 
 
 def guess_message(record: bytes) -> str | None:
-    """What message a record holds, by its fields, without showing their values; None if it is no
+    """The message that a record contains, by its fields, without showing their values; None if it is no
     message.
 
     Example:
@@ -198,7 +198,7 @@ def guess_message(record: bytes) -> str | None:
         'a TensorFlow event, as in tfevents files'
     """
     try:
-        # A record of megabytes may have millions of fields; the first tell what it is.
+        # A record of megabytes may have millions of fields; the first show what it is.
         found = itertools.islice(find_fields(record), _MOST_FIELDS)
         fields = [(number, kind, record[begin:end]) for number, kind, begin, end in found]
     except (IndexError, ValueError):
@@ -241,7 +241,7 @@ def spread_records(
 
     Args:
         paths: The files. Small ones are read whole: below 64 MiB in all, and of compressed ones the
-            first 64 MiB. Of more than `num_records` others as many are looked at, spread over all.
+            first 64 MiB. If there are more than `num_records` others, as many are looked at, spread over all.
         num_records: How many; fewer if there are fewer, or if they are so long that more would cost
             too much.
         access: How remote files are reached.

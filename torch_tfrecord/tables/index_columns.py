@@ -45,7 +45,7 @@ class ExampleColumns:
         self._keys = {name: _LENGTH.sub(r"\1", name) for name in names}
         if len(self._keys) < len(names) or not all(self._keys.values()):
             raise ValueError(f"columns must be different names, got {[*names]}")
-        self._kinds: dict[str, DType] = {}  # of the keys that have had values so far
+        self._kinds: dict[str, DType] = {}  # keys that have had values so far
         self._parser = self._make_parser()
         self._parts: dict[str, list[KeptColumn]] = {name: [] for name in names}
 
@@ -80,7 +80,7 @@ class ExampleColumns:
             raise
 
     def _learn_kinds(self, records: Iterable[bytes | memoryview]) -> bool:
-        """Whether the records tell the kind of a key that was not known."""
+        """Whether the records show the kind of a key that was not known."""
         unknown = {*self._keys.values()} - self._kinds.keys()
         for record in records if unknown else ():
             values = decode_example(record)
@@ -129,7 +129,7 @@ class ExampleColumns:
 
         Args:
             kept: The columns of each file.
-            records: Of all files; the first one is for the error.
+            records: Those of all files; the first one is for the error.
 
         Raises:
             ValueError: None has.

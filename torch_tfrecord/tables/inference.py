@@ -102,7 +102,7 @@ def infer_features(
     Args:
         paths: See `TFRecordDataset`.
         num_records: Number of records of large files to look at, spread over all files and over
-            each file. Files below 64 MiB in all, also decompressed, are read whole. Of others at
+            each file. Files below 64 MiB in all, also decompressed, are read whole. From others at
             most 256 MiB are read, so fewer of records longer than 1 MiB, and of a compressed file
             only what that reaches. A record that was not looked at may still differ: then give a
             larger number.
@@ -112,13 +112,13 @@ def infer_features(
         Key -> spec, SequenceFeatures if a record has feature lists, or ListFeatures for lists of
         Examples. Printed, it is Python code to paste, with its imports. An equal number of values
         in all records gives a FixedLenFeature, anything else a VarLenFeature; one bytes value an
-        Image, a SerializedTensor, a RawTensor or a Text, by what it holds.
+        Image, a SerializedTensor, a RawTensor or a Text, by its content.
 
     Raises:
         ParseError: A record is not an Example: says what it looks like and which spec reads it. Or
             a key has several kinds. Names the file, the record and its first byte.
         TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
-        ValueError: ``num_records`` is below 1, or the files hold no record.
+        ValueError: ``num_records`` is below 1, or the files have no record.
 
     Example:
         >>> infer_features("train-*")  # doctest: +SKIP
@@ -169,7 +169,7 @@ class Survey:
         """The narrowest spec that reads all of the records, as `infer_features` proposes it.
 
         A RawTensor is one whose size matches the height, width and depth stored next to it. A key
-        whose kind is never set is left out. Of feature lists, a constant number of values in all
+        whose kind is never set is left out. In feature lists, a constant number of values in all
         steps gives a FixedLenSequenceFeature.
 
         Raises:
@@ -189,7 +189,7 @@ class Survey:
                 range(len(records)), True, key=lambda last: not _agree(records[: last + 1])
             )
             path, position, offset, _ = records[number]
-            with suppress(TFRecordError):  # of a record before it
+            with suppress(TFRecordError):  # in a record before it
                 if position is None:
                     before = FoundRecord.all_of(path, self._access)
                     position = next(one.position for one in before if one.offset == offset)
@@ -275,7 +275,7 @@ class KeyCheck:
         the files.
         """
         optional, self._optional = self._optional, {}
-        # Only the first worker of the first rank tells.
+        # Only the first worker of the first rank warns.
         if not optional or Rank.here(None, None).consumer()[0]:
             return
         # It is no Example, or there is damage, which reading will find.
@@ -357,7 +357,7 @@ def _kind(values: Values) -> str:
 def _propose_bytes(
     key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
 ) -> Feature:
-    # First what a header tells: bytes without one could be an array or a text by chance.
+    # First what has a header: bytes without one could be an array or a text by chance.
     if all_read(image_size, values):
         return Image()
     if all_read(make_parser(SerializedTensor()).single, values):

@@ -1,6 +1,6 @@
 """Columns that an index keeps beside the offsets: one value for each record.
 
-In the index file they stand behind the seek points, and are read when they are asked for, each
+In the index file they come after the seek points, and are read when they are asked for, each
 alone. Strings are kept as numbers of their distinct values.
 """
 
@@ -64,7 +64,7 @@ class KeptColumn:
             strings: list[object] = [*self.strings]
             with contextlib.suppress(UnicodeDecodeError):
                 strings = [string.decode() for string in self.strings]
-            # One more, since a column without any string has none to stand for what is missing.
+            # One more, since a column without any string has none to use for what is missing.
             found = np.array([*strings, ""], dtype=object)[self.values]
         return found if self.missing is None else np.ma.MaskedArray(found, self.missing)
 
@@ -212,10 +212,10 @@ class StoredColumns(Mapping[str, KeptColumn]):
 
     Args:
         described: What `pack` says.
-        num_records: Of the index.
-        num_bytes: Of all columns.
+        num_records: Records of the index.
+        num_bytes: Size of all columns.
         read: From a first byte and a number of bytes to those of the columns.
-        path: Of the index file, for errors.
+        path: Path of the index file, for errors.
 
     Raises:
         ValueError: The description is none.
@@ -250,13 +250,13 @@ class StoredColumns(Mapping[str, KeptColumn]):
 
     @staticmethod
     def pack(columns: KeptColumns) -> tuple[str, bytes]:
-        """What describes the columns, as JSON, and their bytes."""
+        """The description of the columns, as JSON, and their bytes."""
         places, parts = [], []
         for name, column in columns.items():
             values = column.values
             dtype = "<f4"
             if values.dtype != np.float32:
-                # The smallest that holds them: most columns are labels.
+                # The smallest that fits them: most columns are labels.
                 ends = [values.min(), values.max()] if len(values) else []
                 fits = (kind for kind in _INTEGERS if (np.array(ends).astype(kind) == ends).all())
                 dtype = next(fits)

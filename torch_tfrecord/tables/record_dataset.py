@@ -43,7 +43,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
 _MOST_BYTES = (1 << 31) - 1
-_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # of records that are read together, at most
+_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 16  # records that are read together, at most
 
 
 @knows_keywords
@@ -151,7 +151,7 @@ class TFRecordDataset(MapDataset):
         """Return a dataset that reads only these features, and parses nothing else.
 
         Args:
-            names: Some of the features' names, in the order that the samples shall have.
+            names: Some of the features' names, in the order that you want in the samples.
 
         Raises:
             TypeError: `names` is a str, or the features have no names.

@@ -1,6 +1,6 @@
 """Scan tasks: parts of a data set that any process can read by itself, as Arrow record batches.
 
-A task says which bytes of which files hold its records, so that a worker needs no index, and reads
+A task says which bytes of which files are its records, so that a worker needs no index, and reads
 nothing else.
 """
 
@@ -85,7 +85,7 @@ class ScanTask:
         files: Paths of its files.
         ranges: Which records of them, in the order of reading.
         num_rows: Number of records.
-        num_bytes: Of these records, decompressed.
+        num_bytes: Size of these records, decompressed.
     """
 
     files: tuple[str, ...]
@@ -206,7 +206,7 @@ def plan_tasks(
     if not len(positions):
         return []
     runs, sizes = _runs(files, positions, max(target_bytes // _RUNS_PER_TASK, 1))
-    # The task that a run's middle falls in: of many small runs some, of a large one a part.
+    # The task that a run's middle falls in, so that a task has some of many small runs, or a part of a large one.
     number = (np.cumsum(sizes) - sizes // 2) // target_bytes
     borders = np.flatnonzero(np.diff(number, prepend=-1, append=-1)).tolist()
     options = ScanOptions(features, files.verify_crc, files.access, max_batch_bytes, errors)

@@ -42,11 +42,11 @@ __all__ = [
 
 INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
 VERSION = re.compile(r"\d+\.\d+\.\d+")
-# What TFDS takes in a split string; a name becomes a part of file names.
+# Characters that TFDS takes in a split string; a name becomes a part of file names.
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
-_MAX_DEPTH = 64  # of nested supervised keys
+_MAX_DEPTH = 64  # for nested supervised keys
 
 _Tree = TypeVar("_Tree", bound=f.FeatureConnector)
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
@@ -119,7 +119,7 @@ class DatasetInfo:
         return posixpath.join(self.directory, FEATURES_FILE)
 
     def _json(self, path: str) -> object:
-        """What a JSON file holds, local or where the data are; see `read_json`."""
+        """The content of a JSON file, local or where the data are; see `read_json`."""
         return read_json(path, self.access)
 
     def files(self, split: str) -> list[str]:
@@ -226,7 +226,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
         access=access,
         file_format=formats[0],
     )
-    # A dataset may be there in several formats; which of them tell only the files.
+    # A dataset may be there in several formats; only the files show which.
     if len(formats) == 1:
         return found
     return next(
@@ -260,7 +260,7 @@ def info_of(
     *,
     needs_tree: bool = False,
 ) -> DatasetInfo:
-    """What `info` says of a directory, or said of it; options given now count.
+    """The facts that `info` has of a directory, now or before; options given now count.
 
     Args:
         directory: See `info`; or its result.
@@ -388,7 +388,7 @@ def _with_names(
     ):
         return feature
     path = posixpath.join(folder, file)
-    # Not `splitlines`, which also splits at characters that a name may hold.
+    # Not `splitlines`, which also splits at characters that a name may contain.
     lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
@@ -452,7 +452,7 @@ def _version_folder(folder: str, access: Access) -> str:
 
 def _has_version(folder: str, name: str, access: Access) -> bool:
     try:
-        # Files may lie beside the configs.
+        # There may be files beside the configs.
         return any(map(VERSION.fullmatch, _list_folder(posixpath.join(folder, name), access)))
     except NotADirectoryError:
         return False

@@ -267,7 +267,7 @@ def _array(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
 
 def _list_numbers(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     array = _array(value, feature).ravel()
-    # The bits of the int64 that holds it.
+    # The bits of the int64 that it is stored as.
     if array.dtype == np.uint64:
         return array.view(np.int64)
     return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)

@@ -49,7 +49,7 @@ __all__ = [
 STRING = "string"
 # As TFDS names them; "none" is a plain list of numbers.
 _ENCODINGS = ("none", "bytes", "zlib")
-_MAX_ELEMENTS = 1 << 48  # far above what a record holds, far below where torch's sizes overflow
+_MAX_ELEMENTS = 1 << 48  # far above what fits a record, far below where torch's sizes overflow
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -375,7 +375,7 @@ class Audio(FeatureConnector):
         file_format: "wav", "flac", ...; None if unknown.
         sample_rate: Samples per second.
         encoding: See `Tensor`.
-        lazy_decode: Whether the record holds the bytes of the audio file.
+        lazy_decode: Whether the record has the bytes of the audio file.
     """
 
     shape: Shape = (None,)

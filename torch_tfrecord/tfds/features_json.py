@@ -38,7 +38,7 @@ __all__ = [
 
 # A class of another package with a known name may mean anything.
 _PACKAGE = "tensorflow_datasets."
-_MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
+_MAX_DEPTH = 64  # nested features: far above any real tree, far below Python's recursion limit
 
 
 def features_from_json(value: object, path: str) -> f.FeaturesDict | f.Sequence:
@@ -130,7 +130,7 @@ class JsonFields:
     def text(self, name: str) -> str:
         """A string."""
         value = self.get(name)
-        # null stands for absent, as in proto3.
+        # null means absent, as in proto3.
         if not isinstance(value, (str, type(None))):
             raise self.error(name, "a string", value)
         return value or ""
@@ -269,7 +269,7 @@ class _Content(JsonFields):
         """A float."""
         value: Any = self.get(name)
         try:
-            # NaN and infinity stand as strings in proto3 JSON.
+            # NaN and infinity are strings in proto3 JSON.
             return None if value is None else float(value)
         except (TypeError, ValueError, OverflowError):
             raise self.error(name, "a number", value) from None
@@ -309,7 +309,7 @@ def _feature(value: object, place: _Place) -> f.FeatureConnector:
     known = _CLASSES.get("BBoxFeature" if name == "BBox" else name)
     if known is None or not class_name.startswith(_PACKAGE):
         return f.UnknownFeature(class_name)
-    # These texts are lists of integers whose vocabulary lies in files of another kind.
+    # These texts are lists of integers whose vocabulary is in files of another kind.
     if content.get("useEncoder") is not None:
         return f.UnknownFeature(class_name, "text of the old encoders")
     values: dict[str, Any] = {
@@ -352,7 +352,7 @@ def _content(value: Mapping[str, object], place: _Place) -> _Content:
 
 
 class _Form(NamedTuple):
-    """How a field of a feature class stands in the content.
+    """How a field of a feature class is written in the content.
 
     Attributes:
         read: Reads it from the content by its key; the class's default is for what is absent.

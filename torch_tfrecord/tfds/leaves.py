@@ -52,7 +52,7 @@ __all__ = [
     "decoded_sound",
 ]
 
-_MAX_LENGTH = 1 << 33  # more than a record can hold, since protobuf limits messages to 2 GiB
+_MAX_LENGTH = 1 << 33  # more than fits a record, since protobuf limits messages to 2 GiB
 _Pixels: TypeAlias = "npt.NDArray[Any]"
 
 
@@ -146,7 +146,7 @@ class NumberElement(Element):
 
     def each(self, values: npt.NDArray[Any], number: int) -> torch.Tensor:
         """A tensor [number, *shape]."""
-        # The list holds int64 of the same bits, as protobuf has no list of uint64.
+        # The list has int64 of the same bits, as protobuf has no list of uint64.
         is_unsigned = self.dtype == torch.uint64
         tensor = Column.cast(values, torch.int64 if is_unsigned else self.dtype)
         tensor = tensor.view(self.dtype) if is_unsigned else tensor
@@ -228,7 +228,7 @@ class EncodedTensor(BytesElement):
 
     Args:
         dtype: Dtype of the tensor.
-        shape: None for unknown sizes; with two or more, the record also holds the shape.
+        shape: None for unknown sizes; with two or more, the record also has the shape.
         is_zlib: Whether the bytes are compressed.
     """
 
@@ -339,7 +339,7 @@ def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
 def decoded_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """An audio file's samples as integers [T] or [T, channels], as stored, or of 16 bits."""
     view = memoryview(data)
-    # WAV is read without a decoder, as samples lie there as they are.
+    # WAV is read without a decoder, as it has the samples as they are.
     numbers = (read_wav(view) or decode_sound(view)).integers()
     channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
     if channels != wanted:
@@ -362,7 +362,7 @@ class Leaf:
         default: The value for a missing optional leaf.
 
     Attributes:
-        wants: All keys of a record that may hold it.
+        wants: All keys of a record that may have it.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ class Leaf:
         counts = column.offsets[1:] - column.offsets[:-1]
         expected = self.lengths[0] if self.lengths else 1
         wrong = counts % element.count if expected is None else counts != element.count * expected
-        # What does not fit is read one by one, where the error says why.
+        # Values that do not fit are read one by one, where the error says why.
         if wrong.any() or not len(counts):
             return None
         if len(counts) > 1:
@@ -627,7 +627,7 @@ class BoxLeaf(Leaf):
 def _image_sizes(column: Column) -> list[tuple[int, int] | None]:
     """(height, width) of each record's image; None if it has none or several."""
     views = column.views()
-    # A want of one value is dense: zeros stand for what is missing.
+    # A want of one value is dense: what is missing is 0.
     ends = column.offsets if len(column.offsets) else np.arange(len(views) + 1)
     missing = np.zeros(len(ends)) if column.missing is None else column.missing
     return [

@@ -178,7 +178,7 @@ class SplitFiles:
     positions: Sequence[int]
 
     def source(self, verify_crc: bool, access: Access) -> RecordFiles:
-        """What reads the records."""
+        """The features that read the records."""
         return RecordFiles.of(RecordTable(self.files, self.indexes), verify_crc, access)
 
 
@@ -207,7 +207,7 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     known.update(zip(new, indexes(new), strict=True))
     lengths = dict(shard for several in shards.values() for shard in several)
     for path in files:
-        # Else all positions behind it would be of other records than in TFDS.
+        # Else all positions after it would be of other records than in TFDS.
         if len(known[path]) != lengths[path]:
             raise IndexMismatchError(
                 f"expected {lengths[path]} records (shardLengths in dataset_info.json), got {len(known[path])} "
@@ -251,14 +251,14 @@ def _positions(
         zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False)
     )
     ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
-    # A range takes no memory, and tells loaders that the order is that of the files.
+    # A range takes no memory, and shows loaders that the order is that of the files.
     if all(left.stop == right.start for left, right in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
     return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in ranges])
 
 
 def _check_there(files: Sequence[str]) -> None:
-    # Of remote files the first read tells.
+    # For remote files the first read shows it.
     local = [path for path in files if not is_remote(path)]
     missing = [path for path in local if not os.path.exists(path)]
     if missing:

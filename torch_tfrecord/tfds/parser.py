@@ -109,7 +109,7 @@ class LeafPlace:
         path: str | None = None,
         plain: Collection[str] = (),
     ) -> Leaf:
-        """What reads it from records.
+        """The feature that reads it from records.
 
         Args:
             decoding: How to decode it.
@@ -187,7 +187,7 @@ def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Featur
         if is_list or decoding.as_numpy_layout:
             return None
         return Image(element.plain_mode, key=key, shape=element.shape)
-    # No list holds uint64 as it is, and no spec an element of no values.
+    # No list has uint64 as it is, and no spec an element of no values.
     if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
         return None
     dtype = element.dtype or bytes
@@ -282,7 +282,7 @@ class TFDSParser:
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
-        # Readers hold compiled plans, which do not pickle.
+        # Readers have compiled plans, which do not pickle.
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         decoding = decoding or Decoding()
@@ -366,7 +366,7 @@ def leaves_of(tree: f.FeatureConnector, chosen: Chosen = None) -> list[LeafPlace
     wanted = list(_chosen_paths(chosen, ()))
     if not wanted:
         raise ValueError("features must name at least one feature, or be None for all")
-    # A name stands for all leaves below it.
+    # A name means all leaves below it.
     there, found = [leaf.path for leaf in places], set[str]()
     for path in wanted:
         below = [leaf for leaf in there if f"{leaf}/".startswith(f"{path}/")]
@@ -381,7 +381,7 @@ def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:
         yield "/".join((*names, chosen))
     elif isinstance(chosen, Mapping):
         for name, inner in chosen.items():
-            # As in the PartialDecoding of TFDS, a mapping may hold True, or the feature itself.
+            # As in the PartialDecoding of TFDS, a mapping may have True, or the feature itself.
             if inner is True or isinstance(inner, f.FeatureConnector):
                 yield "/".join((*names, name))
             elif inner is not False:
@@ -410,7 +410,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
 
 def _supervised(keys: SupervisedKeys, sample: Any) -> object:
     if isinstance(keys, str):
-        # A name may hold a "/" itself.
+        # A name may contain a "/" itself.
         return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}

@@ -168,7 +168,7 @@ def resolve_split(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[Sp
 
     Raises:
         TypeError: `split` is neither a string nor a split object.
-        ValueError: The split cannot be parsed, is unknown, exceeds its bounds, or holds no example.
+        ValueError: The split cannot be parsed, is unknown, exceeds its bounds, or has no example.
     """
     # Empty ranges arise from percentages of small splits.
     ranges = [part for part in _ranges(split, lengths) if part.start < part.stop]

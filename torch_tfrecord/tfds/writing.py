@@ -142,7 +142,7 @@ def write(
             INFO_FILE: _json({**fields, "splits": splits}),
             FEATURES_FILE: _json(features_to_json(tree)),
         }
-        # Class names lie in files of their own.
+        # Class names are in files of their own.
         for leaf in leaves_of(tree):
             if (
                 isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage))

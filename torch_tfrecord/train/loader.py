@@ -173,7 +173,7 @@ def make_dataloader(
             ``prefetch_factor``, ...; ``collate_fn`` defaults to `collate`.
 
     Returns:
-        A DataLoader of batches. Its ``len`` is the number of batches in the next iteration: of all
+        A DataLoader of batches. Its ``len`` is the number of batches in the next iteration, over all
         `num_epochs`, or after `load_state_dict` of the rest.
 
     Raises:
@@ -271,7 +271,7 @@ def make_dataloader(
         )
     identity = batches._order.identity()
     for store in Leaves(dataset).stores if "lengths" in identity and identity["shuffle"] else []:
-        store.warn()  # of a compressed file, which is read at random
+        store.warn()  # a compressed file's, which is read at random
     is_named = lengths is None or isinstance(lengths, str)
     run = {
         "dataset": describe(dataset) if is_named else None,

@@ -157,14 +157,14 @@ class RecordLoader(ReadAheadLoader):
           worker and to take it out; not what torch and the system do): seconds for each batch, none
           of them counted twice, summed over the threads or workers. So these may work longer than
           you wait, and batches that were made ahead of you count, too.
-        - "bytes": of the records of a batch, decompressed.
+        - "bytes": size of the records of a batch, decompressed.
         - "queue": how many batches were ready when you asked for one, on average; missing with
           workers.
 
         All but "batches" and "samples" are float. Training waits for the loader if ``wait *
         batches`` is much of ``seconds``; ``tfrecord bench`` says why. While torch's profiler runs,
         it shows the same parts as ``torch_tfrecord::read`` and so on; those of other threads only
-        with its `profile_all_threads`. Of `tfds.RLDSDataset` only the parts after decoding are
+        with its `profile_all_threads`. For `tfds.RLDSDataset` only the parts after decoding are
         counted.
 
         Example:
@@ -238,7 +238,7 @@ class RecordLoader(ReadAheadLoader):
         """Return how full the batches of the running epoch are, from the lengths alone.
 
         Returns:
-            "tokens": of all records; "padded_tokens": with padding, each batch padded to its
+            "tokens": those of all records; "padded_tokens": with padding, each batch padded to its
             longest record, or rows of `PackedCollate` to their length; "fill": their ratio, from 0
             to 1; "dropped": records that are too long.
 
@@ -330,11 +330,11 @@ def _find_ended_workers(workers: Samples) -> list[str]:
     ]
 
 
-# What a loader reads, as JSON values in its state, to read it again where the program is not at hand.
+# The data that a loader reads, as JSON values in its state, to read it again where the program is not at hand.
 
 Description: TypeAlias = Mapping[str, Any]
 
-_MOST_PATHS = 1000  # of a list; a glob may match any number
+_MOST_PATHS = 1000  # for a list; a glob may match any number
 
 
 def describe(dataset: object) -> Description | None:
