@@ -50,7 +50,7 @@ def fetched(monkeypatch):
 
 def read(memory, sources, table, positions):
     files, offsets, lengths = table.find(np.array(positions))
-    buffer, places = read_pieces(sources.__getitem__, files, offsets, lengths + 16, memory.read)
+    buffer, places = read_pieces(sources.__getitem__, files, offsets, lengths + 16, memory)
     return [
         bytes(buffer[place : place + length + 16])
         for place, length in zip(places.tolist(), lengths.tolist(), strict=True)

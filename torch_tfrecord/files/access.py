@@ -46,7 +46,7 @@ class _Storages(Protocol):
     ) -> Callable[[str], FileSource]:
         """See `Access.open_in_turn`."""
 
-    def cache(self, folder: str, max_bytes: int | None, group: str) -> RangeCache:
+    def cache(self, folder: str, max_bytes: int | None, *, group: str) -> RangeCache:
         """See `Access`; the files of a group are used together."""
 
 
@@ -163,7 +163,7 @@ class Access:
         return self._with_cache(self._cache(self.cache_dir, group))
 
     def _cache(self, folder: str, group: str) -> RangeCache:
-        return _storages().cache(folder, self.cache_bytes, group)
+        return _storages().cache(folder, self.cache_bytes, group=group)
 
     def _with_cache(self, cache: RangeCache | None) -> Access:
         other = copy.copy(self)

@@ -226,7 +226,7 @@ class FilesAhead:
         self._window = _FIRST_BYTES
         self._lock = threading.RLock()
 
-    def open(self, path: str) -> FileSource:
+    def __call__(self, path: str) -> FileSource:
         """Open a file, in its turn."""
         with self._lock:
             return self.adopt(self._open_file(path, self._take(path)))
@@ -329,7 +329,7 @@ class _PendingRange:
 
 
 class BlockMemory:
-    """Blocks of remote files in memory, for orders that read nearly in sequence: each block is
+    """Reads from blocks of remote files in memory, for orders that read nearly in sequence: each block is
     fetched once, as a whole.
 
     Safe from threads, which wait for the same request where they want the same block. Empty after a
@@ -352,7 +352,7 @@ class BlockMemory:
         self._blocks: ProcessCache[_PendingRange] = ProcessCache(most_bytes, len)
         self._turn = PerProcess(threading.Lock)
 
-    def read(self, ranges: Sequence[_Range], buffer: memoryview) -> None:
+    def __call__(self, ranges: Sequence[_Range], buffer: memoryview) -> None:
         """Read ranges to their places in a buffer."""
         wanted = []
         for file, number, begin, end, start in ranges:

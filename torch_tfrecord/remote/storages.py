@@ -11,7 +11,7 @@ import glob
 import os
 import posixpath
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -367,14 +367,11 @@ def upload_folder(folder: Path, target: str, last: str, access: Access) -> None:
 
 
 class _Storages:
-    @staticmethod
-    def by_blocks(
-        extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
-    ) -> Callable[..., None]:
-        return BlockMemory(extent_of, block_bytes).read
-
+    by_blocks = BlockMemory
+    cache = DiskCache
     names = RemoteNames
     new_file = UploadFile
+    open_in_turn = FilesAhead
     upload = staticmethod(upload_files)
 
     def open(
@@ -390,16 +387,8 @@ class _Storages:
             for path in paths
             if path not in known or not (is_current or store_of(path, access)[0].checks_etag)
         ]
-        found = dict(zip(asked, infos(asked, access), strict=True)) if asked else {}
-        return [RemoteFile(path, access, found.get(path) or known[path]) for path in paths]
-
-    def open_in_turn(
-        self, paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo]
-    ) -> Callable[[str], FileSource]:
-        return FilesAhead(paths, access, known).open
-
-    def cache(self, folder: str, max_bytes: int | None, group: str) -> DiskCache:
-        return DiskCache(folder, max_bytes, group=group)
+        found = {**known, **dict(zip(asked, infos(asked, access), strict=True))}
+        return [RemoteFile(path, access, found[path]) for path in paths]
 
 
 STORAGES = _Storages()

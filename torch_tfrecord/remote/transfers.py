@@ -400,10 +400,7 @@ def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[
         size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
     pieces = []
     for number, (file, begin, end) in enumerate(ranges):
-        if end - begin <= size + size // 2:  # no rest that is hardly worth a request
-            pieces.append((number, FileRange(file, begin, end)))
-            continue
-        count = -((begin - end) // size)
+        count = max(1, round((end - begin) / size))
         borders = [begin + (end - begin) * i // count for i in range(count + 1)]
         pieces += [(number, FileRange(file, *pair)) for pair in pairwise(borders)]
     return pieces
