@@ -384,6 +384,20 @@ def test_threads(folder):
     assert failed == []
 
 
+def test_all_that_threads_read_first_is_kept(folder, storage):
+    cache, ranges = DiskCache(folder, ENOUGH), records(storage)
+    threads = [
+        threading.Thread(target=read_through, args=(cache, ranges[number::8], storage.fetch))
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    storage.fetched_bytes()
+    assert epoch(storage, cache) == 0
+
+
 def test_a_lock_that_somebody_keeps(folder, storage, monkeypatch):
     monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
     cache = DiskCache(folder, ENOUGH)

@@ -221,7 +221,6 @@ class DiskCache:
         data set is in use; where that fails, warn, and keep nothing for a while.
         """
         mine, emptied = self._of_process.get(), None
-        mine.look_at, mine.room = time.monotonic() + _LOOK_SECONDS, 0
         try:
             with _locked(self.folder, self._max_bytes, is_new=not mine.is_open) as state:
                 mine.is_open = True
@@ -252,12 +251,14 @@ class DiskCache:
         except FileNotFoundError:  # it was cleared meanwhile
             pass
         except OSError as error:
+            mine.room = 0
             # Others may keep the lock for long.
             if not mine.is_warned and not isinstance(error, BlockingIOError):
                 mine.is_warned = True
                 text = f"{printable(error.filename or self.folder)}: {error.strerror}"
                 text += ": remote data is read, but no more of it is cached"
                 warnings.warn(text, stacklevel=outer_level())
+        mine.look_at = time.monotonic() + _LOOK_SECONDS  # last: other threads look, too, until then
         if emptied:
             warnings.warn(
                 f"{printable(self.folder)}: emptied, {emptied}; "
