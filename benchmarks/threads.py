@@ -14,7 +14,7 @@ import statistics
 
 from lock import WORKS, loader_of, per_second
 
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import num_processors
 
 
 def _numbers(most: int) -> list[int]:

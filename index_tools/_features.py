@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tfrecord import infer_features
-from torch_tfrecord.columns import is_record_features
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["add_features", "load_code", "load_features"]
@@ -49,7 +49,7 @@ def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) 
     except Exception as error:  # whatever the code does
         raise ValueError(f"{source}: {type(error).__name__}: {error}") from error
     found = code.get("features")
-    if not is_record_features(found):
+    if not isinstance(found, RecordFeatures):
         raise ValueError(
             f"{source}: expected code that assigns `features`, a dict of specs, got {shown_value(found)}"
         )

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from torch_tfrecord import TFRecordError
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import FileSource, is_remote, open_file
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.progress import ProgressBar
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ import torch
 
 from index_tools._workers import Advance
 from torch_tfrecord import ImageDecodeError, ScanTask, SequenceFeatures, VarLenFeature
-from torch_tfrecord.columns import DType, Feature, RecordFeatures
+from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.media import image_format, image_size
+from torch_tfrecord.samples import DType
 
 __all__ = ["MOST_DISTINCT", "ROWS", "Distribution", "Statistics", "measure_task", "stored_features"]
 

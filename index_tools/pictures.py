@@ -18,7 +18,7 @@ from torchvision.transforms.functional import to_pil_image  # torchvision ships 
 from index_tools._terminal import integer
 from torch_tfrecord import decode_image
 from torch_tfrecord.media import read_header
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import num_processors
 
 __all__ = ["Encoding", "add_image_options", "map_in_threads"]
 

@@ -33,7 +33,7 @@ from index_tools._workers import open_executor, work
 from torch_tfrecord import Image, ParseError, Text, TFRecordDataset, TFRecordError, read_records
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.tables import Survey
 

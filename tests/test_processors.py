@@ -1,15 +1,20 @@
+"""The processors that a process may use.
+
+Covers per_process.
+"""
+
 import os
 
 import pytest
 
-from torch_tfrecord import processors
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord import per_process
+from torch_tfrecord.per_process import num_processors
 
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch, tmp_path):
     """The file of a container's limit, which is missing at first."""
-    monkeypatch.setattr(processors, "_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(per_process, "_LIMIT", tmp_path / "cpu.max")
     return tmp_path / "cpu.max"
 
 

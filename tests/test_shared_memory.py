@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -288,53 +287,14 @@ def test_a_system_that_takes_no_memory_back(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_system_that_limits_files():
+@pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_AS"])
+def test_a_system_that_limits_files_or_addresses(limit):
     code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30)); "
-        "from torch_tfrecord.shared_memory import WorkerMemory; m = WorkerMemory(); "
-        "print(m.name.size); m.piece(1 << 20)"
+        f"import resource; resource.setrlimit(resource.{limit}, (8 << 30, 8 << 30)); "
+        "from torch_tfrecord.shared_memory import WorkerMemory; WorkerMemory()"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == 1 << 30
-
-
-def test_a_system_that_limits_addresses():
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); "
-        "from torch_tfrecord.shared_memory import WorkerMemory; m = WorkerMemory(); "
-        "print(m.name.size); m.piece(1 << 20)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == 1 << 30  # a quarter at most, or the worker has no room left
-
-
-@pytest.mark.slow
-def test_without_room_for_all_of_it_each_piece_is_mapped_alone(memory, monkeypatch):
-    sent = array(memory.piece(100_000))
-    sent[:] = 7
-    before = len(mappings())
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
-    try:
-        theirs = received(memory, sent)
-        assert (theirs == 7).all() and memory.name.token not in shared_memory._ATTACHED
-        with pytest.raises(
-            RuntimeError,
-            match=rf"DataLoader worker \(pid {memory.pid}\): cannot map \d+ bytes of its memory: Cannot allocate "
-            rf"memory; the address space of this process is limited to {used + (1 << 30)} bytes \(ulimit -v\)",
-        ):
-            attach(memory.name, 4096, 1 << 32)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-    theirs[5] = 9
-    assert sent[5] == 9 and len(mappings()) == before + 1
-    address = sent.ctypes.data
-    del sent
-    assert not reused(memory, address)
-    del theirs
-    assert len(mappings()) == before
-    assert reused(memory, address)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "OSError" in ran.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""State, threads and caches that belong to one process, and compiled modules that do not survive a
+"""State, threads, caches and processors of one process, and compiled modules that do not survive a
 fork: a child gets a second copy of such a module, with variables of its own.
 
 A fork copies locks, but not the threads that hold them.
@@ -16,12 +16,11 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
-
-from torch_tfrecord.processors import num_processors
 
 __all__ = [
     "PerProcess",
@@ -30,7 +29,30 @@ __all__ = [
     "each_at_once",
     "in_threads",
     "module_of_process",
+    "num_allowed",
+    "num_processors",
 ]
+
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each so many, or "max"
+
+
+def num_processors() -> int:
+    """The processors that the system lets this process use, where it says so (Linux), else all of the
+    machine; in a container no more than its limit of processor time.
+    """
+    found = num_allowed()
+    with suppress(OSError, ValueError):
+        time, period = map(int, _LIMIT.read_text().split())
+        found = min(found, -(-time // period))
+    return found
+
+
+def num_allowed(process: int = 0) -> int:
+    """Those that a process, or this one, is bound to, where the system says so (Linux), else all."""
+    with suppress(AttributeError, OSError):
+        return len(os.sched_getaffinity(process))
+    return os.cpu_count() or 1
+
 
 _State = TypeVar("_State")
 _Value = TypeVar("_Value")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -15,6 +15,8 @@ from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.shown import printable, shown_callable, shown_list
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import torch
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "WHOLE_KINDS",
     "Batch",
     "Columns",
+    "DType",
     "JsonList",
     "JsonObject",
+    "LeadingPart",
     "Places",
     "RecordPlace",
     "SampleList",
@@ -45,6 +49,9 @@ __all__ = [
 Value: TypeAlias = Any
 """A sample, or a feature's value in it: what features give, or whatever a user's transform makes of it."""
 
+DType: TypeAlias = "torch.dtype | type[bytes] | type[str]"
+"""What a feature's values are."""
+
 Samples: TypeAlias = Sequence[Value]
 """The samples of a batch."""
 
@@ -62,6 +69,28 @@ Transform: TypeAlias = Callable[[Value], Value]
 
 Places: TypeAlias = Callable[[int], str]
 """From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""
+
+
+class LeadingPart(Protocol):
+    """The beginning of a transform, where it needs only a part of an encoded value: a crop of a
+    picture.
+    """
+
+    @property
+    def rest(self) -> Sequence[Transform]:
+        """The transforms that follow."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether `batch` applies those, too."""
+
+    def one(self, encoded: Value, /) -> torch.Tensor:
+        """That part of a value that the spec has opened."""
+
+    def batch(self, encoded: Samples, threads: Executor | None, /) -> torch.Tensor:
+        """That part of several, decoded by these threads; all random draws come first, one value
+        after another.
+        """
 
 
 class RecordPlace(NamedTuple):

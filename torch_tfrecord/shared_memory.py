@@ -8,9 +8,8 @@ message being sent, the main process's tensors, and the processes forked while t
 they end. Without a holder the worker reuses the piece. If you keep a batch, its pieces stay in use
 and the file grows.
 
-The main process opens the file through /proc/<pid>/fd. Where its address space is limited (``ulimit
--v``) it maps each piece alone, and a worker maps at most a quarter of the limit. Where none of this
-is possible (not Linux, no compiled core), torch sends the batches itself.
+The main process opens the file through /proc/<pid>/fd. Where this is not possible (not Linux, no
+compiled core, a limited address space: ``ulimit -v``), torch sends the batches itself.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryName", "WorkerMemory", "attach", "worker_memory"]
 
-# Address space, not memory: only used pages take memory. Smaller sizes are for systems that limit
-# address space.
-_SIZES = (1 << 36, 1 << 34, 1 << 32, 1 << 30)
+_SIZE = 1 << 36  # of address space, not memory: only used pages take memory
 _PAGE = 1 << 12
 _TOKEN_BYTES = 16
 # How many pieces are checked at each allocation for whether they are still held.
@@ -79,13 +76,16 @@ class WorkerMemory:
         native = optional_module("shared")
         if native is None or not hasattr(os, "memfd_create") or not hasattr(os, "posix_fallocate"):
             raise OSError("needs Linux and the compiled core")
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            raise OSError("the address space is limited (ulimit -v)")
         self._native = native
         # OSError unless processes of this user see each other's files there
         os.listdir(f"/proc/{os.getppid()}/fd")
         self._fd = os.memfd_create("torch_tfrecord")
         token = os.urandom(_TOKEN_BYTES)
         try:
-            self._mapping = self._map()
+            os.ftruncate(self._fd, _SIZE)
+            self._mapping: Mapping = native.Mapping(self._fd, _SIZE)
             os.posix_fallocate(self._fd, 0, _PAGE)
             # OSError if the system cannot take memory back, as in some sandboxes
             self._mapping.forget(0, _PAGE)
@@ -108,20 +108,6 @@ class WorkerMemory:
         self._empty: list[_Block] = []  # whose memory went back to the system
         self._starts: list[int] = []  # where all blocks begin, ascending
         self._blocks: dict[int, _Block] = {}
-
-    def _map(self) -> Mapping:
-        limit = _address_limit()
-        failed = OSError(f"the address space is limited to {limit} bytes (ulimit -v)")
-        for size in _SIZES:
-            if limit is not None and size > limit // 4:
-                continue
-            try:
-                os.ftruncate(self._fd, size)
-                mapping: Mapping = self._native.Mapping(self._fd, size)
-                return mapping
-            except OSError as error:
-                failed = error
-        raise failed
 
     def piece(self, num_bytes: int) -> Any | None:
         """Writable memory, not cleared, with the buffer protocol; None if there is no more."""
@@ -285,14 +271,9 @@ def attach(name: MemoryName, start: int, num_bytes: int) -> Piece:
     Raises:
         RuntimeError: The worker has ended, or this process has no room for the piece.
     """
-    known = _ATTACHED.get(name.token)
     native: Any = optional_module("shared")
-    if known is not None:
-        mapping = known[1]
-    elif _address_limit() is None:
-        mapping = _attach(name)
-    else:  # room for all of the worker's memory there is none
-        mapping = _map(name, native.HEADER_BYTES + num_bytes, start)
+    known = _ATTACHED.get(name.token)
+    mapping = _attach(name) if known is None else known[1]
     piece: Piece = native.Piece(mapping, start, num_bytes)
     return piece
 
@@ -301,20 +282,20 @@ def _attach(name: MemoryName) -> Mapping:
     for token, (pid, _) in list(_ATTACHED.items()):
         if not os.path.exists(f"/proc/{pid}"):
             _ATTACHED.pop(token, None)
-    _, mapping = _ATTACHED.setdefault(name.token, (name.pid, _map(name, name.size)))
+    _, mapping = _ATTACHED.setdefault(name.token, (name.pid, _map(name)))
     for process in multiprocessing.active_children():
         if process.pid == name.pid:  # unmap it when its loader is gone, at the latest
             weakref.finalize(process, _ATTACHED.pop, name.token, None).atexit = False
     return mapping
 
 
-def _map(name: MemoryName, size: int, begin: int = 0) -> Mapping:
+def _map(name: MemoryName) -> Mapping:
     native: Any = optional_module("shared")
     worker = f"DataLoader worker (pid {name.pid})"
     try:
         fd = os.open(f"/proc/{name.pid}/fd/{name.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapping: Mapping = native.Mapping(fd, size, begin)
+            mapping: Mapping = native.Mapping(fd, name.size)
             token = os.pread(fd, _TOKEN_BYTES, 0)
         finally:
             os.close(fd)
@@ -323,23 +304,11 @@ def _map(name: MemoryName, size: int, begin: int = 0) -> Mapping:
             f"{worker} has ended before its batch was received: {error.strerror}"
         ) from error
     except OSError as error:
-        limit = _address_limit()
-        reason = (
-            ""
-            if limit is None
-            else f"; the address space of this process is limited to {limit} bytes (ulimit -v)"
-        )
         raise RuntimeError(
-            f"{worker}: cannot map {size} bytes of its memory: {error.strerror}{reason}"
+            f"{worker}: cannot map {name.size} bytes of its memory: {error.strerror}"
         ) from error
     if token != name.token:
         raise RuntimeError(
             f"{worker} has ended before its batch was received: another process has its pid"
         )
     return mapping
-
-
-def _address_limit() -> int | None:
-    """Bytes of address space that this process may use; None for any number."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit

@@ -427,9 +427,7 @@ def _taken_from(queue, go, found):
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("room", [1 << 29, 70 << 30])
 def test_a_limited_address_space(room, context):
-    """As `ulimit -v` sets it, which docs/safety.md recommends: workers map less, the trainer piece
-    by piece.
-    """
+    """As `ulimit -v` sets it, which docs/safety.md recommends: torch sends the batches."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + room, limits[1]))

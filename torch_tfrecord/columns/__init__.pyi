@@ -8,9 +8,9 @@ from .containers import (
     stack,
     stack_samples,
 )
-from .dtypes import DType, decode_text
+from .dtypes import decode_text
 from .example_lists import ListFeatures, NestedExample
-from .feature import Feature, Layout, LeadingPart, SequenceFeatures
+from .feature import Feature, SequenceFeatures
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Text
 from .ragged import RaggedFeature
@@ -19,7 +19,6 @@ from .reading import Column, LackingError, Want
 from .record_parsers import (
     RecordFeatures,
     Source,
-    is_record_features,
     make_parser,
     parse_example,
     parse_sequence_example,
@@ -32,14 +31,11 @@ from .tensors import parse_tensor, serialize_tensor
 __all__ = [
     "Column",
     "ColumnPlan",
-    "DType",
     "Feature",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
     "Json",
     "LackingError",
-    "Layout",
-    "LeadingPart",
     "ListFeatures",
     "Nested",
     "NestedExample",
@@ -60,7 +56,6 @@ __all__ = [
     "Want",
     "as_plain",
     "decode_text",
-    "is_record_features",
     "make_parser",
     "parse_example",
     "parse_sequence_example",

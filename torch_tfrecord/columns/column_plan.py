@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, empty_bytes, splits_of
+from torch_tfrecord.batch_memory import Array, empty_bytes, reserve, splits_of
 from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.reading import (
@@ -31,7 +31,7 @@ from torch_tfrecord.columns.reading import (
     read_columns,
     reserve_for,
 )
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.phases import spent
 from torch_tfrecord.protobuf import join_arrays, parse_message
@@ -53,10 +53,6 @@ __all__ = [
 # Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 _KINDS = {kind.field: kind for kind in _FIELDS}
-# Dense columns may be this much larger than the bytes they are read from, plus 64 MiB: an int64 of
-# one byte becomes eight, and records may lack a feature with a default. Beyond that they count.
-_MAX_GROWTH = 16
-_FREE_BYTES = 1 << 26
 _Memory: TypeAlias = Any
 """Memory of the core, by Python's buffer protocol, which has no type before 3.12."""
 _Found: TypeAlias = "tuple[_Memory, list[_Memory], bytes | None]"
@@ -205,11 +201,16 @@ class ColumnPlan:
         """The work to be run for each batch.
 
         Raises:
-            LimitExceededError: Records are so short that their defaults would make gigabytes.
+            LimitExceededError: The dense columns need too much memory; records may be far shorter,
+                if they lack features with defaults.
         """
-        if self.begins[-1] * len(records) > _MAX_GROWTH * records.memory.nbytes + _FREE_BYTES:
+        try:
+            reserve(self.begins[-1] * len(records))
+        except LimitExceededError:
+            # One by one, to label the error.
             for slot in self.slots:
                 reserve_for(slot.want, slot.row_bytes * len(records))
+            raise
         return [ColumnWork(self, records, *ends) for ends in pairwise(borders)]
 
     def run(self, records: PackedRecords, works: Iterable[ColumnWork | Work]) -> None:

@@ -40,7 +40,6 @@ __all__ = [
     "is_ascending",
     "join_nested",
     "make_sparse",
-    "nest_rows",
     "rows_of",
     "split_lists",
     "stack",
@@ -297,15 +296,6 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
     for splits in reversed(row_splits):
         values = [values[low:high] for low, high in pairwise(splits)]
     return values
-
-
-def nest_rows(
-    values: npt.NDArray[Any] | list[Any], dtype: Any, row_splits: Sequence[npt.NDArray[np.int64]]
-) -> Nested | list[Any]:
-    """Numbers as a `Nested`, strings as nested lists; row splits outermost first."""
-    if isinstance(values, list):
-        return split_lists(values, [splits.tolist() for splits in row_splits])
-    return Nested(values, dtype, tuple(row_splits))
 
 
 def make_sparse(

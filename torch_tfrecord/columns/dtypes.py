@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.samples import Value
+from torch_tfrecord.samples import DType, Value
 from torch_tfrecord.shown import dtype_name
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "value_range",
 ]
 
-DType: TypeAlias = torch.dtype | type[bytes] | type[str]
 Values: TypeAlias = dict[str, Value]
 """A sample or a batch: the name of each output and its value or column."""
 
@@ -217,15 +216,11 @@ def decode_text(data: bytes | memoryview) -> str:
 
 def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
     """Nest a flat list by a shape, row-major; the value itself for a scalar shape."""
-    if len(shape) == 1:
-        return list(values)
-    return _nest(iter(values), tuple(shape))
-
-
-def _nest(values: Iterator[Value], shape: tuple[int, ...]) -> Value:
-    if not shape:
-        return next(values)
-    return [_nest(values, shape[1:]) for _ in range(shape[0])]
+    # From the inside out, as the lists of one dimension are the values of the one around it.
+    for rank in range(len(shape) - 1, 0, -1):
+        size, rows = shape[rank], range(math.prod(shape[:rank]))
+        values = [values[row * size : (row + 1) * size] for row in rows]
+    return list(values) if shape else values[0]
 
 
 _MAX_INT64 = (1 << 63) - 1

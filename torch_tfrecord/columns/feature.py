@@ -31,7 +31,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -42,15 +42,12 @@ from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepColum
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.protobuf import ListValues
+from torch_tfrecord.samples import LeadingPart
 from torch_tfrecord.shown import features_code, show_code
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 __all__ = [
     "Feature",
     "Layout",
-    "LeadingPart",
     "SequenceFeatures",
     "ValueEncoder",
     "copy_mappings",
@@ -172,38 +169,8 @@ class ValueEncoder:
         self._reader.read([Column(values, offsets, None, buffer)])
 
 
-class Layout(NamedTuple):
-    """The kind of a spec's values, before any is read.
-
-    Attributes:
-        dtype: A torch dtype, bytes or str.
-        shape: Size of each dimension of a sample; None for any.
-    """
-
-    dtype: DType
-    shape: tuple[int | None, ...] = ()
-
-
-class LeadingPart(Protocol):
-    """The beginning of a transform, where it needs only a part of an encoded value: a crop of a
-    picture.
-    """
-
-    @property
-    def rest(self) -> Sequence[Callable[[Any], Any]]:
-        """The transforms that follow."""
-
-    @property
-    def is_all(self) -> bool:
-        """Whether `batch` applies those, too."""
-
-    def one(self, encoded: Any, /) -> torch.Tensor:
-        """That part of a value that the spec has opened."""
-
-    def batch(self, encoded: Sequence[Any], threads: Executor | None, /) -> torch.Tensor:
-        """That part of several, decoded by these threads; all random draws come first, one value
-        after another.
-        """
+Layout: TypeAlias = "tuple[DType, tuple[int | None, ...]]"
+"""Dtype of a spec's values, and the size of each dimension of a sample; None for any."""
 
 
 @dataclass(frozen=True, repr=False)

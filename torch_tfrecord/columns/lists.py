@@ -4,7 +4,6 @@ each record), VarLenFeature (any number) and FixedLenSequenceFeature (rows of eq
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 
 from torch_tfrecord.arguments import knows_keywords
 from torch_tfrecord.batch_memory import Array, Ints, as_array, as_tensor, pad_rows, splits_of
-from torch_tfrecord.columns.containers import Nested, nest_rows, split_lists
+from torch_tfrecord.columns.containers import Nested, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
     cast_array,
@@ -24,7 +23,6 @@ from torch_tfrecord.columns.dtypes import (
     default_values,
     fixed_shape,
     nest,
-    torch_dtype,
 )
 from torch_tfrecord.columns.feature import Feature, Layout
 from torch_tfrecord.columns.reading import (
@@ -35,7 +33,8 @@ from torch_tfrecord.columns.reading import (
     Want,
     check_steps,
     labelled,
-    read_list,
+    read_record,
+    read_records,
     reserve_for,
     reserve_for_values,
 )
@@ -44,9 +43,9 @@ from torch_tfrecord.samples import Value
 __all__ = [
     "FixedLenFeature",
     "FixedLenSequenceFeature",
+    "ListSteps",
     "VarLenFeature",
     "VarLenReader",
-    "VarLenSteps",
 ]
 
 # The dtypes of the lists themselves: the core's values need no cast.
@@ -97,12 +96,11 @@ class FixedLenFeature(Feature):
             )
 
     def _layout(self) -> Layout:
-        return Layout(self.dtype, self.shape)
+        return self.dtype, self.shape
 
     def _reader(self, name: str, *, pads: bool = False, in_context: bool = False) -> Reader:
         """Build the reader for Examples."""
-        kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
-        return kind(name, self, in_context=in_context)
+        return _FixedReader(name, self, in_context=in_context)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context; a feature whose kind is not set is an error, even with a
@@ -111,11 +109,17 @@ class FixedLenFeature(Feature):
         return self._reader(name, in_context=True)
 
 
-class _FixedLenReader:
-    """The shared base of the FixedLenFeature readers: what they want, and the default."""
+class _FixedReader:
+    """Reads a FixedLenFeature: numbers as [N, *shape], strings as a list of N values, nested by the
+    shape.
 
-    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
-        self._shape, self._count = spec.shape, math.prod(spec.shape)
+    Attributes:
+        is_plain: Whether it returns the core's values unchanged, in the spec's shape.
+        is_text: Whether strings are returned as str.
+    """
+
+    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool) -> None:
+        self._shape, self._count, self._dtype = spec.shape, math.prod(spec.shape), spec.dtype
         # an empty default counts as no default, as in TensorFlow
         self._default: Any = spec.default_value if self._count else None
         self._in_context = in_context
@@ -129,6 +133,34 @@ class _FixedLenReader:
             shape=spec.shape,
         )
         self.wants = (self._want,)
+        self.is_text = spec.dtype is str
+        self.is_plain = spec.dtype in _STORED
+        # The column's array is the batch's tensor as it is: no cast, no reshape. The core gives
+        # single values as [N], so the shape (1,) takes a reshape.
+        self._is_column = self.is_plain and len(self._shape) < 2 and self._shape != (1,)
+        if not isinstance(spec.dtype, torch.dtype):
+            self.is_plain = spec.shape == ()
+        elif self._default is not None:
+            # Bit for bit: a NaN or a float8 keeps its bits.
+            default = torch.tensor(self._default, dtype=spec.dtype).reshape(-1)
+            self._default = default.view(torch.uint8).numpy().view(f"V{default.nbytes}")
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Value]:
+        """The batch's column."""
+        values, _, missing, _ = columns[0]
+        if missing is not None:
+            self._check(missing)
+        elif self._is_column:
+            # The common case, and worth a shortcut: a batch may have forty such columns.
+            return torch.from_numpy(values)
+        if not isinstance(self._dtype, torch.dtype):
+            return self._strings(columns[0], self._dtype)
+        if not self.is_plain:
+            reserve_for(self._want, values.size * self._dtype.itemsize)
+        array = labelled(self._want, cast_array, values, self._dtype)
+        if missing is not None and self._default is not None:
+            np.putmask(array.view(self._default.dtype).reshape(-1), missing != 0, self._default)
+        return as_tensor(array, self._dtype, (len(values), *self._shape))
 
     def _check(self, missing: npt.NDArray[np.uint8]) -> None:
         """Raise if a record may not lack the feature; stricter in a context."""
@@ -140,73 +172,13 @@ class _FixedLenReader:
         if self._in_context and self._default is None:
             raise self._want.lacking()
 
-
-class _FixedNumbers(_FixedLenReader):
-    """Reads a FixedLenFeature of numbers: [N, *shape].
-
-    Attributes:
-        is_plain: Whether it returns the core's values unchanged, in the spec's shape.
-        row_bytes: Memory for the values of one record.
-    """
-
-    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
-        super().__init__(name, spec, in_context=in_context)
-        self._dtype = torch_dtype(spec.dtype)
-        if self._default is not None:
-            # Bit for bit: a NaN or a float8 keeps its bits.
-            default = torch.tensor(self._default, dtype=self._dtype).reshape(-1)
-            self._default = default.view(torch.uint8).numpy().view(f"V{default.nbytes}")
-        self.row_bytes = self._count * self._dtype.itemsize
-        self.is_plain = self._dtype in _STORED
-        # The column's array is the batch's tensor as it is: no cast, no reshape.
-        # The core gives single values as [N], so the shape (1,) takes a reshape.
-        self._is_column = (
-            self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
-        )
-
-    def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        """The batch's column."""
-        values, _, missing, _ = columns[0]
-        if missing is None:
-            if self._is_column:
-                # The common case, and worth a shortcut: a batch may have forty such columns.
-                return torch.from_numpy(values)
-        else:
-            self._check(missing)
-        array = labelled(self._want, cast_array, values, self._dtype)
-        if missing is not None and self._default is not None:
-            np.putmask(array.view(self._default.dtype).reshape(-1), missing != 0, self._default)
-        return as_tensor(array, self._dtype, (len(values), *self._shape))
-
-
-class _FixedStrings(_FixedLenReader):
-    """Reads a FixedLenFeature of bytes or str: a list of N values, nested by the shape.
-
-    Attributes:
-        is_plain: Whether a record has a single string.
-        is_text: Whether it is returned as str.
-    """
-
-    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
-        super().__init__(name, spec, in_context=in_context)
-        self._dtype = spec.dtype
-        self.is_plain, self.is_text = spec.shape == (), spec.dtype is str
-
-    def read(self, columns: Sequence[Column]) -> list[Value]:
-        """The batch's column."""
-        column, count, shape = columns[0], self._count, self._shape
-        if column.missing is not None:
-            self._check(column.missing)
-        values: list[Value] = labelled(self._want, column.strings, self._dtype)
-        if shape != ():
-            values = [
-                nest(values[row * count : (row + 1) * count], shape)
-                for row in range(len(column.values))
-            ]
+    def _strings(self, column: Column, dtype: DType) -> list[Value]:
+        shape = len(column.values), *self._shape
+        values: list[Value] = nest(labelled(self._want, column.strings, dtype), shape)
         if column.missing is not None and self._default is not None:
-            default = [self._default] if shape == () else self._default
+            default = self._default if self._shape else [self._default]
             for row in column.missing.nonzero()[0].tolist():
-                values[row] = nest(default, shape)
+                values[row] = nest(default, self._shape)
         return values
 
 
@@ -240,11 +212,11 @@ class VarLenFeature(Feature):
         check_list_dtype(self.dtype)
 
     def _layout(self) -> Layout:
-        return Layout(self.dtype, (None,))
+        return self.dtype, (None,)
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
-        return VarLenReader(Want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenReader(name, self)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
@@ -252,18 +224,19 @@ class VarLenFeature(Feature):
 
     def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
-        return VarLenSteps(Want(name, self._key_of(name), self.dtype), self.dtype)
+        return ListSteps(self._reader(name))
 
 
 class VarLenReader:
     """Reads a VarLenFeature, or a RaggedFeature without partitions: [N, *], or N lists.
 
-    For the attributes see `_FixedNumbers` and `_FixedStrings`.
+    For the attributes see `_FixedReader`.
     """
 
-    def __init__(self, want: Want, dtype: DType) -> None:
-        self._want, self._dtype, self.wants = want, dtype, (want,)
-        self.is_text = dtype is str
+    def __init__(self, name: str, spec: Any) -> None:
+        dtype = self._dtype = spec.dtype
+        self._want = Want(name, spec._key_of(name), dtype)
+        self.wants, self.is_text = (self._want,), dtype is str
         self.is_plain = dtype in _STORED or not isinstance(dtype, torch.dtype)
 
     def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
@@ -277,22 +250,59 @@ class VarLenReader:
         return Nested(values, self._dtype, (column.offsets,))
 
 
-class VarLenSteps(StepReader):
-    """Reads the steps of a VarLenFeature, or a RaggedFeature without partitions: [N, *, *], or N
-    lists of lists.
+class ListSteps(StepReader):
+    """Reads the steps of a VarLenFeature or RaggedFeature as records of a batch: one more ragged
+    dimension than those have, or nested lists.
+
+    Args:
+        reader: Reads the spec from an Example.
+        validate: Whether the feature lists in a record must have one length.
     """
 
-    def __init__(self, want: Want, dtype: DType) -> None:
-        super().__init__(want)
-        self._dtype = dtype
+    def __init__(self, reader: Reader, *, validate: bool = True) -> None:
+        super().__init__(*reader.wants)
+        self._reader, self._validate = reader, validate
 
     def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
-        want, (steps, borders, _) = self.wants[0], lists[0]
-        values = read_list(want, steps, self._dtype)
-        if not isinstance(values, list):
-            reserve_for_values(want, values.nbytes + 8 * len(steps.offsets), borders)
-        return nest_rows(values, self._dtype, (borders, steps.offsets))
+        lengths = np.stack([np.diff(column.borders) for column in lists])
+        self._check_lengths(lengths, np.stack([column.missing for column in lists]))
+        borders = splits_of(lengths.max(axis=0))
+        columns = [_with_empty_steps(column, borders) for column in lists]
+        # Of a single record, errors name the step; a batch is read again record by record.
+        found = (
+            read_record(self._reader, columns)
+            if len(borders) == 2
+            else read_records(self._reader, columns, borders)
+        )
+        if isinstance(found, list):
+            return split_lists(found, [borders.tolist()])
+        return Nested(found.values, found.dtype, (borders, *found.row_splits))
+
+    def _check_lengths(self, lengths: Ints, missing: npt.NDArray[np.uint8]) -> None:
+        """Check that all feature lists in a record have the same length; missing ones are empty in
+        every step.
+        """
+        wrong = ((lengths != lengths.max(axis=0)) & (missing == 0)).any(axis=0)
+        if self._validate and wrong.any():
+            row = wrong.argmax()
+            each = zip(self.wants, lengths[:, row].tolist(), missing[:, row].tolist(), strict=True)
+            found = {want.key: length for want, length, is_missing in each if not is_missing}
+            raise self.wants[0].error(f"expected feature lists of equal length, got {found}")
+
+
+def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
+    """The steps, with empty steps appended to records that have fewer than their other lists."""
+    steps, own, _ = column
+    if (own == borders).all():
+        return steps
+    # A partition of a step that its list lacks is an empty one.
+    counts = np.zeros(borders[-1], np.int64)
+    # Where each stored step stands, once every record has all of its steps.
+    counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
+        steps.offsets
+    )
+    return steps._replace(offsets=splits_of(counts))
 
 
 @dataclass(frozen=True, repr=False)
@@ -340,7 +350,7 @@ class FixedLenSequenceFeature(Feature):
             )
 
     def _layout(self) -> Layout:
-        return Layout(self.dtype, (None, *self.shape))
+        return self.dtype, (None, *self.shape)
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
@@ -420,18 +430,14 @@ def _rows(
     values = labelled(want, cast_array, column.values, dtype)
     if pads:
         values = values.reshape(shape[0], math.prod(spec.shape))
-        padded = _pad_numbers(want, values, ends, _padding(spec.default_value or 0, dtype))
+        padding = torch.tensor(spec.default_value or 0, dtype=dtype)
+        padded = _pad_numbers(want, values, ends, as_array(padding))
         return as_tensor(padded, dtype, (*padded.shape[:2], *spec.shape))
     reserve_for_values(want, values.nbytes, ends)
     try:
         return Nested(values.reshape(shape), dtype, (ends,))
     except ValueError:  # NumPy has no more than 32 dimensions, and no sizes beyond 2**63 bytes
         return Nested(as_tensor(values, dtype, shape), dtype, (ends,))
-
-
-@functools.lru_cache
-def _padding(value: float, dtype: torch.dtype) -> Array:
-    return as_array(torch.tensor(value, dtype=dtype))
 
 
 def _pad_numbers(want: Want, values: Array, ends: Ints, padding: Array) -> Array:

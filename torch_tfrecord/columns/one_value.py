@@ -183,7 +183,7 @@ class Text(OneValueSpec, Feature):
     _undecoded = Feature._undecoded
 
     def _layout(self) -> Layout:
-        return Layout(str)
+        return str, ()
 
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
@@ -453,28 +453,20 @@ def _step_sizes(
     Raises:
         ParseError: There is not exactly one number per step, or not at least one for a whole shape.
     """
-    lengths = np.diff(borders)
-    record = np.repeat(np.arange(len(lengths)), lengths)
-    number = np.arange(borders[-1]) - borders[record]
-    # A list of sizes may be shorter than that of the values: the context has the rest.
-    is_own = number < np.diff(column.borders)[record]
-    values, offsets, rows = (
-        column.steps.values,
-        column.steps.offsets,
-        column.borders[record] + number,
-    )
-    if not is_own.all():
-        shared = context()[place]
-        # the context's rows, after the steps'
-        rows = np.where(is_own, rows, len(offsets) + record)
-        offsets = np.concatenate([offsets, shared.offsets + len(values)])
-        values = np.concatenate([values, shared.values])
-    begins, counts = offsets[rows], offsets[rows + 1] - offsets[rows]
-    if (counts < 1).any() or (want.num_values == 1 and (counts > 1).any()):
+    values, ends = column.steps.values, column.steps.offsets
+    found: list[Ints] = []
+    for record, (begin, end) in enumerate(pairwise(borders.tolist())):
+        first, last = column.borders[record : record + 2].tolist()
+        found += [values[ends[row] : ends[row + 1]] for row in range(first, last)][: end - begin]
+        # A list of sizes may be shorter than that of the values: the context has the rest.
+        if len(found) < end:
+            shared, shared_ends = context()[place][:2]
+            row = shared[shared_ends[record] : shared_ends[record + 1]]
+            found += [row] * (end - len(found))
+    counts = [*map(len, found)]
+    if any(count < 1 or (want.num_values == 1 and count > 1) for count in counts):
         raise want.error(
             "expected one value" if want.num_values == 1 else "expected at least one size, got none"
         )
-    ends = splits_of(counts)
-    # The sizes of all steps in one take: each row's begin, and its numbers from there.
-    taken = values[np.repeat(begins - ends[:-1], counts) + np.arange(ends[-1])]
-    return Column(taken, NO_OFFSETS if want.num_values == 1 else ends, None, b"")
+    taken = np.concatenate([*found, np.zeros(0, np.int64)])
+    return Column(taken, NO_OFFSETS if want.num_values == 1 else splits_of(counts), None, b"")

@@ -19,7 +19,6 @@ from torch_tfrecord.batch_memory import (
     BatchBudget,
     Keys,
     check_max_batch_bytes,
-    reserve,
 )
 from torch_tfrecord.columns.column_plan import (
     ColumnPlan,
@@ -39,7 +38,6 @@ from torch_tfrecord.columns.reading import (
     StepReader,
     Work,
     read_columns,
-    reserve_for,
 )
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.protobuf import parse_message
@@ -53,8 +51,6 @@ __all__ = [
     "optional_of",
     "packed",
     "read_one",
-    "reserve_rows",
-    "row_bytes_of",
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -210,17 +206,14 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         self.features: Values = dict(features)
         self._pads = pads
         # One set for samples, one for batches: they differ if rows are padded.
-        self._use([make_reader(name, spec) for name, spec in self.features.items()])
+        readers = [make_reader(name, spec) for name, spec in self.features.items()]
+        self._row_readers = self._readers = readers
+        self.optional = optional_of(readers)
+        self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
         if pads and _has_rows(self.features):
             self._readers = [
                 make_reader(name, spec, pads=True) for name, spec in self.features.items()
             ]
-
-    def _use(self, readers: list[Reader]) -> None:
-        self._row_readers = self._readers = readers
-        self._row_bytes = row_bytes_of(readers)
-        self.optional = optional_of(readers)
-        self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
     def single(self, serialized: _Bytes, key: int = 0) -> Values:
         """Parse one serialized Example; see `parse_single_example`.
@@ -280,7 +273,6 @@ class ExampleParser(Parser[Values, Values, _Columns]):
     def _read(self, found: _Columns, num_records: int, keys: Keys) -> Values:
         """Read every feature from its columns."""
         columns, works = found
-        reserve_rows(self._readers, self._row_bytes, num_records)
         values: Values = {}
         for name, reader, own in zip(self.features, self._readers, columns, strict=True):
             # Most features draw nothing, and then there is no call in between.
@@ -331,23 +323,6 @@ def optional_of(
     """See `Parser.optional`."""
     wants = itertools.chain.from_iterable(reader.wants for reader in readers)
     return {(place, want.key): want.label for want in wants if not want.is_required}
-
-
-def row_bytes_of(readers: Sequence[Reader]) -> int:
-    """Memory for the numbers of one record."""
-    return sum(getattr(reader, "row_bytes", 0) for reader in readers)
-
-
-def reserve_rows(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
-    """Reserve the memory of number columns at once; if it is too much, one by one, to label the
-    error.
-    """
-    try:
-        reserve(num_records * row_bytes)
-    except LimitExceededError:
-        for reader in readers:
-            reserve_for(reader.wants[0], num_records * row_bytes_of([reader]))
-        raise
 
 
 def packed(records: Iterable[Value]) -> PackedRecords:

@@ -13,11 +13,10 @@ from itertools import pairwise, takewhile
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import Array, Ints, reserve, splits_of
-from torch_tfrecord.columns.containers import Nested, join_nested, nest_rows, split_lists
+from torch_tfrecord.columns.containers import Nested, join_nested, split_lists
 from torch_tfrecord.columns.dtypes import (
     DType,
     cast_array,
@@ -26,16 +25,13 @@ from torch_tfrecord.columns.dtypes import (
     check_list_dtype,
 )
 from torch_tfrecord.columns.feature import Feature, Layout
-from torch_tfrecord.columns.lists import VarLenReader, VarLenSteps
+from torch_tfrecord.columns.lists import ListSteps, VarLenReader
 from torch_tfrecord.columns.reading import (
     Column,
     Reader,
-    StepColumn,
     StepReader,
     Want,
     labelled,
-    read_record,
-    read_records,
     reserve_for,
 )
 from torch_tfrecord.columns.tensors import MAX_FILL_BYTES
@@ -198,106 +194,6 @@ def _check(splits: Ints, count: int) -> None:
         raise _invalid(f"expected rows that end at {count}, got {splits[-1]}")
 
 
-class Partitions:
-    """Reads the row splits of records.
-
-    Args:
-        name: Name of the output.
-        partitions: The partitions of the spec, outermost first.
-        validate: See `Partition.row_splits`.
-
-    Attributes:
-        wants: The wants of the partitions that have a key.
-    """
-
-    def __init__(self, name: str, partitions: Sequence[Partition], *, validate: bool) -> None:
-        self._validate = validate
-        # A uniform length has no key, but errors of its rows need a label.
-        keys = [one.key if isinstance(one, _KeyPartition) else name for one in partitions]
-        wants = [
-            Want(name, key, torch.int64, type(one).__name__)
-            for key, one in zip(keys, partitions, strict=True)
-        ]
-        self._all = list(zip(partitions, wants, strict=True))
-        self.wants = tuple(
-            want for partition, want in self._all if isinstance(partition, _KeyPartition)
-        )
-
-    def read(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[Ints]]:
-        """The row splits of every partition, outermost first, for each record.
-
-        Args:
-            columns: The wanted columns.
-            counts: Number of values in each record.
-
-        Raises:
-            TFRecordError: See `Partition.row_splits`.
-        """
-        bounds = [column.bounds() for column in columns]
-
-        def one(row: int) -> list[Ints]:
-            places = zip(columns, bounds, strict=True)
-            return self._levels(
-                [column.values[slice(*places[row])] for column, places in places], counts[row]
-            )
-
-        return read_each(one, range(len(counts)))
-
-    def _levels(self, stored: list[Ints], count: int) -> list[Ints]:
-        levels: list[Ints] = []
-        # From the inside out: the rows of a partition are the values of the one around it.
-        for partition, want in reversed(self._all):
-            own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
-            levels.insert(0, labelled(want, partition.row_splits, own, count, self._validate))
-            count = len(levels[0]) - 1
-        if not self._validate:  # drop trailing rows that belong to no row of the outer dimension
-            for outer, inner in pairwise(range(len(levels))):
-                levels[inner] = levels[inner][: levels[outer][-1] + 1]
-        return levels
-
-    def read_together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, ...] | None:
-        """The row splits of all records at once, for a single RowLengths or RowSplits: records to
-        rows, rows to values.
-
-        None if they do not fit, or for other partitions.
-
-        Args:
-            columns: The wanted columns.
-            ends: Where each record's values begin and end.
-        """
-        if (
-            not self._validate
-            or len(self._all) != 1
-            or type(self._all[0][0]) not in (RowLengths, RowSplits)
-        ):
-            return None
-        stored, bounds = columns[0].values, columns[0].offsets
-        # The splits of each record begin at 0 again, so they take more than a sum.
-        if isinstance(self._all[0][0], RowSplits):
-            return _splits_together(stored, bounds, ends)
-        # Clipped, so that no sum overflows to one that looks right.
-        splits = splits_of(np.clip(stored, -1, _MAX_LENGTH))
-        # The rows of each record must end where its values end.
-        return None if (stored < 0).any() or (splits[bounds] != ends).any() else (bounds, splits)
-
-
-def _splits_together(stored: Ints, bounds: Ints, ends: Ints) -> tuple[Ints, Ints] | None:
-    sizes = np.diff(bounds)
-    if not sizes.all():
-        return None  # a missing list means no rows
-    # Shifted by the values before each record; then its first 0 goes, as the record before ends
-    # there.
-    splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
-    rows = splits_of(sizes - 1)
-    # Values that do not fit are read one by one, where the error says why.
-    fits = (
-        not stored[bounds[:-1]].any()
-        and (splits[rows] == ends).all()
-        and (splits[1:] >= splits[:-1]).all()
-    )
-    return (rows, splits) if fits else None
-
-
 @dataclass(frozen=True, repr=False)
 class RaggedFeature(Feature):
     """Values in rows of different lengths, optionally nested.
@@ -372,7 +268,7 @@ class RaggedFeature(Feature):
         return super()._key_of(name) if self.value_key is None else self.value_key
 
     def _layout(self) -> Layout:
-        return Layout(self.dtype, (None, *[None] * self._depth, *self._inner))
+        return self.dtype, (None, *[None] * self._depth, *self._inner)
 
     @property
     def _inner(self) -> tuple[int, ...]:
@@ -389,7 +285,7 @@ class RaggedFeature(Feature):
         """Build the reader for Examples."""
         if self.partitions:
             return _RaggedReader(name, self)
-        return VarLenReader(Want(name, self._key_of(name), self.dtype), self.dtype)
+        return VarLenReader(name, self)
 
     def _context_reader(self, name: str) -> Reader:
         """Build the reader for a context."""
@@ -397,9 +293,7 @@ class RaggedFeature(Feature):
 
     def _step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for feature lists, where each step has its own values and partitions."""
-        if self.partitions:
-            return _RaggedSteps(_RaggedReader(name, self), validate=self.validate)
-        return VarLenSteps(Want(name, self._key_of(name), self.dtype), self.dtype)
+        return ListSteps(self._reader(name), validate=self.validate)
 
 
 class _RaggedReader:
@@ -408,37 +302,94 @@ class _RaggedReader:
     """
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._want = Want(name, spec._key_of(name), spec.dtype)
-        self._partitions = Partitions(name, spec.partitions, validate=spec.validate)
-        self.wants = (self._want, *self._partitions.wants)
-        self._dtype, self._depth, self._inner = spec.dtype, spec._depth, spec._inner
+        self._spec, self._want = spec, Want(name, spec._key_of(name), spec.dtype)
+        # A uniform length has no key, but errors of its rows need a label.
+        self._partitions = [
+            (one, Want(name, getattr(one, "key", name), torch.int64, type(one).__name__))
+            for one in spec.partitions
+        ]
+        keyed = (want for one, want in self._partitions if isinstance(one, _KeyPartition))
+        self.wants = (self._want, *keyed)
 
     def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
-        if not isinstance(self._dtype, torch.dtype):
-            return self._strings(columns)
+        dtype = self._spec.dtype
+        if not isinstance(dtype, torch.dtype):
+            rows = labelled(self._want, columns[0].strings, dtype, True)
+            levels = self._row_splits(columns[1:], [*map(len, rows)])
+            return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
         # A loop over the records takes far longer, and most features have one partition.
-        together = self._together(columns, self._dtype)
-        return self._one_by_one(columns, self._dtype) if together is None else together
-
-    def _together(
-        self, columns: Sequence[Column], dtype: torch.dtype
-    ) -> Nested | list[Value] | None:
-        """The values of all records at once; None if records must be read one by one."""
         values, ends, _, _ = columns[0]
-        if self._inner:
-            return None
-        splits = self._partitions.read_together(columns[1:], ends)
+        splits = self._together(columns[1:], ends)
         if splits is None:
-            return None
+            return self._one_by_one(columns, dtype)
         # The splits between the records are left out, as below: they are one number a record.
-        num_bytes = values.size * dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
+        num_bytes = values.size * dtype.itemsize + 8 * (len(splits[1]) - 1)
         reserve_for(self._want, num_bytes, ends)
-        return nest_rows(labelled(self._want, cast_array, values, dtype), dtype, splits)
+        return Nested(labelled(self._want, cast_array, values, dtype), dtype, splits)
+
+    def _together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, Ints] | None:
+        """The row splits of all records at once, for a single RowLengths or RowSplits: records to
+        rows, rows to values.
+
+        None if they do not fit, or for other partitions: those are read one by one, where the error
+        says why.
+
+        Args:
+            columns: The columns of the partitions.
+            ends: Where each record's values begin and end.
+        """
+        kinds = [*map(type, self._spec.partitions)]
+        if not self._spec.validate or kinds not in ([RowLengths], [RowSplits]):
+            return None
+        lengths, rows = columns[0].values, columns[0].offsets
+        if kinds == [RowSplits]:
+            sizes = np.diff(rows)
+            # A missing list means no rows, and the splits of each record begin at 0.
+            if not sizes.all() or lengths[rows[:-1]].any():
+                return None
+            lengths, rows = np.delete(np.diff(lengths), rows[1:-1] - 1), splits_of(sizes - 1)
+        # Clipped, so that no sum overflows to one that looks right.
+        splits = splits_of(np.clip(lengths, -1, _MAX_LENGTH))
+        # The rows of each record must end where its values end.
+        return None if (lengths < 0).any() or (splits[rows] != ends).any() else (rows, splits)
+
+    def _row_splits(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[Ints]]:
+        """The row splits of every partition, outermost first, for each record.
+
+        Args:
+            columns: The columns of the partitions.
+            counts: Number of values in each record.
+
+        Raises:
+            TFRecordError: See `Partition.row_splits`.
+        """
+        bounds = [column.bounds() for column in columns]
+
+        def one(row: int) -> list[Ints]:
+            places = zip(columns, bounds, strict=True)
+            return self._levels(
+                [column.values[slice(*places[row])] for column, places in places], counts[row]
+            )
+
+        return read_each(one, range(len(counts)))
+
+    def _levels(self, stored: list[Ints], count: int) -> list[Ints]:
+        levels: list[Ints] = []
+        validate = self._spec.validate
+        # From the inside out: the rows of a partition are the values of the one around it.
+        for partition, want in reversed(self._partitions):
+            own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
+            levels.insert(0, labelled(want, partition.row_splits, own, count, validate))
+            count = len(levels[0]) - 1
+        if not validate:  # drop trailing rows that belong to no row of the outer dimension
+            for outer, inner in pairwise(range(len(levels))):
+                levels[inner] = levels[inner][: levels[outer][-1] + 1]
+        return levels
 
     def _one_by_one(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested:
         bounds = columns[0].bounds()
-        levels = self._partitions.read(columns[1:], [end - begin for begin, end in bounds])
+        levels = self._row_splits(columns[1:], [end - begin for begin, end in bounds])
         pairs = zip(bounds, levels, strict=True)
         parts = [self._nested(columns[0].values[slice(*ends)], rows, dtype) for ends, rows in pairs]
         sizes = [
@@ -447,74 +398,19 @@ class _RaggedReader:
         ]
         reserve_for(self._want, sum(sizes), splits_of(sizes))
         # Only a batch without records takes its depth from here.
-        nothing = torch.empty(0, *self._inner, dtype=dtype)
-        return join_nested(parts, Nested(nothing, dtype, (np.zeros(1, np.int64),) * self._depth))
+        nothing, ends = torch.empty(0, *self._spec._inner, dtype=dtype), np.zeros(1, np.int64)
+        return join_nested(parts, Nested(nothing, dtype, (ends,) * self._spec._depth))
 
     def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
         # Without validation, values after the last row belong to none.
         array = labelled(self._want, cast_array, values[: levels[-1][-1]], dtype)
-        if self._inner:
+        inner = self._spec._inner
+        if inner:
             # Rows of one length need no splits: they are a dimension of the values.
-            array = array.reshape(len(array) // math.prod(self._inner), *self._inner)
-        return Nested(array, dtype, tuple(levels[: self._depth]))
-
-    def _strings(self, columns: Sequence[Column]) -> list[Value]:
-        rows = labelled(self._want, columns[0].strings, self._dtype, True)
-        levels = self._partitions.read(columns[1:], [*map(len, rows)])
-        return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
+            array = array.reshape(len(array) // math.prod(inner), *inner)
+        return Nested(array, dtype, tuple(levels[: self._spec._depth]))
 
     def _nested_lists(self, values: list[Value], levels: list[Ints]) -> list[Value]:
         # A list takes many times the bytes of its split, so it counts before it is made.
         reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
-
-
-class _RaggedSteps(StepReader):
-    """Reads the steps of a RaggedFeature: two more ragged dimensions than one step has, or nested
-    lists.
-    """
-
-    def __init__(self, reader: Reader, *, validate: bool) -> None:
-        super().__init__(*reader.wants)
-        self._reader, self._validate = reader, validate
-
-    def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
-        """The batch's column."""
-        lengths = np.stack([np.diff(column.borders) for column in lists])
-        self._check_lengths(lengths, np.stack([column.missing for column in lists]))
-        borders = splits_of(lengths.max(axis=0))
-        columns = [_with_empty_steps(column, borders) for column in lists]
-        # Errors name the step if there is a single record; a batch is read again record by record.
-        found = (
-            read_record(self._reader, columns)
-            if len(borders) == 2
-            else read_records(self._reader, columns, borders)
-        )
-        if isinstance(found, list):
-            return split_lists(found, [borders.tolist()])
-        return Nested(found.values, found.dtype, (borders, *found.row_splits))
-
-    def _check_lengths(self, lengths: Ints, missing: npt.NDArray[np.uint8]) -> None:
-        """Check that all feature lists in a record have the same length; missing ones are empty in
-        every step.
-        """
-        wrong = ((lengths != lengths.max(axis=0)) & (missing == 0)).any(axis=0)
-        if self._validate and wrong.any():
-            row = wrong.argmax()
-            each = zip(self.wants, lengths[:, row].tolist(), missing[:, row].tolist(), strict=True)
-            found = {want.key: length for want, length, is_missing in each if not is_missing}
-            raise self.wants[0].error(f"expected feature lists of equal length, got {found}")
-
-
-def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
-    """The steps, with empty steps appended to records that have fewer than their other lists."""
-    steps, own, _ = column
-    if (own == borders).all():
-        return steps
-    # A partition of a step that its list lacks is an empty one.
-    counts = np.zeros(borders[-1], np.int64)
-    # Where each stored step is, once every record has all of its steps.
-    counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(
-        steps.offsets
-    )
-    return steps._replace(offsets=splits_of(counts))

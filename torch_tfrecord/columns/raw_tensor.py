@@ -203,9 +203,9 @@ class RawTensor(OneValueSpec, Feature):
 
     def _layout(self) -> Layout | dict[str, Any]:
         if isinstance(self.shape, str):
-            return {"shape": Layout(torch.int64, (None,)), "values": Layout(self.dtype, (None,))}
+            return {"shape": (torch.int64, (None,)), "values": (self.dtype, (None,))}
         sizes = (size if isinstance(size, int) and size >= 0 else None for size in self.shape)
-        return Layout(self.dtype, tuple(sizes))
+        return self.dtype, tuple(sizes)
 
     def _reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
@@ -245,20 +245,11 @@ class RawTensor(OneValueSpec, Feature):
 
     def _value(self, stored: Sequence[memoryview], shape: Shape, key: int) -> torch.Tensor:
         """One record's tensor."""
-        strings = stored
-        is_plain = (
-            len(strings) == 1
-            and self.compression is None
-            and self.fixed_length is None
-            and self.little_endian
-        )
-        if is_plain and len(strings[0]) == math.prod(shape) * self.dtype.itemsize:
-            return from_bytes(strings[0], self.dtype, shape)
-        shape, row = _rows(len(strings), shape)
+        shape, row = _rows(len(stored), shape)
         row_bytes = math.prod(size for size in row if size != -1) * self.dtype.itemsize
         exact = None if -1 in row else row_bytes
-        reserve(len(strings) * (self.fixed_length or 0))  # many empty strings may be filled up
-        parts = [self._inflated(part, exact) for part in strings]
+        reserve(len(stored) * (self.fixed_length or 0))  # many empty strings may be filled up
+        parts = [self._inflated(part, exact) for part in stored]
         # Without strings there is still a length, for the shape's sake.
         length = len(parts[0]) if parts else self.fixed_length or exact or 0
         other = next((number for number, part in enumerate(parts) if len(part) != length), None)
@@ -295,27 +286,19 @@ class _RawReader(OneValueReader):
 
     def __init__(self, name: str, spec: RawTensor) -> None:
         super().__init__(name, spec)
-        self._dtype, self._sizes = (
-            spec.dtype,
-            [size for size in spec.shape if isinstance(size, int) and size >= 0],
-        )
+        sizes = [size for size in spec.shape if isinstance(size, int) and size >= 0]
         is_plain = spec.compression is None and spec.fixed_length is None and spec.little_endian
-        is_known = len(self._sizes) == len(spec.shape)
-        # 0 means arrays that are read one by one.
-        self._num_bytes = (
-            math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
-        )
+        # 0 stands for arrays that are read one by one.
+        self._num_bytes, self._sizes, self._dtype = 0, sizes, spec.dtype
+        if is_plain and len(sizes) == len(spec.shape):
+            self._num_bytes = math.prod(sizes) * spec.dtype.itemsize
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         values, offsets = columns[0].values, columns[0].offsets
-        number = len(offsets) - 1
-        is_one_each = (
-            self._num_bytes > 0
-            and len(values) == number > 0
-            and bool((offsets[1:] > offsets[:-1]).all())
-        )
-        if is_one_each and bool((values[:, 1] == self._num_bytes).all()):
-            return self._labelled(self._joined, columns[0].views())
+        if self._num_bytes and len(values) == len(offsets) - 1 > 0:
+            is_one_each = (offsets[1:] > offsets[:-1]).all()
+            if is_one_each and (values[:, 1] == self._num_bytes).all():
+                return self._labelled(self._joined, columns[0].views())
         return super().read(columns)
 
     def _joined(self, views: Sequence[memoryview]) -> torch.Tensor:

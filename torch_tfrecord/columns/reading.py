@@ -43,7 +43,6 @@ __all__ = [
     "labelled",
     "locate_row",
     "read_columns",
-    "read_list",
     "read_record",
     "read_records",
     "reserve_for",
@@ -241,8 +240,7 @@ class Reader(Protocol):
 
     It may raise any TFRecordError if a value does not fit: the records are then read again as
     batches of one, to raise the error of the first bad record. A reader with ``keyed = True`` takes
-    the records' random keys (uint64 [N]) as an extra argument. For a reader with ``row_bytes``, the
-    parser reserves that much memory per record. A reader with ``is_plain = True`` returns the
+    the records' random keys (uint64 [N]) as an extra argument. A reader with ``is_plain = True`` returns the
     core's values unchanged, in the spec's shape. One that wants a known number of values may have a
     method ``begin(column, keys)``: called before the array of its first column is filled, it returns a
     `Work` that is run after them and takes the place of `read`, or None.
@@ -291,13 +289,6 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
     except TFRecordError as error:
         # The cause stays what the codec or the library said: the error before would only repeat it.
         raise want.labelled(error) from error.__cause__
-
-
-def read_list(want: Want, column: Column, dtype: DType) -> Array | list[Value]:
-    """All values of a column: an array of numbers (see `cast_array`), or a list of bytes or str."""
-    if isinstance(dtype, torch.dtype):
-        return labelled(want, cast_array, column.values, dtype)
-    return labelled(want, column.strings, dtype)
 
 
 def _from_zero(offsets: Ints) -> Ints:

@@ -4,10 +4,8 @@ kind; and the Source spec, which datasets answer, since no bytes of a record do.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -29,7 +27,6 @@ __all__ = [
     "RecordFeatures",
     "Source",
     "ValueParser",
-    "is_record_features",
     "make_parser",
     "parse_example",
     "parse_sequence_example",
@@ -37,13 +34,9 @@ __all__ = [
     "parse_single_sequence_example",
 ]
 
-RecordFeatures: TypeAlias = Mapping[str, Any] | SequenceFeatures | ListFeatures | Feature
+# Without parameters, so that `isinstance` takes it.
+RecordFeatures: TypeAlias = Mapping | SequenceFeatures | ListFeatures | Feature  # type: ignore[type-arg]
 """What to read from records: features of Examples by name, or the spec of another kind of record."""
-
-
-def is_record_features(value: object) -> bool:
-    """Whether it is one of `RecordFeatures`."""
-    return isinstance(value, (Mapping, SequenceFeatures, ListFeatures, Feature))
 
 
 def make_parser(
@@ -111,37 +104,32 @@ _P = TypeVar("_P")
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Specs: TypeAlias = tuple[RecordFeatures | None, ...]
 
-# The most recently built parsers, as these functions are usually called for each record with the
-# same specs.
-_kept: deque[tuple[object, _Specs, int, Value]] = deque(maxlen=8)
+# The parsers built last, as these functions are usually called for each record with the same specs:
+# by the identity of each spec, as comparing their fields would take time for each record.
+_kept: dict[object, tuple[_Specs, Value]] = {}
+_MOST_KEPT = 8
 
 
 def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
-    """The parser for some specs, cached by identity, as specs are immutable."""
-    # A copy of the deque, as another thread may add to it.
-    for known, others, limit, parser in tuple(_kept):
-        is_same = (
-            # True and 1.0 equal 1, but as a limit they are errors, which only a new parser raises.
-            known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
-        )
-        if is_same and all(map(_are_same, specs, others)):
-            found: _P = parser
-            return found
-    parser = kind(*specs, max_batch_bytes=max_batch_bytes)
-    # A copy, as the caller may change the mapping and pass it again.
-    copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
-    _kept.append((kind, copies, max_batch_bytes, parser))
-    return parser
-
-
-def _are_same(specs: RecordFeatures | None, others: RecordFeatures | None) -> bool:
-    """Whether both mappings have the same objects under the same names, in the same order; or are
-    one spec.
-    """
-    if not isinstance(specs, Mapping) or not isinstance(others, Mapping):
-        return specs is others
-    # By identity: comparing the fields of all specs would take time for each record.
-    return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
+    """The parser for some specs, which are immutable."""
+    identities = [
+        tuple((name, id(spec)) for name, spec in each.items())
+        if isinstance(each, Mapping)
+        else id(each)
+        for each in specs
+    ]
+    # True and 1.0 equal 1, but as a limit they are errors, which only a new parser raises.
+    key = kind, type(max_batch_bytes), max_batch_bytes, *identities
+    known = _kept.get(key)
+    if known is None:
+        parser = kind(*specs, max_batch_bytes=max_batch_bytes)
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        # With the specs, whose identities would else become those of others.
+        copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
+        known = _kept[key] = copies, parser
+    found: _P = known[1]
+    return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,10 +162,10 @@ class Source(Feature):
             raise ValueError("key is not supported by Source: nothing is read from the record")
 
     def _layout(self) -> Layout | dict[str, Any]:
-        parts = {
-            "path": Layout(str),
-            "position": Layout(torch.int64),
-            "offset": Layout(torch.int64),
+        parts: dict[str, Layout] = {
+            "path": (str, ()),
+            "position": (torch.int64, ()),
+            "offset": (torch.int64, ()),
         }
         return parts if self.what is None else parts[self.what]
 
@@ -193,27 +181,15 @@ class Source(Feature):
         """Raise ValueError, as `reader`."""
         return self._reader(name)
 
-    def _column(self, places: Sequence[RecordPlace]) -> Value:
-        """The batch's column."""
+    def _of_places(self, places: Sequence[RecordPlace]) -> Value:
+        """The column of a batch: a dataset asks a spec that has this for it, and no record."""
+        offsets = [-1 if place.offset is None else place.offset for place in places]
         columns = {
             "path": [place.path for place in places],
-            "position": torch.from_numpy(np.array([place.position for place in places], np.int64)),
-            "offset": torch.from_numpy(np.array([*map(_offset, places)], np.int64)),
+            "position": torch.tensor([place.position for place in places], dtype=torch.int64),
+            "offset": torch.tensor(offsets, dtype=torch.int64),
         }
         return columns if self.what is None else columns[self.what]
-
-    def _value(self, place: RecordPlace) -> Value:
-        """The value of one sample."""
-        values = {
-            "path": place.path,
-            "position": torch.tensor(place.position),
-            "offset": torch.tensor(_offset(place)),
-        }
-        return values if self.what is None else values[self.what]
-
-
-def _offset(place: RecordPlace) -> int:
-    return -1 if place.offset is None else place.offset
 
 
 @overload

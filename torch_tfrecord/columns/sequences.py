@@ -34,8 +34,6 @@ from torch_tfrecord.columns.parsers import (
     optional_of,
     packed,
     read_one,
-    reserve_rows,
-    row_bytes_of,
 )
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader, Want
 from torch_tfrecord.errors import ParseError, TFRecordError, raise_first
@@ -190,7 +188,6 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         context, steps = self.features.context_features or {}, self.features.sequence_features or {}
         self._pads = pads
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
-        self._row_bytes = row_bytes_of([*self._context.values()])
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
         optional = [reader for reader in self._steps.values() if not reader.is_required]
         self.optional = optional_of(self._context.values()) | optional_of(optional, 1)
@@ -261,7 +258,6 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
     def _read(self, found: _Columns, num_records: int, keys: Keys) -> tuple[Values, ...]:
-        reserve_rows([*self._context.values()], self._row_bytes, num_records)
         readers = zip(self._context.items(), found.context, strict=True)
         context = {name: reader.read(columns) for (name, reader), columns in readers}
         steps = zip(

@@ -79,8 +79,8 @@ class SparseFeature(Feature):
     def _layout(self) -> dict[str, Layout]:
         place = (len(self.size),) if len(self.size) > 1 else ()
         return {
-            "indices": Layout(torch.int64, (None, *place)),
-            "values": Layout(self.dtype, (None,)),
+            "indices": (torch.int64, (None, *place)),
+            "values": (self.dtype, (None,)),
         }
 
     def _reader(self, name: str, *, pads: bool = False) -> Reader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -304,36 +304,18 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
 
 
 def _serialize_strings(value: object) -> bytes:
-    shape = value.shape if isinstance(value, np.ndarray) else _shape_of_strings(value)
-    leaves = (
-        [value.item()]
-        if isinstance(value, np.ndarray) and not shape
-        else _string_leaves(value, len(shape))
-    )
-    proto = _empty_proto(_BY_DTYPE[bytes], shape)
-    proto.string_val.extend(leaf.encode() if isinstance(leaf, str) else leaf for leaf in leaves)
+    # Of objects: NumPy takes nested lists apart as far as all have one length.
+    array = np.array(value, dtype=object)
+    proto = _empty_proto(_BY_DTYPE[bytes], array.shape)
+    for leaf in array.reshape(-1).tolist():
+        if isinstance(leaf, (list, tuple)):
+            raise ValueError("nested lists of different lengths (ragged) do not form a tensor")
+        if not isinstance(leaf, (bytes, str)):
+            raise TypeError(
+                f"expected a torch tensor, a numpy array, or bytes or str in lists, got {type(leaf).__name__}"
+            )
+        proto.string_val.append(leaf.encode() if isinstance(leaf, str) else leaf)
     return bytes(proto.SerializeToString(deterministic=True))
-
-
-def _shape_of_strings(value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)):
-        return ()
-    shapes = {_shape_of_strings(item) for item in value}
-    if len(shapes) > 1:
-        raise ValueError("nested lists of different lengths (ragged) do not form a tensor")
-    return (len(value), *(shapes.pop() if shapes else ()))
-
-
-def _string_leaves(value: Value, rank: int) -> Iterator[bytes | str]:
-    if rank:
-        for item in value:
-            yield from _string_leaves(item, rank - 1)
-    elif isinstance(value, (bytes, str)):
-        yield value
-    else:
-        raise TypeError(
-            f"expected a torch tensor, a numpy array, or bytes or str in lists, got {type(value).__name__}"
-        )
 
 
 def _empty_proto(row: _Type, shape: Sequence[int]) -> _Proto:

@@ -19,8 +19,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.per_process import PerProcess, in_threads
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import PerProcess, in_threads, num_processors
 
 __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]
 

@@ -40,7 +40,7 @@ from torch_tfrecord.loading.sample_maker import (
 from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.native import has_native, native_module
 from torch_tfrecord.order import DrawEpoch, Leaves, Rank
-from torch_tfrecord.processors import num_processors
+from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.records import PackedRecords, RecordTable
 from torch_tfrecord.samples import Samples, Transform, Value, without_left_out
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value

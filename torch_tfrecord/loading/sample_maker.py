@@ -22,10 +22,8 @@ from torch_tfrecord.arguments import Paths, one_of
 from torch_tfrecord.batch_memory import BatchBudget, check_max_batch_bytes
 from torch_tfrecord.columns import (
     Feature,
-    LeadingPart,
     RecordFeatures,
     SequenceFeatures,
-    Source,
     make_parser,
     rows_of,
 )
@@ -44,6 +42,7 @@ from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
     Columns,
+    LeadingPart,
     Places,
     RecordPlace,
     SampleList,
@@ -155,7 +154,7 @@ class SampleMaker:
     ) -> None:
         self.transform, self.errors = transform, errors
         self.parser: SampleParser | None = None
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, Callable[[list[RecordPlace]], Value]] = {}
         if hasattr(features, "single"):
             self.parser = cast("SampleParser", features)
         elif features is not None:
@@ -232,7 +231,7 @@ class SampleMaker:
             return sample
         place = where()
         return self._complete(
-            sample, {name: spec._value(place) for name, spec in self._sources.items()}
+            sample, {name: rows_of(make([place]))[0] for name, make in self._sources.items()}
         )
 
     @property
@@ -283,7 +282,7 @@ class SampleMaker:
             # Once for all of them: a place is looked up in the index.
             places = [*map(rows.place, range(len(rows.records)))]
             columns = self._complete(
-                columns, {name: spec._column(places) for name, spec in self._sources.items()}
+                columns, {name: make(places) for name, make in self._sources.items()}
             )
         if type(columns) not in (dict, tuple):
             register_samples()
@@ -565,8 +564,8 @@ def _apply(crop: LeadingPart, split: Transform, name: str, sample: Value) -> Val
     return split(value)
 
 
-def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
-    """Each `Source`, and the features that are read from records; a false value if there are
+def _split_sources(features: Any) -> tuple[dict[str, Any], Any]:
+    """What makes each `Source`, and the features that are read from records; a false value if there are
     none.
     """
     if isinstance(features, SequenceFeatures):
@@ -575,5 +574,6 @@ def _split_sources(features: Any) -> tuple[dict[str, Source], Any]:
         return sources, SequenceFeatures(context, steps) if context or steps else None
     if not isinstance(features, Mapping):
         return {}, features
-    sources = {name: spec for name, spec in features.items() if isinstance(spec, Source)}
+    each = ((name, getattr(spec, "_of_places", None)) for name, spec in features.items())
+    sources = {name: make for name, make in each if make is not None}
     return sources, {name: spec for name, spec in features.items() if name not in sources}

@@ -17,7 +17,6 @@ from torch_tfrecord.batch_memory import Keys
 from torch_tfrecord.columns import (
     Column,
     Feature,
-    Layout,
     OneValueReader,
     OneValueSpec,
     rows_of,
@@ -182,9 +181,9 @@ class Image(OneValueSpec, Feature):
         )
         return find_leading_crop(transform, CHANNELS[self.mode]) if is_usual else None
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> tuple[torch.dtype, tuple[None, ...]]:
         dtype = torch.uint8 if self.normalize is None else torch.float32
-        return Layout(dtype, (None,) * (3 if self.several is None else 4))
+        return dtype, (None,) * (3 if self.several is None else 4)
 
     def _undecoded(self, *, is_step: bool = False, but_images: bool = False) -> Feature:
         is_kept = but_images and type(self) is Image

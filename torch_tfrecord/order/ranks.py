@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord.arguments import integer
 from torch_tfrecord.errors import warn_once
-from torch_tfrecord.processors import num_allowed
+from torch_tfrecord.per_process import num_allowed
 
 __all__ = [
     "Prepared",

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import Ints, splits_of
-from torch_tfrecord.columns import DType, LackingError, Want
+from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
+from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
 
 __all__ = [

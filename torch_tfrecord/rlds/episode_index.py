@@ -31,7 +31,6 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.columns import (
     Column,
     ColumnPlan,
-    DType,
     Want,
 )
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
@@ -44,6 +43,7 @@ from torch_tfrecord.records import (
     SidecarFormat,
     SidecarKeeper,
 )
+from torch_tfrecord.samples import DType
 
 __all__ = [
     "EpisodeIndex",

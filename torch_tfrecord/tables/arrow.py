@@ -20,10 +20,8 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.columns import (
-    DType,
     Feature,
     FixedLenSequenceFeature,
-    Layout,
     ListFeatures,
     Nested,
     RaggedTensor,
@@ -34,7 +32,7 @@ from torch_tfrecord.columns import (
 from torch_tfrecord.errors import needs_extra, outer_level
 from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
-from torch_tfrecord.samples import Value
+from torch_tfrecord.samples import DType, Value
 from torch_tfrecord.torch_internals import sparse_parts
 
 try:
@@ -173,11 +171,12 @@ def _type(spec: Feature) -> pa.DataType:
     return _type_of(spec._layout())
 
 
-def _type_of(layout: Layout | dict[str, Any]) -> pa.DataType:
+def _type_of(layout: tuple[DType, tuple[int | None, ...]] | dict[str, Any]) -> pa.DataType:
     if isinstance(layout, dict):
         return pa.struct([pa.field(name, _type_of(part)) for name, part in layout.items()])
-    kind = _leaf(layout.dtype)
-    for size in reversed(layout.shape):
+    dtype, shape = layout
+    kind = _leaf(dtype)
+    for size in reversed(shape):
         kind = pa.list_(kind, -1 if size is None else size)
     return kind
 

@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import Paths, check_compression_type
-from torch_tfrecord.columns import DType, Nested, VarLenFeature, make_parser
+from torch_tfrecord.columns import Nested, VarLenFeature, make_parser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import decode_example
 from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files, read_records
-from torch_tfrecord.samples import RecordPlace
+from torch_tfrecord.samples import DType, RecordPlace
 from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 
 __all__ = ["ExampleColumns", "build_index"]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
-from torch_tfrecord.columns import RecordFeatures, SequenceFeatures, is_record_features
+from torch_tfrecord.columns import RecordFeatures, SequenceFeatures
 from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
@@ -198,7 +198,7 @@ def plan_tasks(
 ) -> list[ScanTask]:
     """Tasks of about so many bytes that read these positions, in their order."""
     at_least(1, "target_bytes", target_bytes)
-    if features is not None and not is_record_features(features):
+    if features is not None and not isinstance(features, RecordFeatures):
         raise TypeError(
             "expected features by specs, got those of a TFDS tree: read the same files by "
             "TFRecordDataset(ds.files, infer_features(ds.files))"

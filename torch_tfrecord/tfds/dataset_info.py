@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard, TypeVar
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.columns import Feature, RecordFeatures, is_record_features
+from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, is_remote, local_path, open_path
 from torch_tfrecord.remote import RemoteNames
@@ -283,7 +283,7 @@ def are_specs(features: object) -> TypeGuard[RecordFeatures]:
     """
     if isinstance(features, Mapping):
         return any(isinstance(item, Feature) for item in features.values())
-    return is_record_features(features)
+    return isinstance(features, RecordFeatures)
 
 
 def _tree(

@@ -27,7 +27,6 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve, splits_of
 from torch_tfrecord.columns import (
     Column,
-    DType,
     Nested,
     RawTensor,
     Want,
@@ -37,6 +36,7 @@ from torch_tfrecord.columns import (
 )
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, read_each
 from torch_tfrecord.media import decode_image, decode_sound, image_size, read_wav
+from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds.features import Shape, fits
 
 __all__ = [

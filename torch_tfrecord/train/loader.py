@@ -22,7 +22,7 @@ from torch_tfrecord.arguments import (
     nearest,
     true_or_false,
 )
-from torch_tfrecord.columns import RecordFeatures, is_record_features
+from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate
 from torch_tfrecord.loading import (
@@ -365,7 +365,7 @@ def _check_keywords(given: Mapping[str, object]) -> None:
 
 
 def _check_arguments(batch_size: int, shuffle: object, num_epochs: int | None) -> None:
-    if is_record_features(batch_size):
+    if isinstance(batch_size, RecordFeatures):
         raise TypeError(
             "batch_size must be an integer, got features: the order is make_dataloader(paths, batch_size, features)"
         )
