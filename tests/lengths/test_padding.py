@@ -300,11 +300,9 @@ def test_numbers_lists_and_arrays():
 
 def test_single_bytes_str_and_none_are_lists():
     samples = [{"name": b"a", "text": "x", "none": None}, {"name": b"b", "text": "y", "none": None}]
-    assert PaddedCollate(padding_values=-1)(samples) == {
-        "name": [b"a", b"b"],
-        "text": ["x", "y"],
-        "none": [None, None],
-    }
+    batch = PaddedCollate(padding_values=-1)(samples)
+    assert batch == {"name": [b"a", b"b"], "text": ["x", "y"], "none": [None, None]}
+    assert [type(batch[key][0]) for key in ("name", "text")] == [bytes, str]
 
 
 def test_one_value_for_all_features():

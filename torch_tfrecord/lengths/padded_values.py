@@ -221,7 +221,7 @@ def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Pa
     _reserve_padded(sizes, size, _POINTER_BYTES, name)
     padded = np.full((len(arrays), *size), kind() if padding is None else padding, object)
     for number, array in enumerate(arrays):
-        place: Any = (number, *map(slice, array.shape))
+        place: Any = (number, ..., *map(slice, array.shape))
         padded[place] = array
     return padded.tolist(), _lengths_of(sizes, wish)
 
