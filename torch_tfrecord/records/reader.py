@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -26,7 +26,6 @@ from torch_tfrecord.files import (
     FileSource,
     LocalFile,
     SequentialSource,
-    local_path,
     open_file,
     read_pieces,
 )
@@ -94,42 +93,33 @@ def read_records(
     compression = check_compression_type(compression_type)
     one_of("on_error", on_error, *get_args(OnError))
     access = Access(storage_options)
-    is_file = callable(getattr(paths, "read", None))
-    files: list[Any] = [paths] if is_file else found_files(cast("Paths", paths), access)[0]
-    read = partial(
-        read_blocks,
-        compression_type=compression,
-        verify_crc=verify_crc,
-        on_error=on_error,
-        access=access,
+    files: Iterable[FileSource]
+    if callable(getattr(paths, "read", None)):
+        files = [_PipeSource(cast("BinaryIO", paths))]
+    else:
+        found, _ = found_files(cast("Paths", paths), access)
+        files = (open_file(path, access).ahead() for path in found)
+    read = partial(read_blocks, verify_crc=verify_crc, on_error=on_error)
+    return chain.from_iterable(
+        block.payloads or () for file in files for block in read(file, compression)
     )
-    return chain.from_iterable(block.payloads or () for file in files for block in read(file))
 
 
 def read_blocks(
-    path: str | os.PathLike[str] | BinaryIO,
+    file: FileSource,
     compression_type: str,
     *,
     verify_crc: bool,
     on_error: OnError,
-    access: Access = Access.DEFAULT,
-    open_source: Callable[[str], FileSource] | None = None,
     report: Callable[[str, SkippedBytes], None] | None = None,
 ) -> Iterator[Block]:
-    """`read_records` block by block, with offsets; opens the file at the first block.
+    """`read_records` of one file, block by block, with offsets.
 
     Args:
-        path, compression_type, verify_crc, on_error: See `read_records`.
-        access: How a remote file is reached.
-        open_source: Opens the path, in place of that.
-        report: Takes what was skipped of a file, in place of a warning.
+        file: The file, as it is read from its beginning to its end.
+        compression_type, verify_crc, on_error: See `read_records`.
+        report: Takes what was skipped, in place of a warning.
     """
-    file: FileSource
-    if not isinstance(path, (str, os.PathLike)):
-        file = _PipeSource(path)
-    else:
-        name = local_path(path)
-        file = open_file(name, access).ahead() if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
     yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped)

@@ -369,12 +369,11 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     def _read(self, open_source: Callable[[str], FileSource], file: int) -> Iterator[Block]:
         num_records = 0
         for block in read_blocks(
-            self.files[file],
+            open_source(self.files[file]),
             self._compression_type,
             verify_crc=self._verify,
             # Damage between records belongs to no record, so the scanner skips it.
             on_error="skip" if self._errors.skips else "raise",
-            open_source=open_source,
             report=self._note_skipped,
         ):
             num_records += len(block.offsets)

@@ -102,9 +102,8 @@ class FoundRecord(NamedTuple):
         report: Callable[[str, SkippedBytes], None] | None = None,
     ) -> Iterator[FoundRecord]:
         """All records of a file; see `read_blocks`."""
-        for block in read_blocks(
-            path, "auto", verify_crc=True, on_error=on_error, access=access, report=report
-        ):
+        file = open_file(path, access).ahead()
+        for block in read_blocks(file, "auto", verify_crc=True, on_error=on_error, report=report):
             for number, payload in enumerate(block.payloads or ()):
                 yield cls(path, block.position + number, int(block.offsets[number]), payload)
 
