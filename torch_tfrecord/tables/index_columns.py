@@ -17,7 +17,7 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.protobuf import decode_example
+from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files, read_records
 from torch_tfrecord.samples import DType, RecordPlace
 from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
@@ -25,6 +25,11 @@ from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 __all__ = ["ExampleColumns", "build_index"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
+_DTYPES: dict[str, DType] = {
+    "int64_list": torch.int64,
+    "float_list": torch.float32,
+    "bytes_list": bytes,
+}
 _LENGTH = re.compile(r"len\((.*)\)", re.DOTALL)
 
 
@@ -83,12 +88,12 @@ class ExampleColumns:
         """Whether the records show the kind of a key that was not known."""
         unknown = {*self._keys.values()} - self._kinds.keys()
         for record in records if unknown else ():
-            values = decode_example(record)
-            for key in [key for key in unknown if len(values.get(key, ()))]:
-                found = values[key]
-                is_array = isinstance(found, np.ndarray)
-                self._kinds[key] = torch.from_numpy(found).dtype if is_array else bytes
-                unknown.remove(key)
+            features = parse_message(record).features.feature
+            for key in unknown & features.keys():
+                kind = features[key].WhichOneof("kind")
+                if kind and getattr(features[key], kind).value:
+                    self._kinds[key] = _DTYPES[kind]
+                    unknown.remove(key)
             if not unknown:
                 break
         before, self._parser = self._parser, self._make_parser()
@@ -145,7 +150,7 @@ class ExampleColumns:
         for record in records:
             raise ValueError(
                 f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
-                f"has {sorted(decode_example(record))}"
+                f"has {sorted(parse_message(record).features.feature)}"
             )
 
     def columns(self) -> KeptColumns:

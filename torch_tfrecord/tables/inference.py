@@ -37,7 +37,7 @@ from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.media import Image, image_size
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
-    decode_example,
+    decode_sequence_example,
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords, found_files
@@ -210,10 +210,10 @@ def _propose_any(
     if "ELWC" in str(guess_message(samples[0].payload)):
         what = "ExampleListWithContext", "example list"
         lists = [parse_message(sample.payload, *what) for sample in samples]
-        return ListFeatures(
-            _propose_mapping([decode_example(each.context) for each in lists]),
-            _propose_mapping([decode_example(one) for each in lists for one in each.examples]),
-        )
+        # An Example is a SequenceExample without steps.
+        contexts = [decode_sequence_example(each.context)[0] for each in lists]
+        examples = [decode_sequence_example(one)[0] for each in lists for one in each.examples]
+        return ListFeatures(_propose_mapping(contexts), _propose_mapping(examples))
     decoded = [decode_record(sample.payload) for sample in samples]
     context = _propose_mapping([context for context, _ in decoded])
     keys = sorted(set[str]().union(*(lists for _, lists in decoded)))
