@@ -690,6 +690,20 @@ def test_lossless_formats_round_trip(format, channels):
     )
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [(20, 30), (1, 1), (3, 1), (1, 4)])
+def test_16_bit_png_round_trips(size, channels):
+    image = torch.from_numpy(
+        np.random.default_rng(1).integers(0, 1 << 16, (channels, *size)).astype(np.uint16)
+    )
+    data = encode_image(image, "png")
+    for backend in backends_of(data):
+        result = decode_image(data, "unchanged", backend=backend)
+        assert result.dtype == torch.uint16 and np.array_equal(result.numpy(), image.numpy())
+    with Image.open(io.BytesIO(data)) as picture:
+        picture.verify()
+
+
 @pytest.mark.parametrize("format", ["jpeg", "webp", "gif"])
 def test_lossy_formats_are_near_and_repeatable(format):
     image = torch.from_numpy(chw(draw()))

@@ -536,6 +536,15 @@ def test_skipping_goes_only_forward(tmp_path, way):
     assert len(read) == 20
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+def test_skipping_the_cut_end_of_a_compressed_stream(file, kind):
+    whole = compressed(framed(*FIVE), kind)
+    for cut in range(2, len(whole)):
+        read = [*read_records(file(whole[:cut]), compression_type=kind, on_error="skip")]
+        assert read == FIVE[: len(read)]
+
+
 def test_what_a_reader_holds_of_a_pipe_is_searched_again(recwarn):
     """Also where it has read on: a record that does not fit into what was read."""
     good, bad = framed(bytes(range(250)) * 1400), damage(framed(b"x" * 300_000), 99)
