@@ -18,8 +18,9 @@ from torch_tfrecord.files import Access, local_path, open_file
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import parse_message
-from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files, read_records
+from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files
 from torch_tfrecord.samples import DType, RecordPlace
+from torch_tfrecord.tables.found_records import FoundRecord
 from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 
 __all__ = ["ExampleColumns", "build_index"]
@@ -220,7 +221,7 @@ def build_index(
     built = each_at_once(build, files, 2) if len(files) > 1 else map(build, files)
     indexes = [*ProgressBar(built, "indexing", total=len(files), unit="file", delay=1.0)]
     if columns:
-        records = read_records(files, storage_options=storage_options)
+        records = (one.payload for path in files for one in FoundRecord.all_of(path, access))
         ExampleColumns(columns).check([index._kept for index in indexes], records)
     if columns if save is None else save:
         keeper = IndexKeeper(index_dir=index_dir, access=access)

@@ -17,11 +17,12 @@ from torch_tfrecord.files import (
     Access,
     AtomicFile,
     HiddenFolder,
+    LocalFile,
     is_remote,
     local_path,
     open_path,
 )
-from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_records
+from torch_tfrecord.records import OVERHEAD_BYTES, TFRecordWriter, read_blocks
 from torch_tfrecord.remote import RemoteNames, upload_folder
 from torch_tfrecord.tfds.dataset_info import (
     FEATURES_FILE,
@@ -264,7 +265,9 @@ def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
     if len(paths) == 1:
         os.replace(whole, paths[0])
         return
-    records = read_records(str(whole), compression_type=None)
+    file = LocalFile(str(whole)).ahead()
+    blocks = read_blocks(file, "", verify_crc=True, on_error="raise")
+    records = (record for block in blocks for record in block.payloads or ())
     start = 0
     for path, end in zip(paths, ends, strict=True):
         with TFRecordWriter(path, compression_type=None) as writer:
