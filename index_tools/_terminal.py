@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch_tfrecord import find_files
 from torch_tfrecord.records import without_companions
@@ -16,10 +17,6 @@ from torch_tfrecord.records import without_companions
 __all__ = [
     "PATHS_HELP",
     "Verb",
-    "add_executor",
-    "add_jobs",
-    "add_json",
-    "add_paths",
     "align",
     "byte_size",
     "data_files",
@@ -43,51 +40,31 @@ class Verb(NamedTuple):
 
     Attributes:
         description: What `--help` says, below the summary and the arguments.
-        add_arguments: Adds its arguments to its parser.
         run: Called with these as keywords; returns the exit status.
+        shared: Arguments that several verbs have, by their names: of `_SHARED`.
+        own: Other arguments: name -> what `add_argument` takes.
+        more: Add further ones to a parser.
     """
 
     description: str
-    add_arguments: Callable[[argparse.ArgumentParser], object]
     run: Callable[..., int]
+    shared: str = ""
+    own: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    more: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
 
-
-def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Add the argument PATH..."""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help=PATHS_HELP)
-
-
-def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the option --jobs."""
-    parser.add_argument(
-        "--jobs",
-        type=integer(1),
-        metavar="N",
-        help=f"{what} (default: depends on the data, at most one per processor)",
-    )
-
-
-def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Add the option --executor."""
-    parser.add_argument(
-        "--executor",
-        type=_executor,
-        default="processes",
-        metavar="processes|dask=ADDRESS",
-        help="what does the work: processes of this machine, or the workers of a Dask scheduler, which have the "
-        "same paths (default: %(default)s)",
-    )
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its arguments to a parser."""
+        options = {name: _SHARED[name] for name in self.shared.split()} | dict(self.own)
+        for name, option in options.items():
+            parser.add_argument(name, **option)
+        for add in self.more:
+            add(parser)
 
 
 def _executor(text: str) -> str:
     if text != "processes" and not re.fullmatch("dask=.+", text):
         raise argparse.ArgumentTypeError(f"expected processes or dask=ADDRESS, got {text!r}")
     return text
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option --json."""
-    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON")
 
 
 def data_paths(paths: Sequence[str]) -> list[str]:
@@ -145,6 +122,30 @@ def byte_size(text: str) -> int:
             f"TiB), got {text!r}"
         )
     return size
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "paths": {"nargs": "+", "metavar": "PATH", "help": PATHS_HELP},
+    "--jobs": {
+        "type": integer(1),
+        "metavar": "N",
+        "help": "processes or threads (default: depends on the data, at most one per processor)",
+    },
+    "--executor": {
+        "type": _executor,
+        "default": "processes",
+        "metavar": "processes|dask=ADDRESS",
+        "help": "what does the work: processes of this machine, or the workers of a Dask scheduler, which have the "
+        "same paths (default: %(default)s)",
+    },
+    "--features": {
+        "metavar": "FILE.py",
+        "help": "Python code that assigns `features`, such as `tfrecord show` prints; it is run "
+        "(default: inferred from some records)",
+    },
+    "--force": {"action": "store_true", "help": "write over the file"},
+    "--json": {"dest": "as_json", "action": "store_true", "help": "print JSON"},
+}
 
 
 # Text.

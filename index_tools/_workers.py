@@ -18,17 +18,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    Executor,
-    ProcessPoolExecutor,
-    as_completed,
-    wait,
-)
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord import TFRecordError
 from torch_tfrecord.errors import needs_extra
@@ -38,7 +32,6 @@ from torch_tfrecord.progress import ProgressBar
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.sharedctypes import Synchronized
 
 __all__ = [
     "Advance",
@@ -57,7 +50,6 @@ Advance: TypeAlias = Callable[[int], object]
 
 # Starting processes takes a few seconds; one process reads this much in less.
 _MIN_PARALLEL_BYTES = 1 << 30
-_POLL_SECONDS = 0.1
 # An executor gets so much at once: its own work is some milliseconds to a second of ours.
 _GROUP_BYTES, _GROUP_FILES = 1 << 28, 256
 
@@ -75,10 +67,10 @@ def work(
     """Call `task` with each item: in other processes, by an executor, or here.
 
     Args:
-        task: Called as ``task(item, advance)``; pickled once for each process, as it may be large.
-        items: Each item, and by how much the bar moves when an executor has done it.
-        bar: Moved by `advance`.
-        num_jobs: Number of processes; with 1 the work is done in this one.
+        task: Called as ``task(item, advance)``.
+        items: Each item, and by how much the bar moves when it is done elsewhere.
+        bar: Moved by `advance` where the work is done here.
+        num_jobs: Number of processes; below 2 the work is done in this one.
         executor: Does the work in place of processes.
         module: Imported once, before the processes are forked.
         advice: What to try if one of them dies.
@@ -90,46 +82,50 @@ def work(
         ChildProcessError: A process died, or the executor failed.
         Exception: The first error of the task.
     """
-    if executor is not None:
-        yield from _work_by(executor, task, items, bar)
-    elif num_jobs > 1:
-        yield from _work_in_processes(task, items, num_jobs, bar, module, advice)
-    else:
+    if executor is None and num_jobs < 2:
         for item, _ in items:
             yield task(item, bar.update)
+        return
+    with (
+        _processes(num_jobs, module)
+        if executor is None
+        else contextlib.nullcontext(executor) as workers
+    ):
+        futures = {workers.submit(task, item, _no_advance): size for item, size in items}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                bar.update(futures[future])
+        except BrokenProcessPool as error:
+            text = f"a worker process died, perhaps because memory ran out; {advice}"
+            raise ChildProcessError(text) from error
+        except Exception as error:
+            if executor is None:
+                raise
+            # errors of the task itself are outcomes
+            raise ChildProcessError(f"the executor could not do its work: {error}") from error
+        finally:
+            for future in futures:
+                future.cancel()
+        yield from (future.result() for future in futures)
 
 
-def _work_in_processes(
-    task: Callable[[_Item, Advance], _T],
-    items: Sequence[tuple[_Item, int]],
-    num_jobs: int,
-    bar: ProgressBar,
-    module: str,
-    advice: str,
-) -> list[_T]:
+def _no_advance(step: int) -> None:
+    """An item of another process counts when it is done."""
+
+
+@contextlib.contextmanager
+def _processes(num_jobs: int, module: str) -> Iterator[Executor]:
     context = multiprocessing.get_context("forkserver")
     # so that the workers share what it imports
     context.set_forkserver_preload([module])
-    progress, first = context.Value("q", 0), bar.n
     # The processes wait at a pipe for the end of this one, or until it gives up.
     waiting, alive = context.Pipe(duplex=False)
     with _ignore_interrupts():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
-    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (task, progress, waiting))
+    pool = ProcessPoolExecutor(num_jobs, context, _start_worker, (waiting,))
     try:
-        futures = [pool.submit(_work_on_item, item) for item, _ in items]
-        unfinished = set(futures)
-        while unfinished:
-            done, unfinished = wait(unfinished, _POLL_SECONDS, FIRST_EXCEPTION)
-            # without its lock, with which a process may have died
-            bar.update(first + progress.get_obj().value - bar.n)
-            for future in done:
-                future.result()
-        return [future.result() for future in futures]
-    except BrokenProcessPool as error:
-        raise ChildProcessError(
-            f"a worker process died, perhaps because memory ran out; {advice}"
-        ) from error
+        yield pool
     except BaseException:
         # ends the workers, for which shutting the pool down would wait
         alive.close()
@@ -153,25 +149,9 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_work: list[tuple[Callable[..., Any], Advance]] = []  # one, that of this worker process
-
-
-def _work_on_item(item: object) -> Any:
-    task, advance = _work[-1]
-    return task(item, advance)
-
-
-def _start_worker(
-    task: Callable[..., object], progress: Synchronized[int], waiting: Connection
-) -> None:
+def _start_worker(waiting: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the fork server was there before
     threading.Thread(target=_end_with, args=(waiting,), daemon=True).start()
-
-    def advance(step: int) -> None:
-        with progress.get_lock():
-            progress.value += step
-
-    _work.append((task, advance))
 
 
 def _end_with(waiting: Connection) -> None:
@@ -275,29 +255,6 @@ def _groups(
         groups[-1] = [*group, path], num_bytes + size
         room -= wanted
     return groups
-
-
-def _work_by(
-    executor: Executor,
-    task: Callable[[_Item, Advance], _T],
-    items: Sequence[tuple[_Item, int]],
-    bar: ProgressBar,
-) -> list[_T]:
-    futures = {executor.submit(task, item, _no_advance): size for item, size in items}
-    try:
-        for future in as_completed(futures):
-            future.result()
-            bar.update(futures[future])
-    except Exception as error:  # errors of the task itself are outcomes
-        raise ChildProcessError(f"the executor could not do its work: {error}") from error
-    finally:
-        for future in futures:
-            future.cancel()
-    return [future.result() for future in futures]
-
-
-def _no_advance(step: int) -> None:
-    """An executor reports an item when it is done."""
 
 
 def _work_on_group(

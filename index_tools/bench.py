@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import Any
 
 from crc32c import crc32c
 
-from index_tools._features import add_features, load_code
-from index_tools._terminal import Verb, add_json, add_paths, data_paths
+from index_tools._features import load_code
+from index_tools._terminal import Verb, data_paths
 from torch_tfrecord import Image, Json, Proto, RecordLoader, Text, make_dataloader
 from torch_tfrecord.files import open_file
 from torch_tfrecord.native import has_native
@@ -140,19 +139,6 @@ def _advice(bound: str, loader: RecordLoader, options: Mapping[str, Any]) -> str
     return "; or ".join(advice for advice in _ADVICE[bound] if not there.get(advice))
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
-    add_features(parser)
-    for name, default in {"--batch-size": 64, "--num-workers": 0, "--num-threads": None}.items():
-        parser.add_argument(
-            name, type=int, default=default, metavar="N", help="default: %(default)s"
-        )
-    parser.add_argument(
-        "--seconds", type=float, default=5, help="of the longest run (default: %(default)s)"
-    )
-    add_json(parser)
-
-
 def _run(
     paths: Sequence[str], features: str | None, seconds: float, as_json: bool, **options: Any
 ) -> int:
@@ -190,4 +176,19 @@ def _bench(paths: Sequence[str], options: dict[str, Any], seconds: float) -> dic
     }
 
 
-BENCH = Verb(_DESCRIPTION, _add_arguments, _run)
+_number = {"type": int, "metavar": "N", "help": "default: %(default)s"}
+BENCH = Verb(
+    _DESCRIPTION,
+    _run,
+    "paths --features --json",
+    {
+        "--batch-size": {**_number, "default": 64},
+        "--num-workers": {**_number, "default": 0},
+        "--num-threads": _number,
+        "--seconds": {
+            "type": float,
+            "default": 5,
+            "help": "of the longest run (default: %(default)s)",
+        },
+    },
+)

@@ -6,7 +6,6 @@ there, they get their own names. So the same command goes on where it was interr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -19,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from index_tools._features import add_features, load_features
+from index_tools._features import load_features
 from index_tools._outputs import check_outputs, create_folders, shard_name
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work
@@ -76,18 +75,6 @@ examples:
   tfrecord convert photos/ data/train --labels-csv labels.csv"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a file, a glob (quoted), or a folder")
-    parser.add_argument("out", metavar="OUT", help="a file, or a prefix of TFRecord shards")
-    parser.add_argument("--columns", metavar="A,B", help="only these features (default: all)")
-    add_features(parser)
-    add_folder_options(parser)
-    parser.add_argument(
-        "--split", default="train", help="of a saved Hugging Face dataset (default: %(default)s)"
-    )
-    parser.set_defaults(usual=parser.get_default)
-
-
 def _run(source: str, out: str, columns: str | None, features: str | None, **options: Any) -> int:
     """Find out which conversion it is, and do it."""
     usual = options.pop("usual")
@@ -114,7 +101,21 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
         raise ValueError(f"{error} (see --split, --columns)") from error
 
 
-CONVERT = Verb(_DESCRIPTION, _add_arguments, _run)
+CONVERT = Verb(
+    _DESCRIPTION,
+    _run,
+    "--features",
+    {
+        "source": {"metavar": "IN", "help": "a file, a glob (quoted), or a folder"},
+        "out": {"metavar": "OUT", "help": "a file, or a prefix of TFRecord shards"},
+        "--columns": {"metavar": "A,B", "help": "only these features (default: all)"},
+        "--split": {
+            "default": "train",
+            "help": "of a saved Hugging Face dataset (default: %(default)s)",
+        },
+    },
+    (add_folder_options, lambda parser: parser.set_defaults(usual=parser.get_default)),
+)
 
 
 def _kind(path: str) -> str:

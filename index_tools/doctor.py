@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from index_tools._terminal import Verb, add_json
+from index_tools._terminal import Verb
 from torch_tfrecord import (
     FixedLenFeature,
     TFRecordDataset,
@@ -31,7 +30,6 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.errors import optional_import
-from torch_tfrecord.files import open_file
 from torch_tfrecord.media import decoders_state
 from torch_tfrecord.native import (
     PURE_PYTHON,
@@ -89,14 +87,14 @@ def _run(as_json: bool) -> int:
     return 0
 
 
-DOCTOR = Verb(_DESCRIPTION, add_json, _run)
+DOCTOR = Verb(_DESCRIPTION, _run, "--json")
 
 
 def installation_report() -> str:
     """Report in plain text what runs compiled, what decodes, how workers send batches, and what is
     missing.
 
-    Decodes a region, reads ranges of a file and by obstore, and starts DataLoader workers.
+    Decodes a region, reads by obstore, and starts a DataLoader worker.
 
     Returns:
         Lines to read; their form may change. The last part says how to get what is missing.
@@ -129,7 +127,6 @@ def _sections() -> dict[str, dict[str, str]]:
             "WAV": "this package (PCM and float samples, not resampled)",
             "others": decoders_state(),
         },
-        "DataLoader workers": {"batches": _worker()},
         "Versions": {name: _version(name) for name in _PACKAGES},
     }
 
@@ -187,40 +184,6 @@ def _torchcodec_remedy() -> str:
     return ""
 
 
-class _Question(Dataset[str]):
-    """Finds out in a worker why it cannot share memory; "" if it can."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, position: int) -> str:
-        try:
-            WorkerMemory()
-        except OSError as error:
-            return str(error)
-        return ""
-
-
-def _worker() -> str:
-    # With its own generator, since a loader would draw from torch's global one.
-    generator = torch.Generator()
-    try:
-        loader = DataLoader(
-            _Question(),
-            batch_size=None,
-            num_workers=1,
-            timeout=_WORKER_SECONDS,
-            generator=generator,
-        )
-        (obstacle,) = loader
-    except (RuntimeError, OSError) as error:
-        # torch adds the traceback of the worker below
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        obstacle = f"a worker could not be started ({reason})"
-    how = f"by PyTorch itself, with a copy: {obstacle}"
-    return f"sent {how if obstacle else 'through shared memory, without a copy'}"
-
-
 # Tried out, each with its time: what loads may still fail when it is used.
 
 _FAILS = "fails"
@@ -258,26 +221,15 @@ def _region() -> str:
     return "libjpeg-turbo decoded 16 x 24 of 64 x 64 pixels"
 
 
-def _range() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        path.write_bytes(_BYTES)
-        return _checked(open_file(str(path)).read(4096, 1000))
-
-
 def _client() -> str:
     module: Any = optional_import("obstore.store", "")
     if module is None:
         return "not available (optional): it comes with the extra remote"
     store = module.MemoryStore()
     store.put("file", _BYTES)
-    return f"{_checked(store.get_range('file', start=1000, length=4096))} by obstore"
-
-
-def _checked(data: object) -> str:
-    if bytes(cast("bytes", data)) != _BYTES[1000:5096]:
+    if bytes(store.get_range("file", start=1000, length=4096)) != _BYTES[1000:5096]:
         raise ValueError("expected the bytes of the file, got others")
-    return f"4,096 of {len(_BYTES):,} bytes read"
+    return f"4,096 of {len(_BYTES):,} bytes read by obstore"
 
 
 def _forked_worker() -> str:
@@ -302,11 +254,17 @@ def _forked_worker() -> str:
         (batch,) = loader
     if not np.array_equal(batch["x"][0].numpy(), values):
         raise ValueError("expected the values of the batch, got others")
-    how = "by PyTorch itself" if batch["x"].is_shared() else "through shared memory"
+    how = "through shared memory"
+    if batch["x"].is_shared():
+        how = "by PyTorch itself, with a copy"
+        try:
+            WorkerMemory()
+        except OSError as error:
+            how += f": {error}"
     return f"a forked worker read a record and sent {values.nbytes:,} bytes {how}"
 
 
-_TRIALS = {"region": _region, "range": _range, "worker": _forked_worker, "client": _client}
+_TRIALS = {"region": _region, "worker": _forked_worker, "client": _client}
 
 
 def _version(package: str) -> str:

@@ -18,15 +18,12 @@ from typing import Any, NamedTuple
 from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import (
     Verb,
-    add_jobs,
-    add_json,
     align,
     error_text,
     escape,
     pluralize,
 )
-from index_tools.image_prices import print_prices
-from index_tools.pictures import Encoding, add_image_options, map_in_threads
+from index_tools.pictures import Encoding, add_image_options, map_in_threads, print_prices
 from torch_tfrecord import ImageDecodeError, decode_image, encode_example
 from torch_tfrecord.files import AtomicFile, open_file
 from torch_tfrecord.media import guess_content, image_format, image_size
@@ -67,16 +64,6 @@ examples:
   tfrecord from-images photos/ data/train --num-shards 16 --image-format jpeg --image-quality 92"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
-    parser.add_argument(
-        "prefix",
-        metavar="OUTPUT_PREFIX",
-        help="path and first part of the names of the output files; one file if it ends in .tfrecord (.gz, .zlib)",
-    )
-    add_folder_options(parser)
-
-
 def add_folder_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument(
@@ -100,8 +87,7 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seed of the shuffle (default: %(default)s)",
     )
-    add_jobs(parser, "decoding threads")
-    add_json(parser)
+    Verb("", _run, "--jobs --json").add_arguments(parser)
 
 
 class ImageFile(NamedTuple):
@@ -208,7 +194,19 @@ def _run(
     return 0 if report.paths else 1
 
 
-FROM_IMAGES = Verb(_DESCRIPTION, _add_arguments, _run)
+FROM_IMAGES = Verb(
+    _DESCRIPTION,
+    _run,
+    own={
+        "folder": {"metavar": "FOLDER", "help": "one sub-folder per class"},
+        "prefix": {
+            "metavar": "OUTPUT_PREFIX",
+            "help": "path and first part of the names of the output files; one file if it ends in .tfrecord "
+            "(.gz, .zlib)",
+        },
+    },
+    more=[add_folder_options],
+)
 
 
 def _print_report(report: _Report, content: ImageFolder) -> None:

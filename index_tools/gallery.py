@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import socket
 import sys
 import threading
-import warnings
 import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,10 +16,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from index_tools._features import load_features
-from index_tools._terminal import Verb, add_paths, data_files, escape, integer
+from index_tools._features import load_features, open_dataset
+from index_tools._terminal import Verb, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
-from torch_tfrecord import TFRecordDataset, TFRecordError, tfds
+from torch_tfrecord import TFRecordError, tfds
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.media import Parts
@@ -63,24 +61,6 @@ examples:
   tfrecord gallery data/ --png sheet.png -n 100"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
-    add = parser.add_argument
-    add(
-        "--features",
-        metavar="FILE.py",
-        help="code that assigns `features`, to read records with; not for TFDS",
-    )
-    add("--labels", help="file of the names of the classes, one per line")
-    add("--where", default="", help="only records with a value of a kept column, as label=3")
-    add("--png", help="file to write a sheet of pictures to, instead of serving")
-    add("-n", type=integer(1, 500), default=48, help="records on the sheet (default: %(default)s)")
-    add("--force", action="store_true", help="write over an existing sheet")
-    add("--host", default="127.0.0.1", help="address to serve at (default: %(default)s)")
-    add("--port", type=integer(0, 65535), default=0, help="default: any free one")
-    add("--no-browser", action="store_true", help="do not open a browser")
-
-
 class Gallery:
     """A data set to look at, record by record; several threads may use it.
 
@@ -99,11 +79,9 @@ class Gallery:
             self._tree, self.dataset = tfds.info(paths[0]).features, tfds.load(paths[0], "all")
         else:
             specs = load_features(features, paths) if features else None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the report has what is damaged
-                self.dataset = TFRecordDataset(
-                    data_files(paths), specs, max_batch_bytes=_MOST_BYTES, on_error="skip"
-                )
+            self.dataset = open_dataset(
+                data_files(paths), specs, max_batch_bytes=_MOST_BYTES, on_error="skip"
+            )
         # the names of the shards are those of their labels, too
         first = Path(self.dataset.files[0])
         found = [Path(labels)] if labels else first.parent.glob("labels-*.txt")
@@ -247,4 +225,28 @@ def _run(
     raise KeyboardInterrupt  # which the server has caught
 
 
-GALLERY = Verb(_DESCRIPTION, _add_arguments, _run)
+GALLERY = Verb(
+    _DESCRIPTION,
+    _run,
+    "paths --force",
+    {
+        "--features": {
+            "metavar": "FILE.py",
+            "help": "code that assigns `features`, to read records with; not for TFDS",
+        },
+        "--labels": {"help": "file of the names of the classes, one per line"},
+        "--where": {
+            "default": "",
+            "help": "only records with a value of a kept column, as label=3",
+        },
+        "--png": {"help": "file to write a sheet of pictures to, instead of serving"},
+        "-n": {
+            "type": integer(1, 500),
+            "default": 48,
+            "help": "records on the sheet (default: %(default)s)",
+        },
+        "--host": {"default": "127.0.0.1", "help": "address to serve at (default: %(default)s)"},
+        "--port": {"type": integer(0, 65535), "default": 0, "help": "default: any free one"},
+        "--no-browser": {"action": "store_true", "help": "do not open a browser"},
+    },
+)

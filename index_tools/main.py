@@ -1,10 +1,11 @@
-"""The command ``tfrecord``: from arguments to an exit status."""
+"""The command ``tfrecord``: from arguments to an exit status; and its verbs ``cache`` and ``completion``."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import io
+import json
 import os
 import signal
 import sys
@@ -12,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from index_tools._terminal import Verb, error_text, escape
-from index_tools.completion import complete
+from index_tools._terminal import Verb, error_text, escape, format_size, pluralize
 from torch_tfrecord import TFRecordError, __version__
+from torch_tfrecord.errors import needs_extra
 
-__all__ = ["entry_point", "main"]
+__all__ = ["CACHE", "COMPLETION", "entry_point", "main"]
 
 # verb: the module that has it, in capitals; and what it does
 _VERBS = {
@@ -24,8 +25,8 @@ _VERBS = {
     "stats": ("stats", "count and measure the features of TFRecord files"),
     "gallery": ("gallery", "look at records in the browser, or as a sheet of pictures"),
     "index": ("index", "build the indexes of TFRecord files"),
-    "verify": ("index", "check every record of TFRecord files"),
-    "salvage": ("salvage", "copy the good records of a damaged file"),
+    "verify": ("verify", "check every record of TFRecord files"),
+    "salvage": ("verify", "copy the good records of a damaged file"),
     "reshard": ("reshard", "write the records as another number of shards, also shuffled"),
     "split": ("reshard", "split the records into sets: training, validation, test"),
     "merge": ("reshard", "write the records as one file"),
@@ -36,9 +37,9 @@ _VERBS = {
     "reencode": ("reencode", "write the pictures of records in another encoding"),
     "replay": ("show", "show the records of a step of a training run"),
     "bench": ("bench", "find what bounds a loader on this machine"),
-    "cache": ("cache", "show or clear the disk cache of remote data"),
+    "cache": ("main", "show or clear the disk cache of remote data"),
     "doctor": ("doctor", "report what runs compiled, what decodes images, and what is missing"),
-    "completion": ("completion", "print the code that completes this command in your shell"),
+    "completion": ("main", "print the code that completes this command in your shell"),
 }
 
 _EXIT_STATUS = """exit status:
@@ -76,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = [*map(_expanded, sys.argv[1:] if argv is None else argv)]
         parser = _parser(arguments or os.environ.get("COMP_LINE", "").split())
-        complete(parser)
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow; this does not return
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
         options = vars(parser.parse_args(arguments))
         run: Callable[..., int] = options.pop("run")
         return run(**options)
@@ -154,3 +158,78 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             verb.add_arguments(one)
             one.set_defaults(run=verb.run)
     return parser
+
+
+# The disk cache of remote data.
+
+_CACHE = """\
+Prints how much of its cap a cache uses, of how many files, and how much of what was read came from
+it, up to half a minute ago. --clear removes all of it, also while programs use it: they fetch
+again what they need.
+
+The folder is the one given as cache_dir=; without it that of the user's cache, which cache_bytes=
+alone uses.
+
+examples:
+  tfrecord cache
+  tfrecord cache /scratch/cache --clear"""
+
+
+def _run_cache(folder: str | None, clear: bool, as_json: bool) -> int:
+    from torch_tfrecord.files import Access
+    from torch_tfrecord.remote import cache_info
+
+    folder = folder or os.path.join(Access.user_cache(), "remote")
+    info, name = cache_info(folder, clears=clear), escape(folder)
+    if as_json:
+        print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))
+        return 0
+    if info is None:
+        print(f"{name}: no cache")
+        return 0
+    files = pluralize(info.num_files, "remote file")
+    content = f"{format_size(info.disk_bytes)} on the disk, of {files}"
+    if clear:
+        print(f"{name}: removed {content}")
+        return 0
+    print(f"{name}: {content}, at most {format_size(info.max_bytes)}")
+    total = info.hit_bytes + info.fetched_bytes
+    share = f", {100 * info.hit_bytes / total:.0f} % of it from the cache" if total else ""
+    print(f"read through it: {format_size(total)}{share}")
+    return 0
+
+
+CACHE = Verb(
+    _CACHE,
+    _run_cache,
+    "--json",
+    {
+        "folder": {
+            "nargs": "?",
+            "metavar": "DIR",
+            "help": "the cache's folder (default: in the user's cache)",
+        },
+        "--clear": {"action": "store_true", "help": "remove all copies"},
+    },
+)
+
+
+# Completion in a shell.
+
+_COMPLETION = """\
+The shell then completes verbs, options and paths. Needs pip install argcomplete.
+
+examples:
+  eval "$(tfrecord completion bash)"                                        # in ~/.bashrc
+  eval "$(tfrecord completion zsh)"                                         # in ~/.zshrc
+  tfrecord completion fish > ~/.config/fish/completions/tfrecord.fish"""
+
+
+def _run_completion(shell: str) -> int:
+    with needs_extra("completion", "tools", "argcomplete"):
+        from argcomplete.shell_integration import shellcode
+    print(shellcode(["tfrecord"], shell=shell))
+    return 0
+
+
+COMPLETION = Verb(_COMPLETION, _run_completion, own={"shell": {"choices": ("bash", "zsh", "fish")}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections import Counter
@@ -12,9 +11,8 @@ from itertools import chain
 from typing import Any
 
 from index_tools._outputs import Output, add_output, create_folders
-from index_tools._terminal import Verb, add_jobs, add_json, add_paths, data_files
-from index_tools.image_prices import print_prices
-from index_tools.pictures import Encoding, add_image_options, map_in_threads
+from index_tools._terminal import Verb, data_files
+from index_tools.pictures import Encoding, add_image_options, map_in_threads, print_prices
 from torch_tfrecord import TFRecordError, find_files
 from torch_tfrecord.arguments import Paths
 from torch_tfrecord.files import open_file
@@ -132,16 +130,6 @@ def _values(message: Any, feature: str) -> list[MutableSequence[bytes]]:
     return [holder.bytes_list.value for holder in holders]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
-    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names")
-    parser.add_argument("--feature", default="image/encoded", help="default: %(default)s")
-    add_output(parser)
-    add_image_options(parser)
-    add_jobs(parser, "encoding threads")
-    add_json(parser)
-
-
 def _run(
     paths: Sequence[str], prefix: str, feature: str, jobs: int | None, as_json: bool, **options: Any
 ) -> int:
@@ -162,4 +150,13 @@ def _run(
     return 0
 
 
-REENCODE = Verb(_DESCRIPTION, _add_arguments, _run)
+REENCODE = Verb(
+    _DESCRIPTION,
+    _run,
+    "paths --jobs --json",
+    {
+        "prefix": {"metavar": "OUTPUT_PREFIX", "help": "path and first part of the names"},
+        "--feature": {"default": "image/encoded", "help": "default: %(default)s"},
+    },
+    (add_output, add_image_options),
+)

@@ -7,26 +7,25 @@ file reads its own, some at a time: however many there are, some hundred MB are 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from index_tools._features import open_dataset
 from index_tools._outputs import FileWriter, Output, add_output, check_outputs, create_folders
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
-    add_json,
     data_files,
     escape,
     format_size,
@@ -35,26 +34,17 @@ from index_tools._terminal import (
 )
 from torch_tfrecord import (
     IndexMismatchError,
-    RecordIndex,
     TFRecordDataset,
     TFRecordError,
     build_manifest,
     read_records,
 )
-from torch_tfrecord.files import Access, is_remote, open_file
-from torch_tfrecord.loading import RecordFiles
+from torch_tfrecord.files import is_remote, open_file
 from torch_tfrecord.order import Permutation
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import (
-    OVERHEAD_BYTES,
-    IndexKeeper,
-    PackedRecords,
-    RecordTable,
-)
-from torch_tfrecord.remote import first_bytes
+from torch_tfrecord.records import OVERHEAD_BYTES
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.tables import ExampleColumns
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
@@ -70,35 +60,19 @@ _SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
 # Which records.
 
 
-def _index(columns: Collection[str], path: str) -> RecordIndex:
-    """The index of a file, with these columns: one that is kept, or one in memory."""
-    file = open_file(path)
-    with contextlib.suppress(IndexMismatchError):
-        index = IndexKeeper("require").find(file)
-        if index._find_kept().keys() >= {*columns}:
-            return index
-    if not columns:
-        return RecordIndex._build(file, verify_crc=False, trusts_members=True)
-    return RecordIndex._build(file, reader=ExampleColumns([*columns]))
-
-
-def _select(
-    paths: Sequence[str], where: Sequence[str], column: str | None = None
-) -> tuple[TFRecordDataset, _Integers]:
-    """The dataset of the files, with a column, and the positions of the wanted records."""
-    conditions = [condition.partition("=")[::2] for condition in where]
-    columns = {name for name in (*dict(conditions), column) if name}
+def _select(paths: Sequence[str], where: Sequence[str]) -> tuple[TFRecordDataset, _Integers]:
+    """The dataset of the files, and the positions of the wanted records."""
     found = data_files(paths)
-    indexes = each_at_once(partial(_index, columns), found, 2)
-    bar = ProgressBar(indexes, "finding records", total=len(found), unit="file", delay=1.0)
-    files = RecordFiles(RecordTable(found, bar))
-    files.has_warned = True  # neighbours are read together
-    table = TFRecordDataset._from_source(files)
-    positions = np.arange(len(files.table))
-    for name, values in conditions:
-        kept = table._searched(name).take(positions)
-        wanted = [kept.parse(text, name) for text in values.split(",")]
-        positions = positions[kept.matches(wanted, name)]
+    try:
+        table = open_dataset(found, index="require")
+    except IndexMismatchError:
+        table = open_dataset(found, index="memory")
+    table._record_files.has_warned = True  # neighbours are read together
+    positions = np.arange(len(table))
+    for name, _, values in (condition.partition("=") for condition in where):
+        column = table._searched(name).take(positions)
+        wanted = [column.parse(text, name) for text in values.split(",")]
+        positions = positions[column.matches(wanted, name)]
     if where and not len(positions):
         raise ValueError(f"no record has {' and '.join(where)}")
     return table, positions
@@ -159,12 +133,12 @@ def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -
 # Reading and writing.
 
 
-def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
+def _read(table: TFRecordDataset, positions: _Integers) -> list[memoryview]:
     """Records in the order of their positions, read in that of the files."""
+    files = table._record_files
     lengths, order = files.table.find(positions)[2], np.argsort(positions)
-    starts = np.cumsum(lengths) - lengths
     # One buffer, which goes back to the system as a whole: small pieces would stay with the thread.
-    packed = PackedRecords(np.empty(lengths.sum(), np.uint8), starts, lengths)
+    buffer, ends = np.empty(lengths.sum(), np.uint8).data, np.cumsum(lengths).tolist()
     blocks = files.table.block_starts(positions[order], _STRETCH_BYTES)
     for part in np.split(order, blocks[1:]):
         try:
@@ -174,31 +148,33 @@ def _read(files: RecordFiles, positions: _Integers) -> PackedRecords:
         except TFRecordError:
             records = [*map(files.read, positions[part].tolist())]  # whose error names the record
         for number, record in zip(part.tolist(), records, strict=True):
-            packed[number][:] = record
-    return packed
+            buffer[ends[number] - len(record) : ends[number]] = record
+    return [buffer[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 def _write(
-    files: RecordFiles, sets: Mapping[str, _Integers], as_json: bool, force: bool, **shards: Any
+    table: TFRecordDataset,
+    sets: Mapping[str, _Integers],
+    as_json: bool,
+    force: bool,
+    **shards: Any,
 ) -> int:
     """Write records to shards of these prefixes; without options of shards, to files."""
+    files = table._record_files.table
 
     def sizes(positions: _Integers) -> _Integers:
-        return files.table.find(positions)[2] + OVERHEAD_BYTES
+        return files.find(positions)[2] + OVERHEAD_BYTES
 
     outputs = {path: len(positions) for path, positions in sets.items()}
     if shards:
-        shards["compression_type"] = (
-            shards["compression_type"] or files.table.facts(0).compression_type
-        )
+        shards["compression_type"] = shards["compression_type"] or files.facts(0).compression_type
         named = [Output(path, **shards, force=force).shards(sizes(sets[path])) for path in sets]
         outputs = dict(chain.from_iterable(map(dict.items, named)))
     order = np.concatenate([*sets.values()])
     batches = np.cumsum(sizes(order)) // _BATCH_BYTES
     parts = np.split(order, np.flatnonzero(np.diff(batches)) + 1)
-    records = chain.from_iterable(each_at_once(partial(_read, files), parts, 2))
-    inputs = files.table.files
-    return _fill(inputs, outputs, records, as_json, force)
+    records = chain.from_iterable(each_at_once(partial(_read, table), parts, 2))
+    return _fill(table.files, outputs, records, as_json, force)
 
 
 def _fill(
@@ -293,15 +269,9 @@ manifest if the inputs have one; or nothing."""
 
 def _verb(run: Callable[..., int], names: str, text: str) -> Verb:
     """A verb with these arguments; `text` ends with its examples."""
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        for name in names.split():
-            parser.add_argument(name, **_OPTIONS[name])
-        if "--shuffle" in names:
-            add_output(parser)
-        add_json(parser)
-
-    return Verb(text.replace("\n\n", f"\n{_COMMON}\n\n"), add_arguments, run)
+    own = {name: _OPTIONS[name] for name in names.split()}
+    more = [add_output] if "--shuffle" in own else []
+    return Verb(text.replace("\n\n", f"\n{_COMMON}\n\n"), run, "--json", own, more)
 
 
 def _run_copy(
@@ -316,7 +286,6 @@ def _run_copy(
 ) -> int:
     """Write all, or, with `fraction`, some of the records."""
     table, positions = _select(paths, where)
-    files = table._record_files
     order = _shuffle(positions, seed) if shuffle or fraction is not None else positions
     if fraction is not None:
         count = num_records or round(fraction * len(order))
@@ -325,7 +294,7 @@ def _run_copy(
                 f"expected -n or --fraction for 1 to {len(order)} records, got {count}"
             )
         order = np.sort(order[:count])
-    return _write(files, {out: order}, **options)
+    return _write(table, {out: order}, **options)
 
 
 RESHARD = _verb(
@@ -364,11 +333,10 @@ def _run_split(
             "expected PATH... OUT_PREFIX NAME=FRACTION..., with fractions that sum to 1, and not both --by and "
             f"--stratify, got {' '.join(sets)}{hint}"
         )
-    table, positions = _select(paths, where, by or stratify)
-    files = table._record_files
+    table, positions = _select(paths, where)
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
     if name := by or stratify:
-        column = table._kept(name).take(positions)
+        column = table._searched(name).take(positions)
         classes = column.values
         if column.missing is not None and column.missing.any():
             raise ValueError(
@@ -385,7 +353,7 @@ def _run_split(
     parts = {f"{base}{name}": positions[numbers == number] for number, name in enumerate(fractions)}
     if shuffle:
         parts = {name: _shuffle(part, seed) for name, part in parts.items()}
-    return _write(files, parts, **options)
+    return _write(table, parts, **options)
 
 
 SPLIT = _verb(
@@ -417,9 +385,9 @@ example:
 def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options: Any) -> int:
     count, first = num_records or 10, list[bytes]()
     if len(paths) == 1 and is_remote(paths[0]):
-        # By one request; where it fails, the usual way says why.
+        # Where this fails, the usual way says why.
         with contextlib.suppress(Exception):
-            begin = io.BytesIO(first_bytes(paths[0], _HEAD_BYTES, Access.DEFAULT))
+            begin = io.BytesIO(open_file(paths[0]).read(_HEAD_BYTES, 0))
             first += islice(read_records(begin), count)
     if len(first) == count:
         return _fill([], {out: count}, first, **options)
@@ -432,8 +400,8 @@ HEAD = _verb(
     _run_head,
     "paths out -n --force",
     """\
-Writes the first records, 10 without -n. Reads no more than these; those of a remote file come by one request
-if they lie in its first MiB.
+Writes the first records, 10 without -n. Reads no more than these; of a remote file the first MiB, if
+they are in it.
 
 example:
   tfrecord head https://example.com/train.tfrecord first.tfrecord -n 100""",

@@ -4,7 +4,6 @@ those of a step of a training run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from index_tools._features import RECIPES
 from index_tools._terminal import (
     PATHS_HELP,
     Verb,
-    add_json,
     align,
     data_files,
     error_text,
@@ -29,7 +28,6 @@ from index_tools._terminal import (
     integer,
     pluralize,
 )
-from index_tools.recipes import RECIPES
 from torch_tfrecord import (
     FixedLenFeature,
     ImageDecodeError,
@@ -96,28 +94,6 @@ examples:
   tfrecord show training_tfexample.tfrecord-00000-of-01000 --as waymo-motion"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help=PATHS_HELP)
-    parser.add_argument(
-        "-n",
-        type=integer(0),
-        dest="num_records",
-        metavar="N",
-        help=f"number of records (default: {_DEFAULT_RECORDS}, with --position 1)",
-    )
-    parser.add_argument(
-        "--position",
-        type=int,
-        metavar="P",
-        help="first record, counted from 0 over all files; negative: from the end",
-    )
-    parser.add_argument("--no-features", action="store_true", help="do not print features")
-    parser.add_argument(
-        "--as", dest="recipe", choices=RECIPES, help="read records by the features of this data set"
-    )
-    add_json(parser)
-
-
 def _run(
     path: str,
     num_records: int | None,
@@ -161,7 +137,31 @@ def _run(
     return 0
 
 
-SHOW = Verb(_DESCRIPTION, _add_arguments, _run)
+SHOW = Verb(
+    _DESCRIPTION,
+    _run,
+    "--json",
+    {
+        "path": {"metavar": "PATH", "help": PATHS_HELP},
+        "-n": {
+            "type": integer(0),
+            "dest": "num_records",
+            "metavar": "N",
+            "help": f"number of records (default: {_DEFAULT_RECORDS}, with --position 1)",
+        },
+        "--position": {
+            "type": int,
+            "metavar": "P",
+            "help": "first record, counted from 0 over all files; negative: from the end",
+        },
+        "--no-features": {"action": "store_true", "help": "do not print features"},
+        "--as": {
+            "dest": "recipe",
+            "choices": RECIPES,
+            "help": "read records by the features of this data set",
+        },
+    },
+)
 
 
 def show_record(
@@ -378,20 +378,6 @@ examples:
   tfrecord replay state.pt --step 41203 --json -n 1"""
 
 
-def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("state", metavar="STATE", help="a saved loader.state_dict()")
-    parser.add_argument("--step", type=integer(0), required=True, help="from 0 in its epoch")
-    parser.add_argument("--epoch", type=integer(0), help="default: that of the state")
-    parser.add_argument(
-        "-n",
-        dest="num_records",
-        type=integer(0),
-        metavar="N",
-        help="print the first N (default: all)",
-    )
-    add_json(parser)
-
-
 def _run_replay(
     state: str, step: int, epoch: int | None, num_records: int | None, as_json: bool
 ) -> int:
@@ -432,4 +418,19 @@ def _read_state(path: str) -> Mapping[str, Any]:
     return found
 
 
-REPLAY = Verb(_REPLAY, _add_replay_arguments, _run_replay)
+REPLAY = Verb(
+    _REPLAY,
+    _run_replay,
+    "--json",
+    {
+        "state": {"metavar": "STATE", "help": "a saved loader.state_dict()"},
+        "--step": {"type": integer(0), "required": True, "help": "from 0 in its epoch"},
+        "--epoch": {"type": integer(0), "help": "default: that of the state"},
+        "-n": {
+            "dest": "num_records",
+            "type": integer(0),
+            "metavar": "N",
+            "help": "print the first N (default: all)",
+        },
+    },
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import math
@@ -17,13 +16,9 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from index_tools._features import add_features, load_features
+from index_tools._features import load_features, open_dataset
 from index_tools._terminal import (
     Verb,
-    add_executor,
-    add_jobs,
-    add_json,
-    add_paths,
     align,
     data_files,
     escape,
@@ -79,18 +74,6 @@ examples:
   tfrecord stats data/ --plot features.png"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
-    add_features(parser)
-    add_json(parser)
-    add = parser.add_argument
-    add("--plot", metavar="OUT.png", help="draw what is measured, up to 40 panels")
-    add("--force", action="store_true", help="write over that file")
-    add("--duplicates", action="store_true", help="also name records whose bytes are the same")
-    add_jobs(parser, "parallel processes")
-    add_executor(parser)
-
-
 def _run(
     paths: Sequence[str],
     features: str | None,
@@ -108,9 +91,7 @@ def _run(
     files = data_files(paths)
     specs, looked = (load_features(features, files), None) if features else _usual_features(files)
     stored, kinds = stored_features(specs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report has what is left out
-        dataset = TFRecordDataset(files, stored, on_error="skip")
+    dataset = open_dataset(files, stored, on_error="skip")
     _measure(dataset, kinds, jobs, executor, found)
     facts = {
         "files": len(files),
@@ -133,7 +114,18 @@ def _run(
     return int(bool(facts["bad"] or facts["left_out"]))
 
 
-STATS = Verb(_DESCRIPTION, _add_arguments, _run)
+STATS = Verb(
+    _DESCRIPTION,
+    _run,
+    "paths --features --json --force --jobs --executor",
+    {
+        "--plot": {"metavar": "OUT.png", "help": "draw what is measured, up to 40 panels"},
+        "--duplicates": {
+            "action": "store_true",
+            "help": "also name records whose bytes are the same",
+        },
+    },
+)
 
 
 def _usual_features(files: Sequence[str]) -> tuple[Any, int]:

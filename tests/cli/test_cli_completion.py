@@ -1,4 +1,4 @@
-"""Covers index_tools/completion. The shell asks by its own protocol; what follows is completed."""
+"""Covers index_tools/main. The shell asks by its own protocol; what follows is completed."""
 
 import os
 import subprocess

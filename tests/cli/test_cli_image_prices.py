@@ -1,6 +1,6 @@
 """Pictures in other encodings: what each costs, what is kept as it is, of a folder and of records.
 
-Covers index_tools/image_prices, index_tools/pictures, index_tools/reencode.
+Covers index_tools/pictures, index_tools/reencode.
 """
 
 import io

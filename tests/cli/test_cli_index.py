@@ -224,7 +224,7 @@ def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
     if jobs == 1:
         monkeypatch.setattr(index.RecordIndex, "_build", interrupt)
     else:
-        monkeypatch.setattr(_workers, "wait", interrupt)
+        monkeypatch.setattr(_workers, "as_completed", interrupt)
     assert main(["index", ".", "--jobs", str(jobs)]) == 130
     assert capsys.readouterr() == ("", "tfrecord: interrupted\n")
     assert all(name.endswith((".tfrecord", ".torch_index")) for name in os.listdir(folder))

@@ -1,6 +1,6 @@
 """`tfrecord show` of lists of Examples, of events, by the features of known data sets, and as JSON.
 
-Covers index_tools/recipes.
+Covers index_tools/_features.
 """
 
 import json
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from index_tools._features import RECIPES
 from index_tools.main import main
-from index_tools.recipes import RECIPES
 from torch_tfrecord import (
     FixedLenFeature,
     ListFeatures,

@@ -1,6 +1,6 @@
 """`tfrecord verify --decode`: every record is read, its pictures and sounds decoded.
 
-Covers index_tools/record_check.
+Covers index_tools/verify.
 """
 
 import json

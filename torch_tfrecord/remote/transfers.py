@@ -35,7 +35,6 @@ __all__ = [
     "Transfer",
     "begin_range",
     "fetch",
-    "first_bytes",
     "forget",
     "info_job",
     "infos",
@@ -452,16 +451,6 @@ def begin_range(wanted: FileRange, access: Access) -> Started:
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
     """The bytes of ranges of any files, read at once; what the cache has is not asked for."""
     return Started(ranges, access).answers()
-
-
-def first_bytes(path: str, num_bytes: int, access: Access) -> bytes:
-    """The first bytes of a file, by one request, which is not asked again.
-
-    Raises:
-        Exception: As the storage's client raises it.
-    """
-    store, name = store_of(path, access)
-    return bytes(store.read_range(name, 0, num_bytes))
 
 
 def read_into(
