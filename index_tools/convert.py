@@ -37,7 +37,6 @@ from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile, is_remote
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import features_code
-from torch_tfrecord.tables import ArrowColumns
 
 __all__ = ["CONVERT"]
 
@@ -238,8 +237,7 @@ def _plan(
 
     reads: list[_Read]
     if kind != _TFRECORD:
-        schema = specs and ArrowColumns(specs).schema
-        read = partial(read_tables, kind, names=names or specs, schema=schema, split=split)
+        read = partial(read_tables, kind, names=names or specs, specs=specs, split=split)
         reads = [partial(read, [path]) for path in files]
         if count != len(files):  # dealt, some rows at a time
             reads = [partial(read, files, first=first, step=count) for first in range(count)]
@@ -252,7 +250,7 @@ def _plan(
     data = data.select_columns(names) if names else data
     ends = [len(data) * number // count for number in range(count + 1)]
     reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-    return data.features, reads, partial(write_table, goal, ArrowColumns(data.features).schema)
+    return data.features, reads, partial(write_table, goal, data[:0].to_arrow().schema)
 
 
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:

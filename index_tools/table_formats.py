@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain, groupby, islice
 from math import prod
@@ -67,7 +67,7 @@ def read_tables(
     files: Sequence[str],
     *,
     names: Collection[str] | None,
-    schema: pa.Schema | None,
+    specs: Mapping[str, Any] | None,
     split: str,
     first: int = 0,
     step: int = 1,
@@ -82,7 +82,7 @@ def read_tables(
             `save_to_disk` wrote.
         files: Their paths.
         names: The columns that are wanted, where they are there; None for all.
-        schema: The types of CSV's columns; the first rows decide those of others.
+        specs: They say the types of CSV's columns; the first rows decide those of others.
         split: Which, if a dataset has several.
         first, step: Which tables are wanted.
 
@@ -90,24 +90,23 @@ def read_tables(
         ParseError: A file is damaged, or of another kind.
         KeyError: There is no such split.
     """
-    tables = chain.from_iterable(_read(kind, path, schema, split) for path in files)
+    tables = chain.from_iterable(_read(kind, path, specs or {}, split) for path in files)
     for table in islice(tables, first, None, step):
         yield table.select([name for name in table.column_names if not names or name in names])
 
 
-def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterator[pa.Table]:
+def _read(kind: str, path: str, specs: Mapping[str, Any], split: str) -> Iterator[pa.Table]:
     found: Iterator[Any]
     try:
         if kind == "parquet":
             found = parquet.ParquetFile(path).iter_batches(_ROWS)
         elif kind == "csv":
-            types = {field.name: field.type for field in schema or ()}
             inferred = dataset.dataset(path, format=_CSV).schema
-            cells = [(one.name, _cell_type(types.get(one.name, one.type))) for one in inferred]
+            cells = [(one.name, _cell_type(specs.get(one.name), one.type)) for one in inferred]
             data = dataset.dataset(path, pa.schema(cells), _CSV)
             found = data.to_batches(batch_size=_ROWS, batch_readahead=2)
             found = _with_whole_integers(
-                path, found, [name for name, _ in cells if name not in types]
+                path, found, [name for name, _ in cells if name not in specs]
             )
         elif kind == "dataset":
             data = import_module("datasets").load_from_disk(path)
@@ -125,10 +124,14 @@ def _read(kind: str, path: str, schema: pa.Schema | None, split: str) -> Iterato
         raise ParseError(str(error).partition("\n")[0], path=path) from error
 
 
-def _cell_type(kind: pa.DataType) -> pa.DataType:
-    kind = getattr(kind, "value_type", kind)
-    # no feature has dates
-    return pa.string() if pa.types.is_temporal(kind) else kind
+def _cell_type(spec: Any, inferred: pa.DataType) -> pa.DataType:
+    if spec is None:
+        # no feature has dates
+        return pa.string() if pa.types.is_temporal(inferred) else inferred
+    dtype = getattr(spec._layout(), "dtype", bytes)
+    if dtype in (bytes, str):
+        return pa.binary() if dtype is bytes else pa.string()
+    return pa.from_numpy_dtype(str(dtype).removeprefix("torch."))
 
 
 def _with_whole_integers(

@@ -661,7 +661,7 @@ def test_a_member_that_claims_a_trillion_bytes(capsys):
         f"b.tar: member '0.x.bin': expected at most {2**31 - 1} bytes, as a record has, got {10**12}"
     )
     with pytest.raises(LimitExceededError):
-        [*read_tables("tar", ["b.tar"], names=None, schema=None, split="train")]
+        [*read_tables("tar", ["b.tar"], names=None, specs=None, split="train")]
 
 
 NAMES = [

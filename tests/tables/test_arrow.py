@@ -46,7 +46,8 @@ from torch_tfrecord import (
     write_arrow,
 )
 from torch_tfrecord.columns import make_parser
-from torch_tfrecord.tables import ArrowColumns, arrow
+from torch_tfrecord.tables import arrow
+from torch_tfrecord.tables.arrow import ArrowColumns
 
 
 def batch_of(records, features, **options):

@@ -16,7 +16,7 @@ from torch_tfrecord.arguments import Paths
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.files import is_remote
 from torch_tfrecord.records import IndexKeeper
-from torch_tfrecord.tables import ArrowColumns, TFRecordDataset, write_arrow
+from torch_tfrecord.tables import TFRecordDataset, write_arrow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +34,7 @@ def open_dataset(
 
 def schema_of(dataset: TFRecordDataset) -> pyarrow.Schema:
     """The Arrow schema of what a dataset reads."""
-    return ArrowColumns(dataset.features).schema
+    return dataset[:0].to_arrow().schema
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-from .arrow import ArrowColumns, write_arrow
+from .arrow import write_arrow
 from .found_records import FoundRecord
 from .index_columns import ExampleColumns, build_index
 from .inference import KeyCheck, Survey, infer_features
@@ -7,7 +7,6 @@ from .record_dataset import TFRecordDataset
 from .scan_tasks import ScanTask
 
 __all__ = [
-    "ArrowColumns",
     "ExampleColumns",
     "FoundRecord",
     "KeyCheck",

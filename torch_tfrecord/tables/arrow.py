@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -415,7 +416,7 @@ def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListVal
         column = column.dictionary_decode()
     is_null, num_rows = column.is_null().to_numpy(zero_copy_only=False), len(column)
     splits, inner = np.arange(num_rows + 1), column
-    if _is_list(column.type):
+    if isinstance(column.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         splits, inner = np.insert(np.cumsum(lengths, dtype=np.int64), 0, 0), column.flatten()
         while pa.types.is_fixed_size_list(inner.type):
@@ -429,13 +430,6 @@ def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListVal
         None if null else ListValues(kind, values[size * begin : size * end], (end - begin,))
         for null, begin, end in zip(is_null.tolist(), bounds[:-1], bounds[1:], strict=True)
     ]
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return any(
-        is_one(kind)
-        for is_one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    )
 
 
 def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any]:
@@ -458,20 +452,9 @@ def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, A
             if (single != exact)[~np.isnan(exact)].any():
                 rounded.add(name)
         return "float_list", single.tobytes()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
-        values, kind = values.cast(pa.large_binary()), pa.large_binary()
-    if any(
-        is_one(kind)
-        for is_one in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        )
-    ):
-        return "bytes_list", values.to_pylist()
-    if pa.types.is_null(kind):
-        return "bytes_list", [None] * len(values)
+    # of texts and bytes
+    with suppress(pa.ArrowNotImplementedError):
+        return "bytes_list", values.cast(pa.large_binary()).to_pylist()
     raise TypeError(
         f"column {name!r}: no list of an Example holds {kind}: cast it to integers, floats, strings or binary, or "
         "select other columns"

@@ -142,13 +142,8 @@ class ExampleColumns:
         """
         unknown = {*self._keys}
         for columns in kept:
-            for name in [*unknown]:
-                column = columns[name]
-                if column.has_values and (column.values.any() or not name.startswith("len(")):
-                    unknown.remove(name)
-            if not unknown:
-                return
-        for record in records:
+            unknown -= {name for name in unknown if _has_some(name, columns[name])}
+        for record in records if unknown else ():
             raise ValueError(
                 f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
                 f"has {sorted(parse_message(record).features.feature)}"
@@ -158,6 +153,10 @@ class ExampleColumns:
         """The columns of all blocks."""
         none = KeptColumn(np.empty(0, np.int64))
         return {name: KeptColumn.join(parts or [none]) for name, parts in self._parts.items()}
+
+
+def _has_some(name: str, column: KeptColumn) -> bool:
+    return column.has_values and (bool(column.values.any()) or not name.startswith("len("))
 
 
 def build_index(

@@ -145,7 +145,7 @@ class ScanTask:
             path, num_rows = self.files[one.file], 0
             skipped = SkippedBytes() if errors.skips else None
             for block in RecordScanner(
-                _Window(opened[1], one.end, _CHUNK_BYTES),
+                _Window(opened[1], one.end),
                 verify_crc=verify_crc,
                 skipped=skipped,
                 begin=(one.begin, one.first),
@@ -304,17 +304,12 @@ def _check_names(features: Mapping[str, object], names: Sequence[str]) -> None:
 
 
 class _Window(FileSource):
-    """A file up to a byte, as if it ended there.
+    """A file up to a byte, as if it ended there."""
 
-    Args:
-        file: The file.
-        end: Where it ends.
-        chunk_bytes: Size of one read; None for the file's.
-    """
+    chunk_bytes = _CHUNK_BYTES
 
-    def __init__(self, file: FileSource, end: int, chunk_bytes: int | None = None) -> None:
-        self._file, self.size = file, end
-        self.path, self.chunk_bytes = file.path, chunk_bytes or file.chunk_bytes
+    def __init__(self, file: FileSource, end: int) -> None:
+        self._file, self.size, self.path = file, end, file.path
         self.max_gap_bytes, self.max_record_bytes = file.max_gap_bytes, file.max_record_bytes
 
     def read(self, num_bytes: int, offset: int) -> bytes:
