@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from index_tools._features import load_features
-from index_tools._outputs import check_outputs, create_folders, shard_name
+from index_tools._outputs import add_output, check_outputs, create_folders, shard_name
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work
-from index_tools.from_images import FROM_IMAGES, add_folder_options
+from index_tools.from_images import FOLDER_OPTIONS, FROM_IMAGES
+from index_tools.pictures import add_image_options
 from torch_tfrecord import (
     FixedLenFeature,
     ParseError,
@@ -103,17 +104,22 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
 CONVERT = Verb(
     _DESCRIPTION,
     _run,
-    "--features",
+    "--features --jobs --json",
     {
         "source": {"metavar": "IN", "help": "a file, a glob (quoted), or a folder"},
         "out": {"metavar": "OUT", "help": "a file, or a prefix of TFRecord shards"},
         "--columns": {"metavar": "A,B", "help": "only these features (default: all)"},
+        **FOLDER_OPTIONS,
         "--split": {
             "default": "train",
             "help": "of a saved Hugging Face dataset (default: %(default)s)",
         },
     },
-    (add_folder_options, lambda parser: parser.set_defaults(usual=parser.get_default)),
+    (
+        add_output,
+        add_image_options,
+        lambda parser: parser.set_defaults(usual=parser.get_default),
+    ),
 )
 
 

@@ -30,7 +30,7 @@ from torch_tfrecord.media import guess_content, image_format, image_size
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.random_stream import shuffled
 
-__all__ = ["FROM_IMAGES", "add_folder_options", "find_images", "load_image", "read_labels"]
+__all__ = ["FOLDER_OPTIONS", "FROM_IMAGES", "find_images", "load_image", "read_labels"]
 
 _HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
@@ -64,30 +64,24 @@ examples:
   tfrecord from-images photos/ data/train --num-shards 16 --image-format jpeg --image-quality 92"""
 
 
-def add_folder_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.add_argument(
-        "--labels-csv",
-        metavar="FILE",
-        help="the images are not in sub-folders: a CSV names the file and its label, in the first two columns; its "
+FOLDER_OPTIONS: dict[str, dict[str, Any]] = {
+    "--labels-csv": {
+        "metavar": "FILE",
+        "help": "the images are not in sub-folders: a CSV names the file and its label, in the first two columns; its "
         "first line is a header if it names no file",
-    )
-    add_output(parser)
-    add_image_options(parser)
-    parser.add_argument(
-        "--shuffle",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="shuffle the records (default: yes)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="S",
-        help="seed of the shuffle (default: %(default)s)",
-    )
-    Verb("", _run, "--jobs --json").add_arguments(parser)
+    },
+    "--shuffle": {
+        "action": argparse.BooleanOptionalAction,
+        "default": True,
+        "help": "shuffle the records (default: yes)",
+    },
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "metavar": "S",
+        "help": "seed of the shuffle (default: %(default)s)",
+    },
+}
 
 
 class ImageFile(NamedTuple):
@@ -197,15 +191,17 @@ def _run(
 FROM_IMAGES = Verb(
     _DESCRIPTION,
     _run,
-    own={
+    "--jobs --json",
+    {
         "folder": {"metavar": "FOLDER", "help": "one sub-folder per class"},
         "prefix": {
             "metavar": "OUTPUT_PREFIX",
             "help": "path and first part of the names of the output files; one file if it ends in .tfrecord "
             "(.gz, .zlib)",
         },
+        **FOLDER_OPTIONS,
     },
-    more=[add_folder_options],
+    (add_output, add_image_options),
 )
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import numpy as np
 
 from index_tools._features import load_features, open_dataset
+from index_tools._outputs import check_outputs
 from index_tools._terminal import Verb, data_files, escape, integer
 from index_tools.show import describe_bytes, describe_values
 from torch_tfrecord import TFRecordError, tfds
@@ -190,8 +191,7 @@ def _run(
     port: int,
     no_browser: bool,
 ) -> int:
-    if png and Path(png).exists() and not force:
-        raise ValueError(f"{png} exists: choose another name, or pass --force")
+    check_outputs([png] if png else [], force)
     gallery = Gallery(paths, features, labels)
     found = gallery.positions(where)
     errors = gallery.dataset.report.errors

@@ -128,7 +128,8 @@ def _cell_type(spec: Any, inferred: pa.DataType) -> pa.DataType:
     if spec is None:
         # no feature has dates
         return pa.string() if pa.types.is_temporal(inferred) else inferred
-    dtype = getattr(spec._layout(), "dtype", bytes)
+    layout = spec._undecoded()._layout()
+    dtype = layout[0] if isinstance(layout, tuple) else bytes
     if dtype in (bytes, str):
         return pa.binary() if dtype is bytes else pa.string()
     return pa.from_numpy_dtype(str(dtype).removeprefix("torch."))

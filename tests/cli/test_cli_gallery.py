@@ -287,7 +287,7 @@ def test_the_sheet(folder, capsys):
     (folder / "here.png").write_bytes(b"mine")
     assert main(["gallery", "a.tfrecord", "--png", "here.png"]) == 2
     assert capsys.readouterr().err == (
-        "tfrecord: here.png exists: choose another name, or pass --force\n"
+        "tfrecord: here.png: it is there; --force writes over a file\n"
     )
     assert (folder / "here.png").read_bytes() == b"mine"
     assert main(["gallery", "a.tfrecord", "--png", "here.png", "-n", "9", "--force"]) == 0

@@ -1,7 +1,7 @@
 """``tfrecord stats``.
 
 Covers index_tools/stats.
-Covers index_tools/feature_statistics.
+Covers index_tools/stats.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from index_tools import feature_statistics
 from index_tools.main import main
+from index_tools.stats import Distribution
 from torch_tfrecord import (
     TFRecordWriter,
     encode_example,
@@ -139,9 +139,9 @@ def test_jobs_do_not_change_the_result(
 def test_sample_of_joined_parts_is_uniform() -> None:
     import pyarrow as pa
 
-    found = feature_statistics.Distribution()
+    found = Distribution()
     for task in range(10):
-        part = feature_statistics.Distribution()
+        part = Distribution()
         part.add(pa.array(np.arange(20_000) + 20_000 * task), task)
         found.merge(part)
     assert (found.count, found.low, found.high) == (200_000, 0, 199_999)
@@ -251,7 +251,7 @@ def test_plot(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in capsys.readouterr().out
     assert Path("a.png").read_bytes()[1:4] == b"PNG"
     assert main(["stats", "a.tfrecord", "--plot", "a.png"]) == 2
-    assert capsys.readouterr().err == "tfrecord: a.png exists: --force writes over it\n"
+    assert capsys.readouterr().err == "tfrecord: a.png: it is there; --force writes over a file\n"
     assert main(["stats", "a.tfrecord", "--plot", "a.png", "--force"]) == 0
 
 
