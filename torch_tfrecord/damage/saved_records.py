@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_tfrecord.arguments import check_compression_type
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.files import Access, FileSource, is_remote, local_path, open_file
+from torch_tfrecord.files import Access, is_remote, local_path, open_file
 from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter, open_stream
 
 __all__ = ["SalvageReport", "salvage"]
@@ -55,7 +55,7 @@ class SalvageReport:
 
 
 def salvage(
-    path: str | os.PathLike[str] | FileSource,
+    path: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     compression_type: str | None = "auto",
@@ -69,7 +69,7 @@ def salvage(
     where its header shows where it ends.
 
     Args:
-        path: The damaged file, which is only read; local, or with a ``scheme://``; or open already.
+        path: The damaged file, which is only read; local, or with a ``scheme://``.
         out: The new file: it appears complete, with its index (a remote one without), or not at
             all. Its compression goes by its name, as with `TFRecordWriter`.
         compression_type: The damaged file's: "auto", None or "", "GZIP", "ZLIB" or "SNAPPY". Say
@@ -86,11 +86,7 @@ def salvage(
         >>> report.num_records, report.lost, report.kinds  # doctest: +SKIP
         (9999, [(51234, 51410)], ['payload CRC'])
     """
-    file = (
-        path
-        if isinstance(path, FileSource)
-        else open_file(local_path(path), Access(storage_options))
-    )
+    file = open_file(local_path(path), Access(storage_options))
     name, kind = local_path(out), check_compression_type(compression_type)
     if os.path.realpath(name) == os.path.realpath(file.path):
         raise ValueError(f"out must be another file than the damaged one, got {name}")
