@@ -11,13 +11,13 @@ import pytest
 from range_server import range_server
 
 from torch_tfrecord.files import Access
+from torch_tfrecord.remote.storages import infos_if_there
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.remote.transfers import (
     Started,
     begin_range,
     fetch,
     forget,
-    infos,
 )
 
 SIZES = [300_000, 200_000, 70_001]
@@ -39,7 +39,7 @@ def server(tmp_path, contents):
 
 def parts(url, access=None):
     paths = [f"{url}/{number}.bin" for number in range(len(SIZES))]
-    found = infos(paths, access or Access())
+    found = infos_if_there(paths, access or Access())
     return [
         RemotePart(path, info.size, info.etag, info.mtime_ns)
         for path, info in zip(paths, found, strict=True)
@@ -65,7 +65,7 @@ def test_no_request_is_too_long_and_no_byte_is_asked_for_twice(tmp_path, begin):
     (tmp_path / "data" / "0.bin").write_bytes(content)
     with range_server(tmp_path / "data") as url:
         access = Access(cache_dir=tmp_path / "cache", cache_bytes=64_000_000)
-        (info,) = infos([f"{url}/0.bin"], access)
+        (info,) = infos_if_there([f"{url}/0.bin"], access)
         file = RemotePart(f"{url}/0.bin", info.size, info.etag, info.mtime_ns)
         url.reset()
         fetch([FileRange(file, 15_000_000, 15_000_100)], access)

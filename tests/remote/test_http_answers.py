@@ -16,7 +16,7 @@ from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset
 from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote import stores, transfers
-from torch_tfrecord.remote.transfers import infos, listing
+from torch_tfrecord.remote.transfers import listing, start_info
 
 pytest.importorskip("aiohttp")
 
@@ -254,7 +254,7 @@ def test_no_header_goes_to_another_host(server, far, query, options):
         "s3ntinel" in request.path for request in server.requests if "params" not in options
     )
     with pytest.raises(FileNotFoundError):
-        infos([f"{far.url}/missing{query}"], Access(options))
+        start_info(f"{far.url}/missing{query}", Access(options)).answers()
     listing(f"{far.url}/a.tfrecord/", Access(options))
     assert not sent(server)
 

@@ -30,16 +30,9 @@ class _Storages(Protocol):
     """Files of storages; `remote` attaches it as ``STORAGES``."""
 
     def open(
-        self,
-        paths: Sequence[str],
-        access: Access,
-        known: Mapping[str, RemoteInfo],
-        *,
-        is_current: bool,
-    ) -> list[FileSource]:
-        """Open files; of those that are not known the storages are asked, all at once: see
-        `open_file`.
-        """
+        self, path: str, access: Access, info: RemoteInfo | None, *, is_current: bool
+    ) -> FileSource:
+        """See `open_file`."""
 
     def open_in_turn(
         self, paths: Iterable[str], access: Access, known: Mapping[str, RemoteInfo]
@@ -116,14 +109,6 @@ class Access:
         """The folder of the user's cache, for what cannot be kept beside the data."""
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "torch_tfrecord")
-
-    def open_files(
-        self, paths: Sequence[str], known: Mapping[str, RemoteInfo] | None = None
-    ) -> list[FileSource]:
-        """Open several files; storages are asked at once for all of theirs that are not known."""
-        remote = [*filter(is_remote, paths)]
-        found = iter(_storages().open(remote, self, known or {}, is_current=True) if remote else ())
-        return [next(found) if is_remote(path) else LocalFile(path) for path in paths]
 
     def open_in_turn(
         self, paths: Iterable[str], known: Mapping[str, RemoteInfo] | None = None
@@ -268,6 +253,4 @@ def open_file(
     """
     if not is_remote(path):
         return LocalFile(path)
-    known = {} if info is None else {path: info}
-    (file,) = _storages().open([path], access, known, is_current=is_current)
-    return file
+    return _storages().open(path, access, info, is_current=is_current)

@@ -62,7 +62,6 @@ __all__ = ["IndexKeeper", "SidecarKeeper", "build_alone"]
 _D = TypeVar("_D", bound="_Data")
 _Index = TypeVar("_Index")
 
-_FILES_AT_ONCE = 256  # remote ones, asked for their sizes
 _MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 _SILENT_SECONDS = 5.0
@@ -329,20 +328,16 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             OSError: a data file cannot be opened.
         """
         self._to_help = deque(_in_own_order(paths))
-        # Local files are opened one by one: that takes no time, and descriptors are few.
-        found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
-        for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
-            yield self.find(open_file(path)) if found is None else next(found)
-        self.warn_of_displaced()
+        known = infos or {}
 
-    def _each_remote(
-        self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None
-    ) -> Iterator[RecordIndex]:
-        """The same where some files are remote: many of them at once."""
-        for begin in range(0, len(paths), _FILES_AT_ONCE):
-            yield from each_at_once(
-                self.find, self._access.open_files(paths[begin : begin + _FILES_AT_ONCE], infos)
-            )
+        def find(path: str) -> RecordIndex:
+            return self.find(open_file(path, self._access, known.get(path)))
+
+        # Local files are opened one by one: that takes no time, and descriptors are few.
+        found = (each_at_once if any(map(is_remote, paths)) else map)(find, paths)
+        for _ in ProgressBar(paths, "indexing", unit="file", delay=1.0):
+            yield next(found)
+        self.warn_of_displaced()
 
     def keep(self, data: FileSource, index: RecordIndex) -> None:
         """Keep an index of a file, with the columns of the one that is there."""

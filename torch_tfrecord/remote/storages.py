@@ -11,7 +11,7 @@ import glob
 import os
 import posixpath
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -21,7 +21,7 @@ from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.remote_file import BlockMemory, FilesAhead, RemoteFile
 from torch_tfrecord.remote.store import Store
 from torch_tfrecord.remote.stores import store_of
-from torch_tfrecord.remote.transfers import Job, Transfer, info_job, infos, listing
+from torch_tfrecord.remote.transfers import Job, Transfer, info_job, listing, start_info
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
@@ -309,21 +309,20 @@ def upload_files(
             again; a file that was replaced before the error stays the new one.
     """
     # Only what replaces nothing can be taken back: a storage keeps no old version.
-    before = infos_if_there(paths, access)
+    before = zip(paths, infos_if_there(paths, access), strict=True)
+    with _removing([path for path, info in before if info is None or info.is_folder], access):
+        uploads = zip(files, paths, strict=True)
+        return upload([file.as_upload(path) for file, path in uploads], access)
+
+
+@contextlib.contextmanager
+def _removing(paths: Sequence[str], access: Access) -> Iterator[None]:
+    """Remove files after an error."""
     try:
-        return upload(
-            [file.as_upload(path) for file, path in zip(files, paths, strict=True)], access
-        )
+        yield
     except BaseException:
-        with contextlib.suppress(Exception):  # for an error that is being raised
-            remove(
-                [
-                    path
-                    for path, info in zip(paths, before, strict=True)
-                    if info is None or info.is_folder
-                ],
-                access,
-            )
+        with contextlib.suppress(Exception):  # of an error that is being raised
+            remove(paths, access)
         raise
 
 
@@ -357,13 +356,9 @@ def upload_folder(folder: Path, target: str, last: str, access: Access) -> None:
             )
             for path in paths
         ]
-        try:
+        with _removing([item.path for item in uploads], access):
             upload(uploads[:-1], access)
             upload(uploads[-1:], access)
-        except BaseException:
-            with contextlib.suppress(Exception):  # for an error that is being raised
-                remove([item.path for item in uploads], access)
-            raise
 
 
 class _Storages:
@@ -375,20 +370,11 @@ class _Storages:
     upload = staticmethod(upload_files)
 
     def open(
-        self,
-        paths: Sequence[str],
-        access: Access,
-        known: Mapping[str, RemoteInfo],
-        *,
-        is_current: bool,
-    ) -> list[FileSource]:
-        asked = [
-            path
-            for path in paths
-            if path not in known or not (is_current or store_of(path, access)[0].checks_etag)
-        ]
-        found = {**known, **dict(zip(asked, infos(asked, access), strict=True))}
-        return [RemoteFile(path, access, found[path]) for path in paths]
+        self, path: str, access: Access, info: RemoteInfo | None, *, is_current: bool
+    ) -> FileSource:
+        if info is None or not (is_current or store_of(path, access)[0].checks_etag):
+            (info,) = start_info(path, access).answers()
+        return RemoteFile(path, access, info)
 
 
 STORAGES = _Storages()

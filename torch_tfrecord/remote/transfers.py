@@ -37,7 +37,6 @@ __all__ = [
     "fetch",
     "forget",
     "info_job",
-    "infos",
     "listing",
     "read_into",
     "start_info",
@@ -327,17 +326,12 @@ _SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
 
-def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
-    """Answers of storages about files, asked all at once.
+def start_info(path: str, access: Access) -> Transfer:
+    """Begin to ask what a storage says of a file.
 
     Raises:
-        FileNotFoundError, PermissionError, RemoteError: For the first that cannot be found out.
+        FileNotFoundError, PermissionError, RemoteError: `answers` does, where it cannot be told.
     """
-    return Transfer([info_job(path) for path in paths], access).answers()
-
-
-def start_info(path: str, access: Access) -> Transfer:
-    """Begin to ask what a storage says of a file."""
     return Transfer([info_job(path)], access)
 
 
