@@ -200,7 +200,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         finally:
             # Files are closed when the stream is dropped, also in the middle.
             if self._running is not None and self._running() is stream:
-                self._ended = self._state(stream)
+                try:  # noqa: SIM105
+                    self._ended = self._state(stream)
+                except Exception:  # when Python ends, the names of modules may be gone
+                    pass
 
     def _begin(self) -> RecordStream:
         """Begin an iteration: the rest of the loaded state's, or the whole next one."""
