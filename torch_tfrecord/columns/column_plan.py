@@ -8,7 +8,7 @@ it also words the errors of records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain, groupby, pairwise
 from operator import itemgetter
@@ -119,25 +119,32 @@ def distinct_slots(wants: Iterable[Want]) -> tuple[list[Slot], ModuleType | None
     return found, native_module("columns") if is_clear else None
 
 
-def places_of(slots: Sequence[Slot], wants: Iterable[Iterable[Want]]) -> list[list[int]]:
-    """For what each reader wants, the numbers of its slots."""
+def places_of(
+    slots: Sequence[Slot], wants: Iterable[Iterable[Want]]
+) -> list[tuple[list[int], bool]]:
+    """For what each reader wants, the numbers of its slots, and whether an earlier reader has got
+    one of them, too.
+    """
     places = {slot.key: number for number, slot in enumerate(slots)}
-    return [[places[Slot(want).key] for want in each] for each in wants]
+    seen: set[int] = set()
+    found = []
+    for each in wants:
+        own = [places[Slot(want).key] for want in each]
+        found.append((own, not seen.isdisjoint(own)))
+        seen.update(own)
+    return found
 
 
-def pick(columns: Sequence[Any], places: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """The columns of each reader, by their places.
+def pick(columns: Sequence[Any], places: Sequence[tuple[Sequence[int], bool]]) -> list[list[Any]]:
+    """The columns of each reader, by `places_of`.
 
     A column that an earlier reader has got is copied, as that reader may have made its tensor of
     the same memory.
     """
-    seen: set[int] = set()
-    picked = []
-    for own in places:
-        found = [columns[place] for place in own]
-        picked.append(found if seen.isdisjoint(own) else [column.copied() for column in found])
-        seen.update(own)
-    return picked
+    return [
+        [columns[place].copied() if is_taken else columns[place] for place in own]
+        for own, is_taken in places
+    ]
 
 
 class ColumnPlan:
@@ -148,7 +155,7 @@ class ColumnPlan:
 
     Attributes:
         slots: The columns, in the core's order.
-        places: For each reader, the numbers of its columns.
+        places: See `places_of`.
         native, jobs: The compiled modules.
         core: None without them, or where messages must do.
         lists: The places of the columns with any number of values.
@@ -166,6 +173,8 @@ class ColumnPlan:
             place for place, slot in enumerate(self.slots) if slot.want.num_values is None
         ]
         self.begins = [0, *accumulate(slot.row_bytes for slot in self.slots)]
+        dense = [slot for slot in self.slots if slot.want.num_values is not None]
+        self._groups = [[*group] for _, group in groupby(dense, key=lambda slot: slot.order[:3])]
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[list[Column]]]:
         """Read records.
@@ -246,6 +255,14 @@ class ColumnPlan:
         values: Array = np.ndarray(shape, slot.dtype, block, begin)
         return values
 
+    def all_dense(self, block: Array, num_records: int) -> Iterator[Array]:
+        """These columns in turn; those of equal shape are split in one call."""
+        begin = 0
+        for slot, *others in self._groups:
+            shape = 1 + len(others), num_records, *slot.tail
+            yield from np.ndarray(shape, slot.dtype, block, begin)
+            begin += shape[0] * num_records * slot.row_bytes
+
     def of_one(self, place: int, found: _Found, record: Buffer) -> Column:
         """A column of a single record, copied from what `parse_one` found: several may read it."""
         block, lists, lacking = found
@@ -321,15 +338,15 @@ class ColumnWork:
             # Records in an unusual form were encoded again; their strings follow the others.
             buffer = b"".join([buffer, *extras])
         lists = zip(memories, self._offsets, strict=True)
+        dense = plan.all_dense(self._block, self._count)
         for place, slot in enumerate(plan.slots):
-            values, ends = None, NO_OFFSETS
+            missing = self._missing[place] if lacks and lacks[place] else None
             if slot.want.num_values is None:
                 memory, ends = next(lists)
-                values = slot.from_memory(memory)
+                column = Column(slot.from_memory(memory), ends, missing, buffer)
             else:
-                values = plan.dense(place, self._block, self._count)
-            missing = self._missing[place] if lacks and lacks[place] else None
-            self._columns.append(Column(values, ends, missing, buffer))
+                column = Column(next(dense), NO_OFFSETS, missing, buffer)
+            self._columns.append(column)
         return self._columns
 
 
@@ -430,10 +447,10 @@ class RowPlan:
             return
         self._string_at, self._strings_in = plan.native.string_at, plan.native.strings_in
         # A column that two readers take must not be the memory of both.
-        users, slots = [*chain.from_iterable(plan.places)], plan.slots
+        users, slots = [*chain.from_iterable(own for own, _ in plan.places)], plan.slots
         own = {
             places[0]: number
-            for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
+            for number, (reader, (places, _)) in enumerate(zip(readers, plan.places, strict=True))
             if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
         }
         is_text = {
@@ -520,7 +537,7 @@ class RowPlan:
         return values
 
     def _value(self, number: int, found: _Found, record: bytes, key: int) -> Value:
-        places = self._plan.places[number]
+        places, _ = self._plan.places[number]
         columns = [self._plan.of_one(place, found, record) for place in places]
         return rows_of(read_columns(self._readers[number], columns, key))[0]
 

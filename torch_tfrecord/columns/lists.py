@@ -265,10 +265,12 @@ class ListSteps(StepReader):
 
     def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Value]:
         """The batch's column."""
-        lengths = np.stack([np.diff(column.borders) for column in lists])
-        self._check_lengths(lengths, np.stack([column.missing for column in lists]))
-        borders = splits_of(lengths.max(axis=0))
-        columns = [_with_empty_steps(column, borders) for column in lists]
+        borders, columns = lists[0].borders, [lists[0].steps]
+        if len(lists) > 1:
+            lengths = np.stack([np.diff(column.borders) for column in lists])
+            self._check_lengths(lengths, np.stack([column.missing for column in lists]))
+            borders = splits_of(lengths.max(axis=0))
+            columns = [_with_empty_steps(column, borders) for column in lists]
         # Of a single record, errors name the step; a batch is read again record by record.
         found = (
             read_record(self._reader, columns)

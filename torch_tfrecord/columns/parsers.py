@@ -258,7 +258,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         readers = zip(self.features, self._readers, self._plan.places, strict=True)
         return [
             (name, reader.begin, place)
-            for name, reader, (place, *_) in readers
+            for name, reader, ((place, *_), _) in readers
             if hasattr(reader, "begin") and place not in self._plan.lists
         ]
 

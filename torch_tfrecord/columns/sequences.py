@@ -32,7 +32,6 @@ from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.parsers import (
     Parser,
     optional_of,
-    packed,
     read_one,
 )
 from torch_tfrecord.columns.reading import Column, Reader, StepColumn, StepReader, Want
@@ -44,6 +43,8 @@ from torch_tfrecord.samples import Value
 __all__ = ["SequenceExampleParser", "SequencePlan"]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
+
+_START = np.zeros(1, np.int64)
 
 
 class _Columns(NamedTuple):
@@ -98,7 +99,9 @@ class SequencePlan:
         """Read one record with the core: the bytes of its context, an Example, and the rest of what
         `read` returns.
         """
-        contexts, lists = self._scan(packed([record]))
+        if type(record) is not bytes:
+            record = bytes(record)  # a view may have other item sizes, or change meanwhile
+        contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
         return contexts[0], self._part([], contexts, lists, 0, 1)
 
     def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[StepColumn]]:
