@@ -1,7 +1,7 @@
 """Sequences of rows, ragged rows and sparse values in Examples; the containers; errors word for
 word.
 
-Covers columns/ragged, columns/ragged, columns/lists, columns/sparse, columns/containers.
+Covers columns/ragged, columns/lists, columns/containers.
 """
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 

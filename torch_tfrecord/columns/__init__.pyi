@@ -13,7 +13,7 @@ from .example_lists import ListFeatures, NestedExample
 from .feature import Feature, SequenceFeatures
 from .lists import FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from .one_value import Json, OneValueReader, OneValueSpec, Proto, SerializedTensor, Text
-from .ragged import RaggedFeature
+from .ragged import RaggedFeature, SparseFeature
 from .raw_tensor import RawTensor
 from .reading import Column, LackingError, Want
 from .record_parsers import (
@@ -25,7 +25,6 @@ from .record_parsers import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from .sparse import SparseFeature
 from .tensors import parse_tensor, serialize_tensor
 
 __all__ = [

@@ -24,8 +24,8 @@ from torch_tfrecord.columns.feature import Feature, copy_mappings
 from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.columns.one_value import OneValueSpec
 from torch_tfrecord.columns.parsers import ExampleParser, PartParser, packed
+from torch_tfrecord.columns.ragged import SparseFeature
 from torch_tfrecord.columns.reading import Column, Reader, Want, labelled, locate_row
-from torch_tfrecord.columns.sparse import SparseFeature
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.protobuf import (
     RowEncoder,
