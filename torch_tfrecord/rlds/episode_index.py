@@ -17,14 +17,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from crc32c import crc32c
 
 from torch_tfrecord.arguments import IndexPolicy
@@ -119,26 +118,20 @@ class EpisodeIndex:
         Raises:
             IndexMismatchError: The pieces do not fill the payload.
         """
-        if len(pieces) < _PIECE_BYTES:
+        if not pieces:
             return None
-        count = len(pieces) // _PIECE_BYTES
-        table = np.frombuffer(pieces, "<u4", 3 * count).reshape(count, 3).astype(np.int64)
-        keys, sizes, _ = table.T
-        firsts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
-        names = [self.keys[key] for key in keys[firsts].tolist() if key < len(self.keys)]
+        # Only whole pieces: the file may end early.
+        table = np.frombuffer(pieces, "<u4", len(pieces) // _PIECE_BYTES * 3).reshape(-1, 3)
+        keys, table = table[:, 0], table.astype(np.int64)
         # The starts, in place of the keys.
-        table[:, 0] = payload_bytes - sizes[::-1].cumsum()[::-1]
-        places = {
-            name: table[first:stop]
-            for name, first, stop in zip(names, firsts, [*firsts[1:], count], strict=False)
-        }
+        table[:, 0] = payload_bytes - table[::-1, 1].cumsum()[::-1]
         # Before the first are the tag and length of the map of features.
-        if len(places) != len(firsts) or not 2 <= table[0, 0] <= 6:
+        if keys.max(initial=0) >= len(self.keys) or not 2 <= table[:1, 0].sum() <= 6:
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {payload_bytes} bytes, got others",
                 position=number,
             )
-        return places
+        return {self.keys[key]: table[keys == key] for key in dict.fromkeys(keys.tolist())}
 
     def check_steps(self, number: int, counts: Mapping[str, int]) -> None:
         """Raise IndexMismatchError unless lists with these numbers of values have the number of
@@ -375,14 +368,6 @@ def frame_head(num_bytes: int) -> bytes:
     return head
 
 
-_DTYPES: dict[int, DType | None] = {
-    0: None,
-    1: bytes,
-    2: torch.float32,
-    3: torch.int64,
-}  # by the field of the list
-
-
 def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
     """The borders of each list's pieces by its key, in record order, none if they cannot be read on
     their own; and the number of values of each list.
@@ -390,46 +375,39 @@ def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
     Raises:
         ParseError: The bytes are not an Example.
     """
-    try:
-        entries = _find_entries(payload)
-    except (IndexError, KeyError, ValueError):
-        return {}, _count_values(payload)
-    # Counting values takes the parser of Examples: numbers are packed.
-    lists = [(key, kind) for key, (kind, *_) in entries.items() if kind is not None]
-    columns = dict(zip([key for key, _ in lists], parse_lists(payload, lists), strict=True))
-    counts = {key: len(column.values) for key, column in columns.items()}
+    lists = {
+        key: getattr(feature, kind).value
+        for key, feature in parse_message(payload).features.feature.items()
+        if (kind := feature.WhichOneof("kind"))
+    }
+    counts = {key: len(values) for key, values in lists.items()}
     borders: dict[str, list[int]] = {}
-    for key, (kind, start, first, end) in entries.items():
-        borders[key] = [start, end]
-        if kind is bytes and _is_large(end - first, counts[key]):
-            spans = columns[key].values
-            ends = [first, *spans.sum(1).tolist()]
-            # A length in more bytes than it needs: a reader of frames expects no such.
-            heads = map(len, map(frame_head, np.diff(ends).tolist()))
-            is_usual = payload.endswith(b"\n" + varint(end - first), start, first)
-            if not is_usual or sum(heads) != end - first - spans[:, 1].sum():
-                return {}, counts
-            borders[key] = [start, *ends]
+    try:
+        for key, is_bytes, start, first, end in _find_entries(payload):
+            if key in borders:
+                raise ValueError
+            borders[key] = [start, end]
+            if is_bytes and _is_large(end - first, counts[key]):
+                sizes = [1 + len(varint(len(value))) + len(value) for value in lists[key]]
+                # A length in more bytes than it needs: a reader of frames expects no such.
+                if sum(sizes) != end - first or not payload.endswith(
+                    b"\n" + varint(end - first), start, first
+                ):
+                    raise ValueError
+                borders[key] = [start, *accumulate(sizes, initial=first)]
+    except (IndexError, KeyError, ValueError):
+        return {}, counts
     return borders, counts
 
 
-def _count_values(payload: bytes) -> dict[str, int]:
-    counts = {}
-    for key, feature in parse_message(payload).features.feature.items():
-        kind = feature.WhichOneof("kind")
-        if kind:
-            counts[key] = len(getattr(feature, kind).value)
-    return counts
-
-
-def _find_entries(payload: bytes) -> dict[str, tuple[DType | None, int, int, int]]:
-    """Key -> the dtype of its list, the first byte of its entry, of its values, and the end.
+def _find_entries(payload: bytes) -> Iterator[tuple[str, bool, int, int, int]]:
+    """Each key, whether its list is one of bytes, the first byte of its entry, of its values, and
+    the end.
 
     Raises:
         IndexError, KeyError, ValueError: The features are not one message of entries, each of a key
             and then a list.
     """
-    found: dict[str, tuple[DType | None, int, int, int]] = {}
     [(field, _, start, stop)] = find_fields(payload)
     if field != 1:
         raise ValueError
@@ -437,13 +415,15 @@ def _find_entries(payload: bytes) -> dict[str, tuple[DType | None, int, int, int
         (first, _, *key_span), (second, _, *feature) = find_fields(payload, begin, end)
         [(kind, _, values, _)] = [*find_fields(payload, *feature)] or [(0, 0, end, end)]
         name = payload[slice(*key_span)]
-        key, is_usual = name.decode(), wrap(name) in payload[start:values]
         # Other libraries may read what they wrote in their own way: such records are read as a whole.
-        if (field, first, second) != (1, 1, 2) or key in found or not is_usual:
+        if (
+            (field, first, second) != (1, 1, 2)
+            or kind > 3
+            or wrap(name) not in payload[start:values]
+        ):
             raise ValueError
-        found[key] = _DTYPES[kind], start, values, end
+        yield name.decode(), kind == 1, start, values, end
         start = end
-    return found
 
 
 def _count_steps(counts: Mapping[str, int], step_lists: Mapping[str, int]) -> int | None:

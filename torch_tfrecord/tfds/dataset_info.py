@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeGuard, TypeVar
+from typing import TypeGuard
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import Feature, RecordFeatures
@@ -16,6 +17,7 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, is_remote, local_path, open_path
 from torch_tfrecord.remote import RemoteNames
 from torch_tfrecord.shown import shown_list, without_secrets
+from torch_tfrecord.tfds.features import set_fields
 from torch_tfrecord.tfds.features_json import (
     JsonFields,
     as_root,
@@ -23,6 +25,7 @@ from torch_tfrecord.tfds.features_json import (
     read_json,
     read_text,
 )
+from torch_tfrecord.tfds.parser import SupervisedKeys, leaves_of
 from torch_tfrecord.tfds.splits import DEFAULT_TEMPLATE, shard_paths
 
 __all__ = [
@@ -32,9 +35,7 @@ __all__ = [
     "VERSION",
     "DatasetInfo",
     "SplitInfo",
-    "SupervisedKeys",
     "are_specs",
-    "flat_keys",
     "info",
     "info_of",
     "label_file",
@@ -47,10 +48,6 @@ SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
 _MAX_DEPTH = 64  # for nested supervised keys
-
-_Tree = TypeVar("_Tree", bound=f.FeatureConnector)
-SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
-"""Feature names, or nested tuples and dicts of them."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
         config_name=fields.text("configName") or None,
         description=fields.text("description"),
         splits={split.name: split for split in splits},
-        features=_with_names(features, folder, there, access),
+        features=_named(features, folder, there, access),
         supervised_keys=_supervised_keys(fields),
         citation=fields.text("citation"),
         license=fields.inner("redistributionInfo").text("license"),
@@ -348,54 +345,27 @@ def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
     raise fields.error("supervisedKeys", "featureKey, tuple or dict", value)
 
 
-def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
-    """Yield the feature names in nested supervised keys.
-
-    Raises:
-        TypeError: An item is not a name, tuple or dict.
-    """
-    if isinstance(keys, str):
-        yield keys
-    elif isinstance(keys, (tuple, Mapping)):
-        for item in keys.values() if isinstance(keys, Mapping) else keys:
-            yield from flat_keys(item)
-    else:
-        raise TypeError(
-            f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}"
-        )
-
-
-def _with_names(
-    feature: _Tree, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
-) -> _Tree:
-    """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
-    # Their texts have no class names, and rebuilding them would lose their languages.
-    if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
-        return feature
-    if isinstance(feature, f.FeaturesDict):
-        named = {
-            name: _with_names(item, folder, there, access, (*names, name))
-            for name, item in feature.items()
-        }
-        return replace(feature, features=named)
-    if isinstance(feature, f.Sequence):
-        return replace(feature, feature=_with_names(feature.feature, folder, there, access, names))
-    file = label_file(names)
-    if (
-        not isinstance(feature, (f.ClassLabel, f.LabeledImage))
-        or feature.names is not None
-        or file not in there
-    ):
-        return feature
-    path = posixpath.join(folder, file)
-    # Not `splitlines`, which also splits at characters that a name may contain.
-    lines = read_text(path, access).split("\n")
-    try:
-        return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
-    except ValueError as error:
-        raise ParseError(
-            f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path
-        ) from error
+def _named(
+    tree: f.FeaturesDict | f.Sequence, folder: str, there: Collection[str], access: Access
+) -> f.FeaturesDict | f.Sequence:
+    """A copy of the tree with the class names from the ``*.labels.txt`` files that exist."""
+    tree = copy.deepcopy(tree)
+    for leaf in leaves_of(tree):
+        feature, file = leaf.feature, label_file(leaf.names)
+        is_label = isinstance(feature, (f.ClassLabel, f.LabeledImage)) and feature.names is None
+        if not is_label or file not in there:
+            continue
+        path = posixpath.join(folder, file)
+        # Not `splitlines`, which also splits at characters that a name may contain.
+        lines = read_text(path, access).split("\n")
+        set_fields(feature, names=tuple(line.strip() for line in lines if line.strip()))
+        try:
+            feature.__post_init__()
+        except ValueError as error:
+            raise ParseError(
+                f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path
+            ) from error
+    return tree
 
 
 # The folder.

@@ -4,7 +4,7 @@ the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import getitem
@@ -26,7 +26,6 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.media import Image
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
 from torch_tfrecord.tfds.features import Shape
 from torch_tfrecord.tfds.leaves import (
     BoxLeaf,
@@ -45,7 +44,9 @@ __all__ = [
     "Chosen",
     "Decoding",
     "LeafPlace",
+    "SupervisedKeys",
     "TFDSParser",
+    "flat_keys",
     "leaves_of",
     "plain_spec",
 ]
@@ -248,6 +249,8 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
     return NumberElement(dtype, feature.shape)
 
 
+SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
+"""Feature names, or nested tuples and dicts of them."""
 Chosen: TypeAlias = Any
 """Feature names: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
 
@@ -415,3 +418,20 @@ def _supervised(keys: SupervisedKeys, sample: Any) -> object:
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}
     return tuple(_supervised(item, sample) for item in keys)
+
+
+def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
+    """Yield the feature names in nested supervised keys.
+
+    Raises:
+        TypeError: An item is not a name, tuple or dict.
+    """
+    if isinstance(keys, str):
+        yield keys
+    elif isinstance(keys, (tuple, Mapping)):
+        for item in keys.values() if isinstance(keys, Mapping) else keys:
+            yield from flat_keys(item)
+    else:
+        raise TypeError(
+            f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}"
+        )

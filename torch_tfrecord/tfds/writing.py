@@ -30,14 +30,12 @@ from torch_tfrecord.tfds.dataset_info import (
     SPLIT_NAME,
     VERSION,
     DatasetInfo,
-    SupervisedKeys,
-    flat_keys,
     info,
     label_file,
 )
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import as_root, features_to_json
-from torch_tfrecord.tfds.parser import leaves_of
+from torch_tfrecord.tfds.parser import SupervisedKeys, flat_keys, leaves_of
 from torch_tfrecord.tfds.splits import (
     DEFAULT_TEMPLATE,
     shard_borders,
