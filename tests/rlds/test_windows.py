@@ -115,10 +115,13 @@ def test_numbers_of_a_batch_are_those_of_each_window(lengths, size, pad, shape, 
         assert found.dtype == expected[0].dtype and found.is_contiguous()
         assert torch.equal(found, torch.stack(expected))
         singles = StepBatch(
-            [span._replace(stop=span.first + 1, before=0, behind=0) for span in spans], [0], pad
+            [span._replace(stop=span.first + 1, before=0, behind=0) for span in spans],
+            [0],
+            pad,
+            is_step=True,
         )
         assert torch.equal(
-            singles.at(columns),
+            singles.take(columns),
             torch.stack([c.at(span.first) for c, span in zip(columns, spans, strict=True)]),
         )
 

@@ -79,6 +79,9 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
     _epoch: DrawEpoch | None = None
     _positions: Any
 
+    def __len__(self) -> int:
+        return len(self._positions)
+
     @overload
     def __getitem__(self: _D, position: slice) -> _D: ...
 
@@ -123,7 +126,10 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
 
     def _part(self: _D, positions: Any) -> _D:
         """The dataset of some positions."""
-        raise NotImplementedError
+        # A slice of a subclass is one, too; all else is shared.
+        part = copy(self)
+        part._positions = positions
+        return part
 
     def _load_samples(self, positions: Sequence[int]) -> Samples:
         """The samples at several positions, without the transform: reads, verifies, parses and
@@ -327,9 +333,6 @@ class MapDataset(StagedDataset):
         self._positions: Any = range(len(source.table)) if positions is None else positions
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
 
-    def __len__(self) -> int:
-        return len(self._positions)
-
     @property
     def files(self) -> list[str]:
         """The files, sorted."""
@@ -341,12 +344,6 @@ class MapDataset(StagedDataset):
         record's bytes.
         """
         return self._maker.features
-
-    def _part(self, positions: range | _Integers) -> Self:
-        # A slice of a subclass is one, too; files, index and report are shared.
-        part = copy(self)
-        part._positions = positions
-        return part
 
     def _sample(self, position: Any) -> Any:
         absolute, key, files = self._absolute(position), 0, self._record_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from operator import index as as_integer
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +53,6 @@ __all__ = [
     "RLDSEpisodes",
 ]
 
-_Same = TypeVar("_Same", bound="EpisodeDataset")
-
 
 class EpisodeDataset(StagedDataset):
     """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes
@@ -70,16 +68,6 @@ class EpisodeDataset(StagedDataset):
         self.info = store.info
         self.num_steps = store.num_steps
         self._positions = range(num_positions)
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def _part(self: _Same, positions: range) -> _Same:
-        # Everything else is shared, also the cache of episodes.
-        part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
-        part._positions = positions
-        return part
 
     def _absolute(self, position: int) -> int:
         try:

@@ -91,13 +91,15 @@ class StepBatch:
         spans: The window of each sample; columns are passed in the same order.
         order: Sample numbers in the best order for reading frames.
         pad: Padding of missing steps: "repeat", "zero" or None.
+        is_step: Whether the windows are of one step each, whose value is taken without the
+            dimension of steps.
     """
 
-    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
-        self._spans = spans
-        self._order = order
-        self._pad = pad
-        self._size = spans[0].size
+    def __init__(
+        self, spans: Sequence[Span], order: Sequence[int], pad: Pad, *, is_step: bool = False
+    ) -> None:
+        self._spans, self._order, self._pad = spans, order, pad
+        self._size, self._is_step = spans[0].size, is_step
 
     def take(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
@@ -105,28 +107,16 @@ class StepBatch:
         """
         numbers = self._numbers(columns)
         if numbers is not None:
-            return torch.from_numpy(numbers)
+            return torch.from_numpy(numbers[:, 0] if self._is_step else numbers)
         pictures = self._pictures(columns)
         if pictures is not None:
-            return tv_tensors.Video(pictures)
-        return self._each(columns, lambda column, span: window(column, span, self._pad))
-
-    def at(self, columns: Sequence[EpisodeColumn]) -> object:
-        """[B, ...] for numbers and images, from the first step of each window; else a list."""
-        numbers = self._numbers(columns)
-        if numbers is not None:
-            return torch.from_numpy(numbers[:, 0])
-        pictures = self._pictures(columns)
-        if pictures is not None:
-            return tv_tensors.Image(pictures[:, 0])
-        return self._each(columns, lambda column, span: column.at(span.first))
-
-    def _each(
-        self, columns: Sequence[EpisodeColumn], read: Callable[[EpisodeColumn, Span], object]
-    ) -> list[object]:
+            return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
         values: list[object] = [None] * len(columns)
         for number in self._order:
-            values[number] = read(columns[number], self._spans[number])
+            column, span = columns[number], self._spans[number]
+            values[number] = (
+                column.at(span.first) if self._is_step else window(column, span, self._pad)
+            )
         return values
 
     def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
@@ -277,19 +267,18 @@ def step_columns(
     seen = [windows.observations(step) for step in steps]
     done = [*map(windows.actions, steps, lengths)]
 
-    def taking(spans: Sequence[Span], at: Sequence[int], pad: Pad) -> StepBatch:
-        # Frames are read in file order.
-        order = sorted(range(len(at)), key=[*zip(numbers, at, strict=True)].__getitem__)
-        return StepBatch(spans, order, pad)
+    def in_file_order(at: Sequence[int]) -> list[int]:
+        return sorted(range(len(at)), key=[*zip(numbers, at, strict=True)].__getitem__)
 
     def one(at: Sequence[int]) -> Callable[[Sequence[EpisodeColumn]], object]:
-        return taking([Span(step, step + 1) for step in at], at, None).at
+        spans = [Span(step, step + 1) for step in at]
+        return StepBatch(spans, in_file_order(at), None, is_step=True).take
 
+    order, take_one = in_file_order(steps), one(steps)
     ways = {
-        _OBSERVATION: taking(seen, steps, windows.pad).take,
-        _ACTION: taking(done, steps, windows.pad).take,
+        _OBSERVATION: StepBatch(seen, order, windows.pad).take,
+        _ACTION: StepBatch(done, order, windows.pad).take,
     }
-    take_one = one(steps)
     columns = {
         name: together(trees, ways.get(name, take_one))
         for name, trees in shared_names([episode.steps for episode in episodes])
