@@ -115,8 +115,10 @@ def test_a_loaded_state(loaders):
         next(iterator)
     second.load_state_dict(first.state_dict())
     assert ids(prepare_data_loader(second)) == rows[3:]
-    stream = loaders.stream()
-    stream.dataset.load_state_dict(stream.dataset.state_dict() | {"epoch": 2})
+    stream, later = loaders.stream(), loaders.stream()
+    later.dataset.set_epoch(2)
+    next(iter(later.dataset))
+    stream.dataset.load_state_dict(later.dataset.state_dict())
     with pytest.raises(
         ValueError,
         match=r"the loaded state is of epoch 2, the loader that Accelerate prepared begins",
