@@ -1,7 +1,8 @@
 """How well a GPU is fed: rates of batches on the host, pinned and on the device; a ResNet-50, and a step of many small
 kernels, with one batch again and again and then fed by a loader.
 
-    python benchmarks/gpu.py                          # some three minutes; draws its own JPEGs
+    python benchmarks/gpu.py                          # some four minutes; draws its own JPEGs
+    taskset -c 0,1 python benchmarks/gpu.py --parts resnet
     python benchmarks/gpu.py --photos ~/photos
     python benchmarks/gpu.py --device cpu --seconds 0.2 --batch 4 --fraction 0.01    # whether it runs
 
@@ -13,6 +14,7 @@ which the device has nothing to do: what is missing from the rate with one const
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import os
 import statistics
@@ -31,6 +33,7 @@ from torch_tfrecord import (
     FixedLenFeature,
     Image,
     RandomResizedCrop,
+    TFRecordDataset,
     make_dataloader,
 )
 
@@ -40,6 +43,9 @@ _CACHE = Path("~/.cache/torch_tfrecord_benchmarks/gpu").expanduser()
 _LABEL = {"label": FixedLenFeature((), torch.int64)}
 # Batches before the clock starts: cudnn's choice of kernels, and what a loader has made ahead.
 _LEAD_IN = 8
+_SETTLING_SECONDS = 2
+_DECODE_ON = ("cpu", "device", "auto")
+_PARTS = ("rates", "threads", "decoding", "resnet", "kernels")
 _NUM_KERNELS = 2_000
 # As many as a CPU of 16 cores decodes in half of such a step.
 _FEW_IMAGES = 64
@@ -64,28 +70,38 @@ class _Bench:
             path, size, features, num_epochs=None, drop_last=True, **options
         ), size
 
-    def images(self, size: int | None = None, **options: Any) -> Any:
+    def images(self, size: int | None = None, decode_on: Any = "cpu", **options: Any) -> Any:
         """Random crops with a flip, uint8, and labels."""
-        crop = Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5))
+        crop = Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5), decode_on=decode_on)
         path, features = self.corpora.path("few-images"), {"image": crop, **_LABEL}
         size = min(size or self.batch, self.corpora.count("few-images"))
         return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options)
 
     def per_second(self, step: Callable[[Any], object], **sides: Iterator[Any]) -> list[float]:
         """Steps a second with the batches of each side, until the device has done them all."""
-        found: dict[str, list[float]] = {name: [] for name in sides}
+        return [rate for rate, _ in self.measured(step, **sides)]
+
+    def measured(
+        self, step: Callable[[Any], object], lead_in: int = _LEAD_IN, **sides: Iterator[Any]
+    ) -> list[tuple[float, float]]:
+        """The same, and the CPU's seconds a step."""
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
         for _ in range(self.rounds):
             for name, batches in sides.items():
-                for batch in itertools.islice(batches, _LEAD_IN):
+                for batch in itertools.islice(batches, lead_in):
                     step(batch)
                 self.synchronize()
-                done, begin = 0, time.perf_counter()
+                done, begin, used = 0, time.perf_counter(), time.process_time()
                 while done < 2 or time.perf_counter() < begin + self.seconds:
                     step(next(batches))
                     done += 1
                 self.synchronize()
-                found[name].append(done / (time.perf_counter() - begin))
-        return [statistics.median(rates) for rates in found.values()]
+                seconds, used = time.perf_counter() - begin, time.process_time() - used
+                found[name].append((done / seconds, used / done))
+        return [
+            (statistics.median(rates), statistics.median(used))
+            for rates, used in (zip(*rounds, strict=True) for rounds in found.values())
+        ]
 
     def synchronize(self) -> None:
         if self.device is not None and self.device.type != "cpu":
@@ -128,6 +144,35 @@ def _threads(bench: _Bench) -> None:
     _table("images a second, on the host", *(f"{count} threads" for count in counts))
     rates = [bench.rates(bench.images(num_threads=count))[0] for count in counts]
     _row("RandomResizedCrop 224, uint8", *(f"| {bench.batch * rate:,.0f}" for rate in rates))
+
+
+def _decoding(bench: _Bench, device: torch.device) -> None:
+    from torchcodec.decoders import decode_jpeg
+
+    stored = TFRecordDataset(
+        bench.corpora.path("few-images"), {"image": FixedLenFeature((), bytes)}, index="memory"
+    )
+    encoded = [
+        torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8)
+        for sample in stored[: bench.batch]
+    ]
+    allowed = sorted(os.sched_getaffinity(0))
+    _table("cores", *(f"{side} | CPU ms" for side in ("cpu", "device", "auto", "nvJPEG alone")))
+    for count in sorted({1, 4, 16, len(allowed)} & {*range(1, len(allowed) + 1)}):
+        os.sched_setaffinity(0, allowed[:count])  # and all threads from here on
+        sides = {side: iter(bench.images(decode_on=side, device=device)) for side in _DECODE_ON}
+        sides["nvJPEG"] = (decode_jpeg(encoded, device=device) for _ in itertools.count())
+        for side in _DECODE_ON:  # shares settle
+            end = time.perf_counter() + _SETTLING_SECONDS
+            collections.deque(
+                itertools.takewhile(lambda _, end=end: time.perf_counter() < end, sides[side]), 0
+            )
+        found = bench.measured(lambda batch: None, 2, **sides)
+        cells = (
+            f"| {bench.batch * rate:,.0f} | {1000 * cpu / bench.batch:.3f}" for rate, cpu in found
+        )
+        _row(count, *cells)
+    os.sched_setaffinity(0, allowed)
 
 
 class _ResNet:
@@ -173,6 +218,8 @@ def _resnet(bench: _Bench, device: torch.device) -> None:
     sides = {
         "one batch again and again": _constant(bench.images(device=device)),
         'make_dataloader(device="cuda")': iter(bench.images(device=device)),
+        'decode_on="device"': iter(bench.images(device=device, decode_on="device")),
+        'decode_on="auto"': iter(bench.images(device=device, decode_on="auto")),
         "make_dataloader, batch.to(device)": (
             {name: column.to(device) for name, column in batch.items()} for batch in bench.images()
         ),
@@ -206,20 +253,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="pictures in a batch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="at least, for a measurement")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     parser.add_argument("--fraction", type=float, default=1.0, help="how much data to write")
-    bench = _Bench(parser.parse_args())
+    arguments = parser.parse_args()
+    bench = _Bench(arguments)
     where = "no GPU" if bench.device is None else str(bench.device)
     if bench.device is not None and bench.device.type == "cuda":
         where = torch.cuda.get_device_name(bench.device)
     print(f"torch {torch.__version__}, {os.cpu_count()} processors, {where}", flush=True)
     bench.batch = min(bench.batch, bench.corpora.count("few-images"))
-    _rates(bench)
-    _threads(bench)
+    parts: dict[str, Callable[..., None]] = {"rates": _rates, "threads": _threads}
+    on_device = {"decoding": _decoding, "resnet": _resnet, "kernels": _kernels}
+    for part in arguments.parts:
+        if part in parts:
+            parts[part](bench)
+        elif bench.device is not None:
+            on_device[part](bench, bench.device)
     if bench.device is None:
-        print("\nleft out without a GPU: pinned, on the device, ResNet-50, small kernels")
-        return
-    _resnet(bench, bench.device)
-    _kernels(bench, bench.device)
+        print("\nleft out without a GPU: pinned, on the device, " + ", ".join(on_device))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, T
 from torch_tfrecord.shown import shown_value
 
 __all__ = [
+    "DecodeOn",
     "HintsOfDataset",
     "IndexPolicy",
     "OnError",
@@ -38,6 +39,9 @@ IndexPolicy: TypeAlias = Literal["auto", "require", "memory"]
 
 OnError: TypeAlias = Literal["raise", "skip"]
 """What to do at a damaged record."""
+
+DecodeOn: TypeAlias = Literal["cpu", "device", "auto"]
+"""Where pictures of batches that go to a device are decoded."""
 
 Pad: TypeAlias = Literal["repeat", "zero"] | None
 """How to fill steps before and after an episode; None excludes windows that would need them."""

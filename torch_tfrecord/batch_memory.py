@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,13 @@ __all__ = [
     "BORN_IN",
     "MAX_BATCH_BYTES",
     "OBJECT_BYTES",
+    "ON_DEVICE",
+    "SMALL_BYTES",
     "TENSOR_BYTES",
     "Array",
     "BatchBudget",
+    "DeviceRows",
+    "DeviceWork",
     "Ints",
     "Keys",
     "array_dtype",
@@ -63,8 +67,8 @@ _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 # NumPy's arrays have it before 2.0.
 _MOST_DIMENSIONS = 32
 
-# The system's allocator already reuses smaller memory without clearing it.
-_SMALL_BYTES = 1 << 16
+SMALL_BYTES = 1 << 16
+"""The system's allocator already reuses smaller memory without clearing it."""
 
 
 class BatchBudget:
@@ -134,6 +138,37 @@ BORN_IN: ContextVar[Callable[[int], _Bytes] | None] = ContextVar(
 """What allocates memory for batches in this thread, but for small sizes: uint8 [size], not cleared."""
 
 
+class DeviceWork(Protocol):
+    """Rows of a column that a device makes, once the column's memory is copied there."""
+
+    out: Array
+    """The column's memory, in which these rows are undefined; a batch has it whole or not at all."""
+
+    def __len__(self) -> int:
+        """How many rows."""
+
+    def on(self, memory: torch.Tensor) -> None:
+        """Make the rows in that memory's copy, uint8 [bytes], in the current stream.
+
+        Raises:
+            Exception: The device cannot: then the batch is made again without it.
+        """
+
+
+class DeviceRows(Protocol):
+    """Takes up what is left to the device of the batches that a thread makes."""
+
+    def share(self, count: int, decode_on: str) -> int:
+        """How many of so many rows to leave, by "auto" or "device"."""
+
+    def leave(self, work: DeviceWork | None, num_made: int, seconds: float) -> None:
+        """Take up the work on some rows, beside others that this thread made in so many seconds."""
+
+
+ON_DEVICE: ContextVar[DeviceRows | None] = ContextVar("torch_tfrecord_on_device", default=None)
+"""None where batches stay on the host."""
+
+
 def empty_bytes(size: int) -> _Bytes:
     """Writable memory, not cleared: uint8 [size].
 
@@ -143,10 +178,10 @@ def empty_bytes(size: int) -> _Bytes:
     DataLoader worker it is memory that the main process can read, too: see `shared_memory`. Safe
     from several threads.
     """
-    born_in = BORN_IN.get() if size >= _SMALL_BYTES else None
+    born_in = BORN_IN.get() if size >= SMALL_BYTES else None
     if born_in is not None:
         return born_in(size)
-    worker = worker_memory() if size >= _SMALL_BYTES else None
+    worker = worker_memory() if size >= SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
     return scratch_bytes(size) if piece is None else np.frombuffer(piece, np.uint8)
 
@@ -155,7 +190,7 @@ def scratch_bytes(size: int) -> _Bytes:
     """Like `empty_bytes`, but private to this process: for what never leaves a worker, such as the
     bytes of records.
     """
-    native = optional_module("memory") if size >= _SMALL_BYTES else None
+    native = optional_module("memory") if size >= SMALL_BYTES else None
     return (
         np.empty(size, np.uint8) if native is None else np.frombuffer(native.Block(size), np.uint8)
     )

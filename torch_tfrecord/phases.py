@@ -24,7 +24,7 @@ __all__ = ["PHASES", "Counters", "Phase", "count", "count_in", "spent"]
 PHASES = ("read", "parse", "decode", "transform", "collate", "transport")
 """The parts of making a batch, in their order."""
 
-_COUNTED = ("wait", "queue", *PHASES, "bytes", "samples", "made", "batches")
+_COUNTED = ("wait", "queue", *PHASES, "bytes", "on_device", "samples", "made", "batches")
 _NUMBERS = {name: number for number, name in enumerate(_COUNTED)}
 
 
@@ -125,6 +125,8 @@ class Counters:
         found = dict(zip(_COUNTED, map(truediv, sums, numbers), strict=False))
         if len(self.table) > 1:
             del found["queue"]  # only threads are known
+        if not found["on_device"]:
+            del found["on_device"]
         samples = round(samples / numbers[-1] * batches)
         return {"batches": int(batches), "samples": samples, "seconds": self._seconds, **found}
 

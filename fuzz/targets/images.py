@@ -166,17 +166,16 @@ def _check_job(data, header, mode, region, whole):
     size = tuple(region[2:]) if kind is None else (1 + data[-1] % 40, 1 + data[len(data) // 2] % 40)
     out = np.full((2, *size, channels), 77, np.uint8)
     plans = np.array([[*region, *size, 0, 0, 0, 0]] * 2)
-    made = native.CropJob(
-        None,
-        [data, b""],
-        out.reshape(-1),
-        out.shape,
-        plans=plans,
-        bicubic=kind == "bicubic",
-        resizes=kind is not None,
-        max_pixels=_MOST_PIXELS,
-        ignores_exif=False,
-    )
+    options = {"plans": plans, "bicubic": kind == "bicubic", "resizes": kind is not None}
+    options |= {"max_pixels": _MOST_PIXELS, "ignores_exif": False}
+    left = native.CropJob(None, [data, b""], out.reshape(-1), out.shape, **options, num_left=2)
+    made = native.CropJob(None, [data, b""], out.reshape(-1), out.shape, **options)
+    optional_module("jobs").run([left])
+    if left.left.any():
+        assert (out == 77).all() and (left.left == [plans[0], [0] * 10]).all()
+        assert header.format == "jpeg" and not header.progressive and header.channels in (1, 3)
+        assert left.sizes.tolist() == [[header.height, header.width], [0, 0]]
+    out[:] = 77
     optional_module("jobs").run([made])
     assert (out[1] == 77).all() and made.sizes[1].tolist() == [0, 0]
     if made.done:

@@ -243,6 +243,7 @@ def test_what_is_tried_out():
         "  region       libjpeg-turbo decoded 16 x 24 of 64 x 64 pixels, in _ ms",
         "  worker       a forked worker read a record and sent 1,048,576 bytes through shared memory, in _ ms",
         "  client       4,096 of 1,048,576 bytes read by obstore, in _ ms",
+        "  device       not tried: torch finds no GPU of NVIDIA's",
     ]
 
 

@@ -159,7 +159,7 @@ def test_gpu(tmp_path, monkeypatch):
             picture = encode_image(torch.full((3, 30, 40), number, dtype=torch.uint8), "png")
             writer.write({"image": picture, "label": number})
     names = {}
-    first, second = blocks("gpu")
+    first, second, decoded = blocks("gpu")
     exec(first, names)
     assert names["images"].shape == (8, 3, 224, 224) and names["images"].dtype == torch.float32
     number = int(names["labels"][0])
@@ -169,6 +169,8 @@ def test_gpu(tmp_path, monkeypatch):
     torch.testing.assert_close(names["images"][0, :, 0, 0].cpu(), expected)
     exec(second, names)
     assert names["labels"].tolist() == [*range(32, 40)]
+    exec(decoded, names)
+    assert names["image"].decode_on == "auto"
 
 
 def test_safety(tmp_path, monkeypatch):

@@ -225,10 +225,14 @@ def test_the_error_names_the_nearest_value():
 
 
 def test_bytes_and_str():
-    samples = [{"b": [b"a"], "s": ["x", "y"]}, {"b": [b"b", b"c"], "s": []}]
+    samples = [
+        {"b": [b"a"], "s": ["x", "y"], "one": "p"},
+        {"b": [b"b", b"c"], "s": [], "one": "q"},
+    ]
     assert PaddedCollate()(samples) == {
         "b": [[b"a", b""], [b"b", b"c"]],
         "s": [["x", "y"], ["", ""]],
+        "one": ["p", "q"],
     }
     pad = PaddedCollate({"b": [3]}, {"b": b"<pad>"})
     assert pad(samples)["b"] == [[b"a", b"<pad>", b"<pad>"], [b"b", b"c", b"<pad>"]]

@@ -9,17 +9,24 @@ import sys
 import pytest
 import torch
 from batches import assert_same
+from pictures import CASES, jpeg
 from test_device import BATCHES, FEATURES, OPTIONS, path  # noqa: F401, the last one is a fixture
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     DevicePrefetcher,
+    FixedLenFeature,
+    Image,
     PackedCollate,
     PaddedCollate,
     RaggedTensor,
+    RandomResizedCrop,
+    ResizedCenterCrop,
     TFRecordDataset,
     TFRecordIterableDataset,
+    TFRecordWriter,
     collate,
+    encode_image,
     make_dataloader,
 )
 
@@ -142,7 +149,8 @@ def test_memory_is_constant(path):  # noqa: F811
             break
     device, host = zip(*used, strict=True)
     assert max(device) <= device[0] + (2 << 20)
-    assert max(host) <= host[0] + (8 << 20)
+    # One more pinned block may be needed at some time, but not one after another.
+    assert max(host) <= host[0] + (32 << 20)
 
 
 def _use(device_error):
@@ -205,3 +213,110 @@ def test_pinned_batches_are_kept_until_they_are_copied(path):  # noqa: F811
         for batch in make_dataloader(path, 6, features, pin_memory=True, **options)
     ]
     assert_all_same([moved(batch, torch.Tensor.cpu) for batch in seen], expected)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    found = str(tmp_path_factory.mktemp("pictures") / "a.tfrecord")
+    with TFRecordWriter(found, write_index=True) as writer:
+        for n in range(512):
+            kinds = ["", "gray", "restarts", "progressive", "cmyk", "png", "rgb", "twice"]
+            writer.write({"n": n, "image": jpeg(n, kinds[n % 16] if n % 16 < 8 else "")})
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pixels_of_pictures_decoded_on_the_device(pictures, name):
+    options = {"crop": RandomResizedCrop(96, horizontal_flip=0.5), **CASES[name]}
+    seen = {}
+    for decode_on in ("cpu", "device"):
+        features = {"image": Image(decode_on=decode_on, **options)}
+        loader = make_dataloader(pictures, 64, features, device="cuda", seed=1)
+        seen[decode_on] = torch.cat([batch["image"].clone() for batch in loader]).cpu()
+        assert loader.stats().get("on_device", 0) == (0 if decode_on == "cpu" else 64 * 12 / 16)
+    difference = (seen["cpu"].double() - seen["device"].double()).abs()
+    scale = 255 * 0.2 if name == "normalized" else 1
+    # nvJPEG repeats colours of half the size, libjpeg-turbo smooths them.
+    assert difference.mean() * scale < 1.5
+    assert difference.flatten(1).mean(1).max() * scale < 6
+
+
+def test_no_decoded_picture_changes_while_it_is_read(pictures):
+    """10^5 of them, beside kernels that read earlier batches, as one that was seen to fail."""
+    features = {"image": Image(crop=ResizedCenterCrop(96, 100), decode_on="device")}
+    loader = make_dataloader(
+        pictures, 128, features, device="cuda", shuffle=False, num_epochs=200, num_threads=8
+    )
+    sums, kept, weights = [], [], torch.rand(128 * 3 * 96 * 96, device="cuda")
+
+    def checksum(images):
+        return torch.dot(images.reshape(-1).float(), weights)
+
+    for number, batch in enumerate(loader):
+        first = checksum(batch["image"])
+        if number % 3 == 0:
+            torch.cuda._sleep(LATE // 4)
+        kept.append((batch["image"], first))
+        if len(kept) > 2:
+            images, before = kept.pop(0)
+            sums.append(torch.stack([before, checksum(images)]))
+    found = torch.stack(sums).cpu()
+    assert torch.equal(found[:, 0], found[:, 1])
+    by_epoch = found[: len(found) // 4 * 4, 0].unflatten(0, (-1, 4))
+    assert (by_epoch == by_epoch[0]).all() and len(found) > 790
+
+
+def test_memory_is_constant_while_the_device_decodes(pictures):
+    features = {"image": Image(crop=RandomResizedCrop(160), decode_on="device")}
+    loader = make_dataloader(pictures, 64, features, device="cuda", num_epochs=None)
+    used = []
+    for number, _ in enumerate(loader):
+        if number in (200, 400, 600):
+            torch.cuda.synchronize()
+            used.append(torch.cuda.max_memory_allocated())
+        if number == 600:
+            break
+    assert max(used) <= used[0] * 1.1 + (64 << 20)
+
+
+def test_a_network_learns_the_same_from_both(tmp_path_factory):
+    """Pictures of four kinds of stripes: the accuracy of three seeds each."""
+    stripes = str(tmp_path_factory.mktemp("stripes") / "a.tfrecord")
+    generator = torch.Generator().manual_seed(0)
+    with TFRecordWriter(stripes, write_index=True) as writer:
+        for n in range(2_000):
+            across, down = torch.meshgrid(torch.arange(96.0), torch.arange(96.0), indexing="ij")
+            wave = torch.stack([across, down, across + down, across - down])[n % 4]
+            image = 128 + 30 * torch.sin(wave / 3 + torch.rand(3, 1, 1, generator=generator) * 6)
+            image = image + 90 * torch.randn(3, 96, 96, generator=generator)
+            writer.write(
+                {"label": n % 4, "image": encode_image(image.clamp(0, 255).byte(), "jpeg")}
+            )
+    accuracies = {}
+    for decode_on in ("cpu", "device"):
+        features = {
+            "image": Image(crop=RandomResizedCrop(64, scale=(0.3, 1)), decode_on=decode_on),
+            "label": FixedLenFeature((), torch.int64),
+        }
+        ds = TFRecordDataset(stripes, features)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 16, 7, 2), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 5, 2),
+                torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+                torch.nn.Linear(16, 4),
+            ).cuda()  # fmt: skip
+            optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+            for batch in make_dataloader(ds[:1600], 64, device="cuda", seed=seed, num_epochs=6):
+                logits = model(batch["image"].float() / 128 - 1)
+                torch.nn.functional.cross_entropy(logits, batch["label"]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            right = [
+                (model(batch["image"].float() / 128 - 1).argmax(1) == batch["label"]).float()
+                for batch in make_dataloader(ds[1600:], 50, device="cuda")
+            ]
+            accuracies.setdefault(decode_on, []).append(torch.cat(right).mean().item())
+    means = {side: sum(found) / 3 for side, found in accuracies.items()}
+    assert min(means.values()) > 0.4  # 0.25 by chance
+    assert abs(means["cpu"] - means["device"]) < 0.08

@@ -15,12 +15,14 @@ class Stream:
 
     def __init__(self):
         self.work, self.num_done = [], 0
+        self.lock = threading.RLock()
 
     def run(self, end=None):
-        while self.num_done < (len(self.work) if end is None else end):
-            self.num_done += 1
-            self.work[self.num_done - 1]()
-            self.work[self.num_done - 1] = None
+        with self.lock:
+            while self.num_done < (len(self.work) if end is None else end):
+                self.num_done += 1
+                self.work[self.num_done - 1]()
+                self.work[self.num_done - 1] = None
 
 
 class Event:
@@ -76,6 +78,14 @@ class DoubleDevice:
             blocks.append(block)
         self.copies.append([host.nbytes for host in hosts])
         return blocks, Event(self.side)
+
+    def run(self, function):
+        self.side.run()  # as torchcodec, which waits for its stream
+        function()
+        return Event(self.side)
+
+    def is_idle(self):
+        return self.training.num_done == len(self.training.work)
 
     def wait(self, event, blocks):
         assert threading.get_ident() in self.opened_by

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -49,8 +50,14 @@ class Accelerator(Protocol):
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[Blocks, Event | None]:
         """Begin to copy to the device, and the event that follows; None if all is done."""
 
+    def run(self, function: Callable[[], None]) -> Event | None:
+        """Call it with the stream of the copies as the current one; the event that follows."""
+
     def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
         """Let the current stream wait for the event, before it uses the blocks."""
+
+    def is_idle(self) -> bool:
+        """Whether the current stream has nothing to do."""
 
 
 class Streams:
@@ -109,6 +116,20 @@ class Streams:
             blocks = [host.to(self._device, non_blocking=True) for host in hosts]
             return blocks, self._stream.record_event()
 
+    def run(self, function: Callable[[], None]) -> Event | None:
+        """See `Accelerator`."""
+        if self._stream is None:
+            function()
+            return None
+        with self._module.stream(self._stream):
+            function()
+            event: Event = self._stream.record_event()
+            return event
+
+    def is_idle(self) -> bool:
+        """See `Accelerator`."""
+        return self._stream is None or self._module.current_stream(self._device).query()
+
     def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
         """See `Accelerator`."""
         if event is None:
@@ -126,8 +147,10 @@ accelerator_of: Callable[[torch.device], Accelerator] = Streams
 # Ahead of the training.
 
 
-# Batches, copies of their blocks that may be under way, and the event after them.
-_Coming: TypeAlias = tuple[Cut, Blocks, "Event | None"]
+# Batches, copies of their blocks that may be under way, and the event after them; or an error.
+_Coming: TypeAlias = "tuple[Cut, Blocks, Event | None] | Exception"
+# A device that waits longer for a batch is hungry.
+_HUNGRY_SECONDS = 0.001
 
 
 class DevicePrefetcher(Iterable[Batch]):
@@ -186,9 +209,22 @@ class DevicePrefetcher(Iterable[Batch]):
         """The batches on the device; they may be in pinned memory, as `pins` returns them."""
         return batches if self.accelerator is None else _Ahead(batches, self, self.accelerator)
 
-    def begin(self, batch: Batch | Cut) -> _Coming:
-        """Begin to copy a batch, which waits for nothing if it is in pinned memory."""
+    def begin(self, batch: Batch | Cut) -> list[_Coming]:
+        """Begin to copy a batch, which waits for nothing if it is in pinned memory, and make what is
+        left to the device.
+        """
         cut = batch if isinstance(batch, Cut) else self.pins.cut([batch])  # type: ignore[union-attr]
+        blocks, event = self._copy(cut)
+        if cut.left:
+            try:
+                event = self._make(cut, blocks)
+            except Exception as error:
+                self.pins.share.ended(error)  # type: ignore[union-attr]
+                found = cut.again()  # type: ignore[misc]
+                return [problem or (made, *self._copy(made)) for made, problem in found]
+        return [(cut, blocks, event)]
+
+    def _copy(self, cut: Cut) -> tuple[Blocks, Event | None]:
         with self._lock:
             blocks, event = self.accelerator.copy(cut.blocks)  # type: ignore[union-attr]
             # Not by the iterator: it may be dropped before the copies are done.
@@ -196,7 +232,19 @@ class DevicePrefetcher(Iterable[Batch]):
                 self._held.popleft()
             if event is not None:
                 self._held.append((event, cut.blocks))
-        return cut, blocks, event
+        return blocks, event
+
+    def _make(self, cut: Cut, blocks: Blocks) -> Event | None:
+        def make() -> None:
+            for work, (number, place) in cut.left:
+                work.on(blocks[number][place])
+
+        begin = perf_counter()
+        event = self.accelerator.run(make)  # type: ignore[union-attr]
+        share = self.pins.share  # type: ignore[union-attr]
+        share.took("device", sum(len(work) for work, _ in cut.left), perf_counter() - begin)
+        share.ended(None)
+        return event
 
 
 class _Ahead(Iterator[Batch]):
@@ -208,8 +256,10 @@ class _Ahead(Iterator[Batch]):
         self, batches: Iterator[Batch], prefetcher: DevicePrefetcher, accelerator: Accelerator
     ) -> None:
         self._batches, self._prefetcher, self._accelerator = batches, prefetcher, accelerator
+        self._share = prefetcher.pins.share  # type: ignore[union-attr]
         self._workers = workers_of(batches)  # who are looked at where a batch is lost
-        self._coming: deque[Future[_Coming]] = deque()
+        self._coming: deque[Future[list[_Coming]]] = deque()
+        self._arrived: deque[_Coming] = deque()
         self._here: deque[Batch] = deque()  # on the device once the event has passed
         self._blocks: Blocks = []
         self._event: Event | None = None
@@ -220,20 +270,17 @@ class _Ahead(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         self._accelerator.open()
+        begin = perf_counter()
         # One more each time: the first batch does not wait for those after it.
         most = min(self._num_given, self._prefetcher.depth)
         while not self._is_ended and self._num_ahead <= most:
             self._take()
         if not self._here:
-            if not self._coming:
-                raise StopIteration
-            error = self._coming[0].exception()  # waits; if that is interrupted, nothing is lost
-            coming = self._coming.popleft()
-            self._num_ahead -= error is not None
-            cut, self._blocks, self._event = coming.result()
-            self._here.extend(cut.on(self._blocks))
+            self._arrive()
         self._num_ahead -= 1
         self._num_given += 1
+        is_hungry = perf_counter() - begin > _HUNGRY_SECONDS and self._accelerator.is_idle()
+        self._share.waited(is_hungry)
         # For each batch: you may ask for it in another stream.
         self._accelerator.wait(self._event, self._blocks)
         batch = self._here.popleft()
@@ -241,13 +288,29 @@ class _Ahead(Iterator[Batch]):
             self._blocks = []
         return batch
 
+    def _arrive(self) -> None:
+        if not self._arrived:
+            if not self._coming:
+                raise StopIteration
+            self._arrived.extend(
+                self._coming[0].result()
+            )  # if that is interrupted, nothing is lost
+            self._coming.popleft()
+        found = self._arrived.popleft()
+        if isinstance(found, Exception):
+            self._num_ahead -= 1
+            raise found
+        cut, self._blocks, self._event = found
+        self._here.extend(cut.on(self._blocks))
+
     def _take(self) -> None:
-        coming: Future[_Coming] = Future()
+        coming: Future[list[_Coming]] = Future()
         self._num_ahead += 1
         try:
             batch = next_batch(self._batches)
             if isinstance(batch, Cut):
                 self._num_ahead += len(batch.batches) - 1
+            if isinstance(batch, Cut) and not batch.left:
                 coming.set_result(self._prefetcher.begin(batch))
             else:
                 coming = self._pool.submit(self._prefetcher.begin, batch)
@@ -256,5 +319,5 @@ class _Ahead(Iterator[Batch]):
             self._num_ahead -= 1
             return
         except Exception as error:  # which comes after the batches before it
-            coming.set_exception(error)
+            coming.set_result([error])
         self._coming.append(coming)

@@ -16,16 +16,20 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import BORN_IN
+from torch_tfrecord.batch_memory import BORN_IN, ON_DEVICE, Array, DeviceWork
 from torch_tfrecord.columns import RaggedTensor
+from torch_tfrecord.errors import warn_once
 from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.loading.transport import Node, Packer, View, build, span
+from torch_tfrecord.phases import count
 from torch_tfrecord.samples import WHOLE_KINDS, Batch, Samples, Value, Values
 
 __all__ = ["Blocks", "Cut", "Pins", "pinned_bytes"]
 
 # So that any dtype views a whole block.
 _ALIGNMENT = 16
+# After so many batches that a device could not make, one after another, it is left alone.
+_MOST_FAILED = 2
 # Lists of these alone stay as they are.
 _SCALARS = {bytes, str, int, float, bool, type(None)}
 
@@ -47,6 +51,8 @@ class _Piece(NamedTuple):
     sizes: list[int]
 
 
+_Again: TypeAlias = "Callable[[], list[tuple[Any, Exception | None]]]"
+
 # A tensor's number among all that are cut, its shape and strides.
 _Place: TypeAlias = tuple[int, tuple[int, ...], "tuple[int, ...] | None"]
 
@@ -62,6 +68,20 @@ class Cut(NamedTuple):
     places: list[_Place]
     # As they were made: a tensor that is dropped asks for the GIL twice, and who trains has it.
     batches: list[Batch]
+    views: Sequence[View]
+    # What the device makes itself, and where: a block's number, and the bytes in it.
+    left: Sequence[tuple[DeviceWork, tuple[int, slice]]] = ()
+    # The same batches one by one, without the device's help, or the error of each.
+    again: _Again | None = None
+
+    def place_of(self, array: Array) -> tuple[int, slice] | None:
+        """The block and the bytes of an array that is a whole column of a batch; None for others."""
+        address = array.ctypes.data
+        for number, offset, dtype, shape, _ in self.views:
+            size = prod(shape) * dtype.itemsize
+            if size == array.nbytes and self.blocks[number].data_ptr() + offset == address:
+                return number, slice(offset, offset + size)
+        return None
 
     def on(self, blocks: Blocks) -> list[Batch]:
         """The batches as views of these blocks, or of their copies: torch then knows to which
@@ -209,6 +229,67 @@ def _refill(like: Mapping[object, Value], *values: Value) -> Batch:
     return found
 
 
+class DeviceShare:
+    """The share of rows that a device makes: as many as its rate earns beside the host's, where it
+    waits for batches, and none once it has failed again and again.
+
+    Attributes:
+        num_threads: Threads that make batches.
+    """
+
+    num_threads = 1
+
+    def __init__(self) -> None:
+        # Seconds a row by the device, and by one thread.
+        self._seconds = {"device": 0.0, "host": 0.0}
+        self._need, self._num_failed = 1.0, 0
+
+    def of(self, count: int, decode_on: str) -> int:
+        """How many of so many rows."""
+        if self._num_failed > _MOST_FAILED:
+            return 0
+        device, host = self._seconds.values()
+        if decode_on == "device" or not device:
+            return count
+        # What feeds the device, and the training, take the time of two.
+        num_threads = max(self.num_threads - 2, 0)
+        return round(count * self._need * host / (host + num_threads * device or 1))
+
+    def took(self, place: str, count: int, seconds: float) -> None:
+        """Rows were made by the "device" or a thread of the "host"."""
+        if count:
+            before, each = self._seconds[place], seconds / count
+            self._seconds[place] = before + (each - before) / 8 if before else each
+
+    def waited(self, is_idle: bool) -> None:
+        """A batch was asked for, and the device had nothing to do, or else it had."""
+        self._need = min(self._need + 1 / 4, 1) if is_idle else self._need * (1 - 1 / 256)
+
+    def ended(self, error: Exception | None) -> None:
+        """The device has made its rows, or cannot."""
+        self._num_failed = 0 if error is None else self._num_failed + 1
+        if error is not None:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            rest = "all others, too" if self._num_failed > _MOST_FAILED else "this batch"
+            warn_once(f"decode_on: the device fails ({text}); the CPU decodes {rest}")
+
+
+class _Left:
+    """The `DeviceRows` of a few batches."""
+
+    def __init__(self, share: DeviceShare, is_none: bool) -> None:
+        self._share, self._is_none, self.works = share, is_none, list[DeviceWork]()
+
+    def share(self, count: int, decode_on: str) -> int:
+        return 0 if self._is_none else self._share.of(count, decode_on)
+
+    def leave(self, work: DeviceWork | None, num_made: int, seconds: float) -> None:
+        self._share.took("host", num_made, seconds)
+        if work is not None:
+            count("on_device", len(work))
+            self.works.append(work)
+
+
 class Pins:
     """Makes batches in pinned memory, for a device or, if that is None, for you.
 
@@ -221,6 +302,7 @@ class Pins:
         self, allocate: Callable[[int], torch.Tensor], device: torch.device | None = None
     ) -> None:
         self._allocate, self.device = allocate, device
+        self.share = DeviceShare()
         self.method = "pin_memory" if device is None else "to"
         self.whole = methodcaller(self.method, *[] if device is None else [device])
 
@@ -228,25 +310,44 @@ class Pins:
         """Memory of at least that many bytes."""
         return self._allocate(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
 
-    def make(self, function: Callable[[], list[Batch]], num_batches: int) -> Cut:
+    def make(
+        self, function: Callable[[], list[Batch]], num_batches: int, again: _Again | None = None
+    ) -> Cut:
         """The batches that a function makes, with large columns at once in pinned memory.
 
         Args:
             function: Makes at most `num_batches` batches.
             num_batches: How many are expected.
+            again: As in `Cut`; None leaves nothing to a device.
         """
         context, born = copy_context(), _Born(self, num_batches)
         context.run(BORN_IN.set, born)
-        return self.cut(context.run(function), born.blocks)
+        left = None if self.device is None else _Left(self.share, is_none=again is None)
+        context.run(ON_DEVICE.set, left)
+        cut = self.cut(context.run(function), born.blocks, again)
+        if left is None or not left.works:
+            return cut
+        placed = [(work, cut.place_of(work.out)) for work in left.works]
+        found = [(work, place) for work, place in placed if place is not None]
+        if len(found) < len(placed):
+            self.share.ended(ValueError("rows of its batches are copied, as by a mixture"))
+            return self.make(function, num_batches)
+        return cut._replace(left=found)
 
-    def cut(self, batches: list[Batch], born: Sequence[torch.Tensor] = ()) -> Cut:
+    def cut(
+        self,
+        batches: list[Batch],
+        born: Sequence[torch.Tensor] = (),
+        again: _Again | None = None,
+    ) -> Cut:
         """Batches in pinned memory; what is in `born` already is not copied."""
         packer = _PinnedPacker(self, born)
         node = packer.node(batches)
         _, found, views = packer.message()
         blocks = cast("Blocks", found)
         sizes = tuple(block.nbytes for block in blocks)
-        return Cut(node, blocks, *_pieces_of(sizes, (*views,)), batches)
+        places = cast("list[View]", views)  # all are in blocks here
+        return Cut(node, blocks, *_pieces_of(sizes, (*places,)), batches, places, again=again)
 
     def collate(self, collate_fn: Callable[[Samples], Batch], samples: Samples) -> Batch:
         """A batch as a `collate_fn` makes it, in pinned memory."""

@@ -222,6 +222,8 @@ class _ReadAheadIterator(Iterator[Batch]):
             collate_fn if pins is None or self._is_for_device else partial(pins.collate, collate_fn)
         )
         self._pins = pins if is_ahead else None
+        if pins is not None:
+            pins.share.num_threads = loader.num_threads
         # In memory the samples for a transform may be larger than in the files.
         most = _TASK_BYTES if self._ahead else _TASK_BYTES // 8
         self._task_bytes = min(most, _ALL_BYTES // (loader.num_threads + 1))
@@ -401,20 +403,26 @@ def _load(
             for samples in found
         ]
 
-    def made(several: Sequence[Sequence[int]]) -> list[Any]:
+    def made(several: Sequence[Sequence[int]], *, is_last: bool = False) -> list[Any]:
         if pins is None:
             return load(several)
-        return [pins.make(partial(load, several), len(several))]
+        again = None if is_last else partial(each, several, is_last=True)
+        return [pins.make(partial(load, several), len(several), again)]
+
+    def each(several: Sequence[Sequence[int]], *, is_last: bool = False) -> list[_Outcome]:
+        outcomes: list[_Outcome] = []
+        for positions in several:
+            try:
+                outcomes += [(batch, None) for batch in made([positions], is_last=is_last)]
+            except Exception as error:
+                outcomes.append((None, error))
+        return outcomes
 
     found: list[_Outcome] = []
     if len(batches) > 1:
         with suppress(Exception):
             found = [(batch, None) for batch in made(batches)]
-    for positions in [] if found else batches:
-        try:
-            found += [(batch, None) for batch in made([positions])]
-        except Exception as error:
-            found.append((None, error))
+    found = found or each(batches)
     # With the GIL or without it, but not waiting for it.
     worked = thread_time() - worked
     most = _MOST_BATCHES

@@ -20,6 +20,7 @@ from torch_tfrecord.batch_memory import empty_bytes, reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.media.codec import CHANNELS, EncodedImage
 from torch_tfrecord.media.crops import Crop, RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.media.device_crops import leave, num_left
 from torch_tfrecord.media.regions import (
     Pixels,
     Region,
@@ -97,6 +98,7 @@ class CropWork:
         table: None for uint8.
         apply_orientation: Apply the EXIF orientation of each image before it is cropped.
         max_pixels: Maximum height times width, of an image and of its resized form.
+        decode_on: See `Image`.
 
     Attributes:
         job: The job of the core; None if it does not have this crop.
@@ -113,6 +115,7 @@ class CropWork:
         table: Table | None,
         apply_orientation: bool,
         max_pixels: int,
+        decode_on: str = "cpu",
     ) -> None:
         self._crop, self._keys, self._mode, self._table = crop, keys, mode, table
         self._is_upright, self._max_pixels = apply_orientation, max_pixels
@@ -121,6 +124,7 @@ class CropWork:
         self.job = None
         if drawn is not None:
             options = {"ignores_exif": not apply_orientation, "keys": keys, **drawn}
+            options["num_left"] = num_left(decode_on, len(images), self._out)
             self.job = crop_job(
                 buffer, images, self._out, table, max_pixels, crop.interpolation, **options
             )
@@ -160,6 +164,12 @@ class CropWork:
     def tensor(self) -> torch.Tensor:
         """The images made so far."""
         return batch_tensor(self._out)
+
+    def leave(self, images: Callable[[], Sequence[EncodedImage]]) -> None:
+        """Once the job has run, leave to a device what it has left of the images."""
+        if self.job is not None:
+            is_bicubic = self._crop.interpolation == "bicubic"
+            leave(self.job, images, self._out, table=self._table, is_bicubic=is_bicubic)
 
     def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
         most = self._max_pixels

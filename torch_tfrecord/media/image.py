@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.arguments import at_least, knows_keywords, one_of
+from torch_tfrecord.arguments import DecodeOn, at_least, knows_keywords, one_of
 from torch_tfrecord.batch_memory import Keys
 from torch_tfrecord.columns import (
     Column,
@@ -85,6 +85,9 @@ class Image(OneValueSpec, Feature):
         several: "stack" for one image tensor [N, C, H, W] in each sample: images of different sizes
             raise ParseError, and without images H and W are those of ``crop`` or ``shape``, else 0.
             "list" for a list of N images [C, H, W]. None for exactly one image.
+        decode_on: Where a loader with ``device=`` has batches decoded: "cpu", "device" (baseline JPEG
+            images with a crop, as far as it takes them; its pixels differ a little) or "auto" (as many
+            of them there as make the training wait least). See docs/gpu.md.
         default_value: The bytes of an encoded image for records that lack the feature
             (:func:`encode_image` makes them), decoded and cropped like those of a record; ``shape``
             must not name keys, and ``several`` be None. None if such a record raises ParseError.
@@ -95,7 +98,7 @@ class Image(OneValueSpec, Feature):
     Raises:
         TypeError: An entry of ``shape``, ``crop``, ``default_value`` or ``max_pixels`` has the
             wrong type.
-        ValueError: The mode or ``several`` is unknown, the shape does not have three entries,
+        ValueError: The mode, ``several`` or ``decode_on`` is unknown, the shape does not have three entries,
             ``normalize`` does not fit the mode, ``max_pixels`` is below 1 or below the crop's size,
             or ``default_value`` is no image that this spec reads.
 
@@ -113,6 +116,7 @@ class Image(OneValueSpec, Feature):
     normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
     max_pixels: int | None = field(default=None, kw_only=True)
     several: Literal["stack", "list"] | None = field(default=None, kw_only=True)
+    decode_on: DecodeOn = field(default="cpu", kw_only=True)
     default_value: bytes | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -149,6 +153,7 @@ class Image(OneValueSpec, Feature):
                 1 if self.crop is None else math.prod(self.crop.size), "max_pixels", self.max_pixels
             )
         one_of("several", self.several, None, "stack", "list")
+        one_of("decode_on", self.decode_on, "cpu", "device", "auto")
         super().__post_init__()
 
     def _reader(self, name: str, *, pads: bool = False) -> ImageReader:
@@ -264,18 +269,23 @@ class ImageReader(OneValueReader):
         """Crop in the same call that reads the records, where the core has the crop."""
         if self._several or self._spec.crop is None:
             return None
-        work = self._labelled(self._begun, column.values, keys, column.buffer)
+        decode_on = self._spec.decode_on
+        work = self._labelled(self._begun, column.values, keys, column.buffer, decode_on)
         return _Begun(work.job, partial(self._finish, work))
 
     def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
         if work.job is not None:
             spent("decode", work.job.seconds)
+        if self._spec.decode_on != "cpu":
+            work.leave(columns[0].views)
         if work.is_done and not self.shape:
             return work.tensor().as_subclass(tv_tensors.Image)
         values = self._completed(columns[0].views(), columns[0])
         return self._labelled(self._cropped, work, values, self._shapes(columns))
 
-    def _begun(self, images: Any, keys: Keys, buffer: Any = None) -> CropWork:
+    def _begun(
+        self, images: Any, keys: Keys, buffer: Any = None, decode_on: str = "cpu"
+    ) -> CropWork:
         return CropWork(
             cast("Crop", self._spec.crop),
             images,
@@ -285,6 +295,7 @@ class ImageReader(OneValueReader):
             table=_table(self._spec),
             apply_orientation=self._spec.apply_orientation,
             max_pixels=_max_pixels(self._spec),
+            decode_on=decode_on,
         )
 
     def _cropped(
@@ -324,7 +335,9 @@ class ImageReader(OneValueReader):
             return None
         try:
             # Straight into the memory of the batch; what it cannot decode, the loop below words.
-            pixels = decode_stack([*map(bytes, values)], spec.mode, range(len(values)), len(values))
+            pixels = decode_stack(
+                [*map(bytes, values)], spec.mode, range(len(values)), len(values), spec.decode_on
+            )
         except (ImageDecodeError, LimitExceededError):
             return None
         if pixels is None:

@@ -26,6 +26,7 @@ from torch_tfrecord.media.codec import (
     open_image,
     turn_upright,
 )
+from torch_tfrecord.media.device_crops import leave, num_left
 from torch_tfrecord.media.headers import ImageHeader
 from torch_tfrecord.native import native_module, optional_module
 
@@ -71,6 +72,7 @@ def _decode(
     out: Pixels,
     region: Region,
     rows: npt.NDArray[np.int64] | None = None,
+    decode_on: str = "cpu",
 ) -> npt.NDArray[np.bool_]:
     """Decode a region of each image to its row of ``out`` [N, H, W, C]; which of them could be."""
     native, plan = optional_module("jpeg"), [*region, *region[2:], 0, 0, 0, 0]
@@ -82,8 +84,11 @@ def _decode(
         plans=np.array([plan] * len(images)),
         rows=rows,
         max_pixels=sys.maxsize,
+        num_left=num_left(decode_on, len(images), out),
     )
     native_module("jobs").run([job])  # type: ignore[union-attr]
+    if decode_on != "cpu":
+        leave(job, lambda: images, out, rows=rows)
     if job.problem:
         warn_once(
             f"the compiled decoder of JPEG images fails ({job.problem}): another one decodes whole images, which takes "
@@ -94,7 +99,11 @@ def _decode(
 
 
 def decode_stack(
-    values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int
+    values: Sequence[bytes],
+    mode: str,
+    rows: Sequence[int],
+    num_rows: int,
+    decode_on: str = "cpu",
 ) -> torch.Tensor | None:
     """Decode images to rows of one tensor, with the pixels of `decode_image`.
 
@@ -106,6 +115,7 @@ def decode_stack(
         mode: "RGB", "L" or "RGBA".
         rows: The row of each image.
         num_rows: Number of rows; those without an image are not initialised.
+        decode_on: See `Image`.
 
     Returns:
         uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or
@@ -136,7 +146,7 @@ def decode_stack(
     if native is not None and True in is_read:
         plain = list(compress(values, is_read.tolist()))
         places = np.asarray(rows, np.int64)[is_read]
-        is_read[is_read] = _decode(plain, as_array(out), Region(0, 0, *size), places)
+        is_read[is_read] = _decode(plain, as_array(out), Region(0, 0, *size), places, decode_on)
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)

@@ -9,6 +9,7 @@ class CropJob(Job):
     done: int
     problem: str
     sizes: npt.NDArray[np.int32]
+    left: npt.NDArray[np.int64]
     def __init__(
         self,
         buffer: Any,
@@ -26,6 +27,7 @@ class CropJob(Job):
         max_pixels: int,
         ignores_exif: bool = True,
         rows: Any = None,
+        num_left: int = 0,
     ) -> None: ...
     def plan(self, height: int, width: int, key: int) -> dict[str, int] | None: ...
 

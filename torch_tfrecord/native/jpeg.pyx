@@ -19,6 +19,7 @@ cdef extern from "jpeg_region.h" nogil:
     int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width, unsigned top,
                     unsigned left, unsigned height, unsigned width, int channels, unsigned char *out, char *problem)
     bint image_is_plain(const unsigned char *data, size_t size, ImageHeader *header)
+    bint image_is_for_device(const unsigned char *data, size_t size, const ImageHeader *header)
 
 cdef extern from "crops.h" nogil:
     int CROP_GIVEN
@@ -79,6 +80,8 @@ cdef struct Crops:
     const long long *spans
     const unsigned long long *keys
     const CropPlan *plans
+    CropPlan *left
+    Py_ssize_t num_left
     const float *table
     const long long *rows
     unsigned char *out
@@ -111,6 +114,10 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
     if not crop_plan(spec, header.height, header.width, crops.keys[number] if crops.keys else 0,
                      crops.plans + number if crops.plans else NULL, &plan):
         return False
+    if number < crops.num_left and image_is_for_device(data, <size_t> length, &header):
+        crops.left[number] = plan
+        crops.sizes[2 * number], crops.sizes[2 * number + 1] = <int> header.height, <int> header.width
+        return True
     count = plan.height * plan.width
     # The region as it is: decoded into its row.
     is_row = (crops.table == NULL and plan.across == 0 and plan.down == 0 and spec.height * spec.width == count
@@ -174,26 +181,29 @@ cdef class CropJob(Job):
         max_pixels: Of an image, and of what it is resized to.
         ignores_exif: Leave EXIF's orientation unapplied.
         rows: int64, the row of each image, for fewer or more images than rows.
+        num_left: How many of the first images a device decodes, as far as it can: their rows stay undefined.
 
     Attributes:
         sizes: int32 [N, 2]: height and width of each image; 0 for one that Python has to look at: another kind or
             size, a turned or damaged one, one that must not be resized here. Its row is then undefined.
+        left: int64 [num_left, 10]: the plan of each image that a device decodes, zeros for all others.
         done: How many images are done.
         problem: What libjpeg says if it is not the one that this was compiled for, or has no memory; else empty.
     """
 
     cdef Crops crops
     cdef object kept
-    cdef readonly object sizes
+    cdef readonly object sizes, left
 
     def __init__(self, buffer, images, unsigned char[::1] out not None, tuple sizes not None, *,
                  const float[:, ::1] table=None, const unsigned long long[::1] keys=None,
                  const long long[:, ::1] plans=None, drawn=None, centred=None, bint bicubic=False, bint resizes=False,
-                 max_pixels, bint ignores_exif=True, const long long[::1] rows=None):
+                 max_pixels, bint ignores_exif=True, const long long[::1] rows=None, Py_ssize_t num_left=0):
         cdef Crops *crops = &self.crops
         cdef const unsigned char[::1] view
         cdef const long long[:, ::1] spans
         cdef int[:, ::1] found
+        cdef long long[:, ::1] left = np.zeros((num_left, 10), np.int64)
         cdef Py_ssize_t count = sizes[0] if rows is None else rows.shape[0]
         memset(crops, 0, sizeof(Crops))
         crops.size = <size_t> -1 >> 1
@@ -217,6 +227,9 @@ cdef class CropJob(Job):
         crops.num_rows = sizes[0]
         crops.row_bytes = <size_t> (out.shape[0] // crops.num_rows)
         crops.rows = NULL if rows is None else &rows[0]
+        crops.num_left = left.shape[0]
+        crops.left = <CropPlan *> &left[0, 0] if left.shape[0] else NULL
+        self.left = left.base
         crops.table = NULL if table is None else &table[0, 0]
         crops.spec.is_bicubic, crops.spec.ignores_exif = bicubic, ignores_exif
         crops.spec.resizes, crops.spec.max_pixels = resizes and crop_can_resize(), min(max_pixels, 1 << 62)

@@ -4,6 +4,7 @@
    outside `out`; every row is written by jpeg_read_scanlines into a row buffer of libjpeg's own and copied. */
 
 #include <setjmp.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -151,9 +152,14 @@ static int exif_is_upright(const unsigned char *tiff, size_t size) {
     return 1;
 }
 
+/* A device says nothing of a second scan, and needs memory for the whole image. */
+#define MOST_LEFT_PIXELS (1 << 24)
+
 typedef struct {
     unsigned height, width;
     int is_upright; /* by EXIF */
+    int is_simple;  /* baseline, gray or YCbCr, all in the first scan: what devices decode, in the same colours */
+    size_t scan;    /* where its data begin; may be beyond the end */
 } ImageHeader;
 
 /* Whether an image's first bytes and its end show that region_read may be tried on it: standard segments
@@ -162,10 +168,11 @@ typedef struct {
    does not look for the end. The end marker's two bytes cannot occur inside compressed pixels. */
 static int image_is_plain(const unsigned char *data, size_t size, ImageHeader *header) {
     size_t at = 2, end, length;
-    int has_frame = 0;
-    unsigned marker;
+    int has_frame = 0, is_adobe = 0;
+    unsigned marker, components = 0;
 
     header->is_upright = 1;
+    header->is_simple = 0;
     if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return 0;
     for (;;) {
         if (at >= size || data[at] != 0xFF) return 0;
@@ -183,13 +190,25 @@ static int image_is_plain(const unsigned char *data, size_t size, ImageHeader *h
             header->width = (unsigned)frame[3] << 8 | frame[4];
             has_frame = header->height && header->width;
             if (!has_frame) return 0;
+            components = frame[5];
+            header->is_simple = marker == 0xC0 && length == 8 + 3 * (size_t)components &&
+                                (components == 1 || (frame[6] == 1 && frame[9] == 2 && frame[12] == 3));
         }
+        if (marker == 0xEE && length >= 14 && !memcmp(data + at + 3, "Adobe", 5) && data[at + 14] != 1) is_adobe = 1;
         if (marker == 0xE1 && length >= 8 && !memcmp(data + at + 3, "Exif\0", 6) &&
             !exif_is_upright(data + at + 9, length - 8))
             header->is_upright = 0;
         at += 1 + length;
     }
+    if (is_adobe || size - at < 4 || data[at + 3] != components) header->is_simple = 0;
+    header->scan = at + 1 + ((size_t)data[at + 1] << 8 | data[at + 2]);
     for (end = size - 2; has_frame && end > at; end--)
         if (data[end] == 0xFF && data[end + 1] == 0xD9) return 1;
     return 0;
+}
+
+/* Whether a device decodes this plain image to the same image. */
+static int image_is_for_device(const unsigned char *data, size_t size, const ImageHeader *header) {
+    return header->is_simple && (uint64_t)header->height * header->width <= MOST_LEFT_PIXELS && header->scan < size &&
+           region_is_last_scan(data + header->scan, size - header->scan);
 }

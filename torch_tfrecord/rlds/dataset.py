@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from torch_tfrecord.arguments import (
+    DecodeOn,
     IndexPolicy,
     Pad,
     at_least,
     check_callable,
     integer,
+    one_of,
 )
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
@@ -212,6 +214,7 @@ class RLDSDataset(EpisodeDataset):
             "zero", or None: steps whose window or horizon does not fit are excluded.
         decode_images: False returns images as encoded bytes; or pass the names of those to decode,
             such as ["image"].
+        decode_on: As for `Image`, for JPEG frames of one size in batches of which no window is padded.
         features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
         keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or
             a JSON file of one, as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not
@@ -262,6 +265,7 @@ class RLDSDataset(EpisodeDataset):
         action_horizon: int = 1,
         pad: Pad = "repeat",
         decode_images: DecodeImages = True,
+        decode_on: DecodeOn = "cpu",
         features: Chosen = None,
         keep: Keep | None = None,
         keep_key: KeepKey = DROID_KEY,
@@ -282,6 +286,7 @@ class RLDSDataset(EpisodeDataset):
         if not isinstance(goals, (UniformGoals, type(None))):
             raise TypeError(f"goals must be a tfds.UniformGoals or None, got {shown_value(goals)}")
         self._windows = Windows(window_size, action_horizon, pad)
+        one_of("decode_on", decode_on, "cpu", "device", "auto")
         store = EpisodeStore(
             directory,
             split,
@@ -294,7 +299,7 @@ class RLDSDataset(EpisodeDataset):
             storage_options=storage_options,
         )
         self._transform = step_transform
-        self._goals = goals
+        self._goals, self._decode_on = goals, decode_on
         self._epoch = None if goals is None else DrawEpoch()
         self._first_steps = np.cumsum(store.num_steps) - store.num_steps
         firsts = np.full(len(store), self._windows.step(0), np.int64)
@@ -386,7 +391,7 @@ class RLDSDataset(EpisodeDataset):
         kept = None if self._store.episode_transform is None else episodes()
 
         def read() -> dict[str, object]:
-            columns = step_columns(self._windows, kept or episodes(), steps, goals)
+            columns = step_columns(self._windows, kept or episodes(), steps, goals, self._decode_on)
             return {**columns, "dataset_name": [self.info.name] * len(steps)}
 
         return read

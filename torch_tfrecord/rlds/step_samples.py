@@ -93,13 +93,22 @@ class StepBatch:
         pad: Padding of missing steps: "repeat", "zero" or None.
         is_step: Whether the windows are of one step each, whose value is taken without the
             dimension of steps.
+        decode_on: See `RLDSDataset`.
     """
 
     def __init__(
-        self, spans: Sequence[Span], order: Sequence[int], pad: Pad, *, is_step: bool = False
+        self,
+        spans: Sequence[Span],
+        order: Sequence[int],
+        pad: Pad,
+        *,
+        is_step: bool = False,
+        decode_on: str = "cpu",
     ) -> None:
         self._spans, self._order, self._pad = spans, order, pad
         self._size, self._is_step = spans[0].size, is_step
+        # Padding is made of frames that are there.
+        self._decode_on = "cpu" if any(span.before or span.behind for span in spans) else decode_on
 
     def take(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
@@ -166,7 +175,9 @@ class StepBatch:
         spans = [self._spans[number] for number in self._order]
         try:
             values = read_encoded([alike[number] for number in self._order], spans)
-            stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
+            stack = decode_stack(
+                values, plan.mode, self._rows, len(columns) * self._size, self._decode_on
+            )
         except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
         if stack is None or not plan.fits(stack.shape[2:]):
@@ -257,7 +268,11 @@ INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruc
 
 
 def step_columns(
-    windows: Windows, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
+    windows: Windows,
+    episodes: Sequence[Episode],
+    steps: list[int],
+    goals: list[int] | None,
+    decode_on: str = "cpu",
 ) -> dict[str, object]:
     """The columns of the samples of these steps, each of one episode, with their goal steps if
     there are any.
@@ -272,12 +287,12 @@ def step_columns(
 
     def one(at: Sequence[int]) -> Callable[[Sequence[EpisodeColumn]], object]:
         spans = [Span(step, step + 1) for step in at]
-        return StepBatch(spans, in_file_order(at), None, is_step=True).take
+        return StepBatch(spans, in_file_order(at), None, is_step=True, decode_on=decode_on).take
 
     order, take_one = in_file_order(steps), one(steps)
     ways = {
-        _OBSERVATION: StepBatch(seen, order, windows.pad).take,
-        _ACTION: StepBatch(done, order, windows.pad).take,
+        _OBSERVATION: StepBatch(seen, order, windows.pad, decode_on=decode_on).take,
+        _ACTION: StepBatch(done, order, windows.pad, decode_on=decode_on).take,
     }
     columns = {
         name: together(trees, ways.get(name, take_one))

@@ -160,6 +160,7 @@ class RecordLoader(ReadAheadLoader):
         - "bytes": size of the records of a batch, decompressed.
         - "queue": how many batches were ready when you asked for one, on average; missing with
           workers.
+        - "on_device": pictures of a batch that the device decodes; missing where there are none.
 
         All but "batches" and "samples" are float. Training waits for the loader if ``wait *
         batches`` is much of ``seconds``; ``tfrecord bench`` says why. While torch's profiler runs,
