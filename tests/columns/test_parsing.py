@@ -515,3 +515,9 @@ def test_specs_that_changed_between_calls_count():
         parse_example([record], features, max_batch_bytes=1)
     with pytest.raises(TypeError, match="max_batch_bytes"):
         parse_example([record], features, max_batch_bytes=True)
+
+
+def test_a_default_of_strings_is_nested_in_lists():
+    spec = {"s": FixedLenFeature((2, 1), bytes, [b"a", b"b"])}
+    assert parse_single_example(b"", spec) == {"s": [[b"a"], [b"b"]]}
+    assert parse_example([b""], spec) == {"s": [[[b"a"], [b"b"]]]}

@@ -216,11 +216,12 @@ def decode_text(data: bytes | memoryview) -> str:
 
 def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
     """Nest a flat list by a shape, row-major; the value itself for a scalar shape."""
+    values = list(values)  # of a tuple, slices would be tuples
     # From the inside out, as the lists of one dimension are the values of the one around it.
     for rank in range(len(shape) - 1, 0, -1):
         size, rows = shape[rank], range(math.prod(shape[:rank]))
         values = [values[row * size : (row + 1) * size] for row in rows]
-    return list(values) if shape else values[0]
+    return values if shape else values[0]
 
 
 _MAX_INT64 = (1 << 63) - 1
