@@ -78,6 +78,8 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
     _errors: ErrorLog = RAISES
     _epoch: DrawEpoch | None = None
     _positions: Any
+    _unit = "records"  # what positions count
+    _hint = ""  # where a position is asked for that is no integer
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -125,11 +127,23 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         raise NotImplementedError
 
     def _part(self: _D, positions: Any) -> _D:
-        """The dataset of some positions."""
-        # A slice of a subclass is one, too; all else is shared.
+        """The dataset of some positions; all else is shared."""
         part = copy(self)
         part._positions = positions
         return part
+
+    def _absolute(self, position: Any) -> int:
+        """A position of this dataset as one of its records."""
+        try:
+            return int(self._positions[as_integer(position)])
+        except IndexError:
+            raise IndexError(
+                f"position {position} is out of range for {len(self)} {self._unit}"
+            ) from None
+        except TypeError:
+            raise TypeError(
+                f"a position must be an integer, got {shown_value(position)}: ds[0] is a sample{self._hint}"
+            ) from None
 
     def _load_samples(self, positions: Sequence[int]) -> Samples:
         """The samples at several positions, without the transform: reads, verifies, parses and
@@ -204,7 +218,7 @@ def check_left(samples: Samples, dataset: StagedDataset) -> Samples:
         return samples
     # A loader of ours attends the log: it passes over an empty batch and warns at the end.
     kept = without_left_out(samples)
-    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
+    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs if errors.skips):
         for errors in logs:
             errors.tell(once=True)
         if not len(kept):
@@ -240,6 +254,7 @@ class MapDataset(StagedDataset):
     """
 
     _shown_name = "MapDataset"
+    _hint = ", ds.select_columns([name]) a dataset of one feature"
     _maker: SampleMaker
     _record_files: RecordFiles
     _paths: Paths | None = None  # as given
@@ -462,19 +477,6 @@ class MapDataset(StagedDataset):
             self._epoch.choose(epoch)
 
     # From this dataset's positions to those over all files, called "absolute" here.
-
-    def _absolute(self, position: int) -> int:
-        try:
-            return int(self._positions[as_integer(position)])
-        except IndexError:
-            raise IndexError(
-                f"position {position} is out of range for {len(self)} records"
-            ) from None
-        except TypeError:
-            raise TypeError(
-                f"a position must be an integer, got {shown_value(position)}: ds[0] is a sample, "
-                "ds.select_columns([name]) a dataset of one feature"
-            ) from None
 
     def _absolutes(self, positions: Sequence[int] | npt.NDArray[Any]) -> _Integers:
         native = native_module("frames")

@@ -103,14 +103,6 @@ class EpochSampler(Generic[_Unit_co]):
         epoch = place.first_epoch + self._epochs_an_iteration * self._continues
         return Place.at(epoch)
 
-    def _begin_with(self, epoch: int) -> None:
-        self._replace_waiting()
-        self._next, self._running, self._loaded_epoch = Place.at(epoch), None, None
-
-    def _replace_waiting(self) -> None:
-        if self._running is not None and self._running.is_waiting:
-            self._running.replace()
-
     def state_dict(self, num_received: int | None = None) -> dict[str, object]:
         """Return the state of the latest iteration: a few JSON numbers and strings.
 
@@ -148,10 +140,12 @@ class EpochSampler(Generic[_Unit_co]):
         """
         self.begin_at(self.checked_place(state_dict))
 
-    def begin_at(self, place: Place) -> None:
-        """Begin the next iteration at a place."""
-        self._replace_waiting()
-        self._next, self._running, self._loaded_epoch = place, None, place.first_epoch
+    def begin_at(self, place: Place, *, is_loaded: bool = True) -> None:
+        """Begin the next iteration at a place, of a state or that a trainer chose."""
+        if self._running is not None and self._running.is_waiting:
+            self._running.replace()
+        self._next, self._running = place, None
+        self._loaded_epoch = place.first_epoch if is_loaded else None
 
     def checked_place(self, state: Mapping[str, object]) -> Place:
         """The place of a state; see `load_state_dict`, which begins there."""

@@ -116,15 +116,21 @@ class Permutation:
         low, high = value & (1 << self._low_bits) - 1, value >> self._low_bits
         for number, key in enumerate(self._keys):
             if number % 2:
-                low = low ^ _scramble(high, key) >> 64 - self._low_bits
+                low ^= _scramble(high, key) >> 64 - self._low_bits
             else:
-                high = high ^ _scramble(low, key) >> 64 - self._high_bits
+                high ^= _scramble(low, key) >> 64 - self._high_bits
         return high << self._low_bits | low
 
 
 def _scramble(half: _Number, key: int) -> _Number:
-    z = (half ^ key) * _FIRST_FACTOR & _UINT64
-    return (z ^ z >> 32) * _SECOND_FACTOR & _UINT64
+    # In place for an array, which overflows by itself.
+    z = half ^ key
+    z *= _FIRST_FACTOR
+    z &= _UINT64
+    z ^= z >> 32
+    z *= _SECOND_FACTOR
+    z &= _UINT64
+    return z
 
 
 def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -136,7 +136,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         if at_least(0, "epoch", epoch) != self.epoch:
             if self._loaded_epoch is not None:
                 Prepared.check_epoch(self.epoch, epoch)
-            self._begin_with(int(epoch))
+            self.begin_at(Place.at(int(epoch)), is_loaded=False)
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
         for steps, begin, end in plan.parts(epoch):
@@ -274,7 +274,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         if Prepared.loader() is not None:
             return  # Accelerate calls the set_epoch of our `sampler`, too
         if at_least(0, "epoch", epoch) != self._coming.epoch:
-            self._begin_with(int(epoch))
+            self.begin_at(Place.at(int(epoch)), is_loaded=False)
 
     def _set_iteration(self, number: int) -> None:
         """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k *
@@ -296,7 +296,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         epoch = self._count_from + epochs
         # workers may already be reading the loaded one
         if epoch not in (loaded, self._coming.first_epoch):
-            self._begin_with(epoch)
+            self.begin_at(Place.at(epoch), is_loaded=False)
 
     def _for_sampler(self, sampler: object, drop_last: bool | None) -> RecordBatchSampler:
         """The sampler for Lightning to use instead of its own: this one, which splits over the
@@ -347,7 +347,7 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         """Begin the next iteration at a step of the running epoch."""
         place = self._latest(num_received)
         if at_least(0, "step", step) < place.step:
-            place = Place(place.first_epoch, place.epoch, 0)
+            place = place._replace(consumed=0, jobs=())
         self.begin_at(self._plan(place).place_at(step))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -70,14 +69,6 @@ class EpisodeDataset(StagedDataset):
         self.info = store.info
         self.num_steps = store.num_steps
         self._positions = range(num_positions)
-
-    def _absolute(self, position: int) -> int:
-        try:
-            return self._positions[as_integer(position)]
-        except IndexError:
-            raise IndexError(
-                f"position {position} is out of range for {len(self)} {self._unit}"
-            ) from None
 
     def _located(self, error: Exception, number: int) -> Exception:
         """An error of one episode, by its number."""

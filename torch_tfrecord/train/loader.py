@@ -201,8 +201,6 @@ def make_dataloader(
             "shuffle": shuffle,
             "seed": seed,
             "drop_last": drop_last,
-        }
-        own |= {
             "lengths": lengths,
             "max_tokens": max_tokens,
             "rank": rank,

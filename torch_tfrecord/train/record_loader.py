@@ -60,12 +60,10 @@ class RecordLoader(ReadAheadLoader):
         self._run = run
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
-        self._errors: list[ErrorLog] = [
-            log for leaf in Leaves(dataset) for log in getattr(leaf, "_error_logs", ())
-        ]
-        if any(log.skips for log in self._errors):
-            for log in self._errors:
-                log.is_attended = True
+        logs = [log for leaf in Leaves(dataset) for log in getattr(leaf, "_error_logs", ())]
+        self._errors: list[ErrorLog] = [log for log in logs if log.skips]
+        for log in self._errors:
+            log.is_attended = True
         super().__init__(
             dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs
         )
