@@ -41,7 +41,7 @@ class Verb(NamedTuple):
     Attributes:
         description: What `--help` says, below the summary and the arguments.
         run: Called with these as keywords; returns the exit status.
-        shared: Arguments that several verbs have, by their names: of `_SHARED`.
+        shared: Arguments that several verbs have, by their names in `_SHARED`.
         own: Other arguments: name -> what `add_argument` takes.
         more: Add further ones to a parser.
     """

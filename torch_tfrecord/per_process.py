@@ -33,7 +33,7 @@ __all__ = [
     "num_processors",
 ]
 
-_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each so many, or "max"
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # a container's: microseconds in each so many, or "max"
 
 
 def num_processors() -> int:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryName", "WorkerMemory", "attach", "worker_memory"]
 
-_SIZE = 1 << 36  # of address space, not memory: only used pages take memory
+_SIZE = 1 << 36  # address space, not memory: only used pages take memory
 _PAGE = 1 << 12
 _TOKEN_BYTES = 16
 # How many pieces are checked at each allocation for whether they are still held.

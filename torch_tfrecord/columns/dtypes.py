@@ -216,7 +216,7 @@ def decode_text(data: bytes | memoryview) -> str:
 
 def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
     """Nest a flat list by a shape, row-major; the value itself for a scalar shape."""
-    values = list(values)  # of a tuple, slices would be tuples
+    values = list(values)  # with a tuple, slices would be tuples
     # From the inside out, as the lists of one dimension are the values of the one around it.
     for rank in range(len(shape) - 1, 0, -1):
         size, rows = shape[rank], range(math.prod(shape[:rank]))

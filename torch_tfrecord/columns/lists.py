@@ -271,7 +271,7 @@ class ListSteps(StepReader):
             self._check_lengths(lengths, np.stack([column.missing for column in lists]))
             borders = splits_of(lengths.max(axis=0))
             columns = [_with_empty_steps(column, borders) for column in lists]
-        # Of a single record, errors name the step; a batch is read again record by record.
+        # Errors name the step if there is a single record; a batch is read again record by record.
         found = (
             read_record(self._reader, columns)
             if len(borders) == 2

@@ -304,7 +304,7 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
 
 
 def _serialize_strings(value: object) -> bytes:
-    # Of objects: NumPy takes nested lists apart as far as all have one length.
+    # As objects: NumPy takes nested lists apart as far as all have one length.
     array = np.array(value, dtype=object)
     proto = _empty_proto(_BY_DTYPE[bytes], array.shape)
     for leaf in array.reshape(-1).tolist():

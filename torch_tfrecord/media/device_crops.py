@@ -178,7 +178,7 @@ class DeviceCrops:
 
     def _resized(self, images: torch.Tensor, plans: torch.Tensor) -> torch.Tensor:
         """The windows, [n, C, H, W]: whole numbers from 0 to 255."""
-        # Of a plan: the region's begin and side, that to which it is resized, the window's begin, mirrored.
+        # A plan as numbers: the region's begin and side, that to which it is resized, the window's begin, mirrored.
         columns, rows = (
             _weights(plans[:, axis], size, taps, self._is_bicubic).to(images.dtype)
             for axis, size, taps in (

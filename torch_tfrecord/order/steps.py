@@ -109,7 +109,7 @@ class Steps(Protocol):
 
 
 class StepOrder(Protocol):
-    """The steps of every epoch: of records, buckets or packs."""
+    """The steps of every epoch, whether of records, buckets or packs."""
 
     batch_size: int
     is_sized: bool  # whether full batches have so many records
@@ -271,7 +271,7 @@ def _of_each_rank(steps: Steps) -> list[Steps]:
     return every
 
 
-# Of as many records each.
+# Each is for as many records.
 
 _Same = TypeVar("_Same", bound="RecordOrder")
 _Order = WeightedDraws | BlockShuffle | Permutation | None  # that of the files

@@ -46,7 +46,7 @@ def example_of_json(text: bytes | memoryview) -> bytes:
         ):
             try:
                 _fill(message.features.feature[name], feature)
-            except ValueError as error:  # of protobuf: out of range, or not Unicode
+            except ValueError as error:  # from protobuf: out of range, or not Unicode
                 raise ParseError(
                     f"expected values that a list can hold, got others in feature {number}"
                 ) from error

@@ -137,7 +137,7 @@ class RecordScanner:
         self._keep = keep_payloads
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # there is no record in less
-        self._buffer = bytearray()  # of the compiled core
+        self._buffer = bytearray()  # the compiled core's
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
         self._search: RecordSearch | None = None  # for the next record after damage

@@ -321,7 +321,7 @@ def _removing(paths: Sequence[str], access: Access) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # of an error that is being raised
+        with contextlib.suppress(Exception):  # for an error that is being raised
             remove(paths, access)
         raise
 

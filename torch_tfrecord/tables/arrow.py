@@ -452,7 +452,7 @@ def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, A
             if (single != exact)[~np.isnan(exact)].any():
                 rounded.add(name)
         return "float_list", single.tobytes()
-    # of texts and bytes
+    # for texts and bytes
     with suppress(pa.ArrowNotImplementedError):
         return "bytes_list", values.cast(pa.large_binary()).to_pylist()
     raise TypeError(
