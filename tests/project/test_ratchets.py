@@ -14,20 +14,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("torch_tfrecord", "index_tools")
 
-SIZES = {"tokens": 289_000, "tokens with the compiled core": 319_000, "modules": 183}
-PAST_DOORS = {"names": 143, "imports": 0}
+SIZES = {"tokens": 288_500, "tokens with the compiled core": 318_300, "modules": 182}
+PAST_DOORS = {"names": 128, "imports": 0}
 # In 10,000 words of docstrings, comments and docs.
 WORDS = {
-    "holds": 9,
-    "tells": 2.2,
-    "lies": 2.1,
-    "stands": 2.5,
-    "behind": 2.9,
-    "whoever": 0.5,
-    "shall": 0.5,
-    "anew": 0.3,
-    "Of at the start": 8.6,
-    "What at the start": 6.9,
+    "holds": 3.2,
+    "tells": 0.8,
+    "lies": 0.2,
+    "stands": 0.7,
+    "behind": 0.6,
+    "whoever": 0.1,
+    "shall": 0.1,
+    "anew": 0.1,
+    "Of at the start": 1,
+    "What at the start": 1.8,
 }
 
 QUIET = {
@@ -168,4 +168,4 @@ def test_words():
         )
         for name, pattern in PATTERNS.items()
     }
-    check(found, WORDS, 0.5)
+    check(found, WORDS, 1)  # a few words make much of a figure near 0
