@@ -171,6 +171,9 @@ LISTED = {
         "multiprocessing.util": (PYTHON, "a worker that ends gives its memory back"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends gives its memory back"),
     },
+    "torch_tfrecord/loading/sample_maker.py": {
+        "._of_places": ("ours", "a method of Source"),
+    },
     "torch_tfrecord/protobuf/example.py": {
         "._encoder": ("ours", "a method of our specs has this name, too"),
     },
