@@ -49,8 +49,12 @@ def test_leaves_no_open_file():
 class Loader:
     """Workers as those of a DataLoader's iterator, in this process."""
 
-    def __init__(self, epochs, monkeypatch, seed, num_workers=2, owner=1):
+    number = 0
+
+    def __init__(self, epochs, monkeypatch, seed, num_workers=2, place=None, owner=1):
         self.monkeypatch, self.seed, self.owner = monkeypatch, seed, owner
+        self.place = Loader.number if place is None else place
+        Loader.number += num_workers
         self.copies = []
         for _ in range(num_workers):
             file = SimpleNamespace(detach=lambda: os.dup(epochs._file))
@@ -60,6 +64,10 @@ class Loader:
         with self.monkeypatch.context() as patch:
             info = SimpleNamespace(id=worker, seed=self.seed + worker)
             patch.setattr(iterations, "get_worker_info", lambda: info)
+            places = (
+                self.place if isinstance(self.place, list) else range(self.place, self.place + 99)
+            )
+            patch.setattr(iterations, "_process_number", lambda: places[worker])
             patch.setattr(iterations, "_owner", lambda: str(self.owner))
             return getattr(self.copies[worker], name)(*arguments)
 
@@ -104,12 +112,15 @@ def test_the_same_seed_once_more(monkeypatch):
     for epoch in range(3):
         loader = Loader(epochs, monkeypatch, seed=5)
         assert [loader.begin(1), loader.begin(0)] == [epoch] * 2
+    first, second = Loader(epochs, monkeypatch, seed=5), Loader(epochs, monkeypatch, seed=5)
+    assert [first.begin(0), second.begin(0), second.begin(1), first.begin(1)] == [3, 4, 4, 3]
 
 
-def test_two_loaders_that_begin_at_the_same_time(monkeypatch):
+def test_processes_that_another_thread_starts_in_between(monkeypatch):
     epochs = EpochCount()
-    loaders = [Loader(epochs, monkeypatch, seed=seed) for seed in (1, 2)]
-    assert [loader.begin(worker) for worker in (0, 1) for loader in loaders] == [0, 1, 0, 1]
+    first = Loader(epochs, monkeypatch, seed=1, place=[10, 12, 19])
+    second = Loader(epochs, monkeypatch, seed=2, place=[11, 13, 14])
+    assert [loader.begin(worker) for worker in (0, 1) for loader in (first, second)] == [0, 1, 0, 1]
 
 
 def test_what_is_chosen_in_a_worker(monkeypatch):
@@ -141,6 +152,10 @@ def test_what_is_kept_stays_small(monkeypatch):
         assert loader.begin(0) == loader.begin(1) == 2 * number + 1
         assert lasting.begin(0) == lasting.begin(1) == 2 * number + 2
     assert os.fstat(epochs._file).st_size < 4000
+    for owner in range(500):
+        loader = Loader(epochs, monkeypatch, seed=owner, owner=10**6 + owner)
+        assert loader.begin(0) == loader.begin(1) == 0
+    assert os.fstat(epochs._file).st_size < 30_000
 
 
 class Epochs(IterableDataset):

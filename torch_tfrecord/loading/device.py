@@ -292,9 +292,8 @@ class _Ahead(Iterator[Batch]):
         if not self._arrived:
             if not self._coming:
                 raise StopIteration
-            self._arrived.extend(
-                self._coming[0].result()
-            )  # if that is interrupted, nothing is lost
+            # If this is interrupted, nothing is lost.
+            self._arrived.extend(self._coming[0].result())
             self._coming.popleft()
         found = self._arrived.popleft()
         if isinstance(found, Exception):

@@ -269,7 +269,7 @@ class DeviceShare:
         """The device has made its rows, or cannot."""
         self._num_failed = 0 if error is None else self._num_failed + 1
         if error is not None:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            text = str(error).partition("\n")[0] or type(error).__name__
             rest = "all others, too" if self._num_failed > _MOST_FAILED else "this batch"
             warn_once(f"decode_on: the device fails ({text}); the CPU decodes {rest}")
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ State: TypeAlias = Mapping[str, Any]
 """Where one consumer is, and in which stream: JSON values by name."""
 
 _MOST_RUNS = 32  # iterations of one process that may be beginning at the same time
+_MOST_OWNERS = 200  # processes that share a dataset
 
 
 class EpochCount:
@@ -37,7 +39,7 @@ class EpochCount:
     the same iteration. They must agree on its epoch, since files are split over workers in the
     epoch's order. So the first worker of an iteration takes the next epoch, and the others find it
     in an unnamed file, which forked and spawned workers share. Workers recognise each other by the
-    seed that their loader drew; each of them is in an iteration once.
+    seed that their loader drew, and by the numbers of their processes; each of them is in an iteration once.
 
     Each process that iterates, or has loaders, counts by itself: training processes that share a
     dataset do not count each other's iterations. A pickle or a copy counts by itself, from the
@@ -85,15 +87,20 @@ class EpochCount:
             Its number, from 0, and its epoch.
         """
         worker: Any = get_worker_info()
-        seed, member = (None, 0) if worker is None else (worker.seed - worker.id, worker.id)
+        member = 0 if worker is None else worker.id
+        seed, place = None if worker is None else worker.seed - member, _process_number() - member
         epoch, self._chosen = self._chosen, None
         with self._own() as own:
-            # The earliest that lacks this worker: another one may be an iteration ahead.
-            runs = (run for run in own["runs"] if run["seed"] == seed)
-            run = next((run for run in runs if member not in run["members"]), None)
+            # The earliest that lacks this worker: another one may be an iteration ahead. Two loaders
+            # may draw one seed (torch.manual_seed); then the numbers of their processes differ, which
+            # alone are not enough: another thread may start processes in between.
+            runs = [
+                run for run in own["runs"] if run["seed"] == seed and member not in run["members"]
+            ]
+            run = next((run for run in runs if run["place"] == place), runs[0] if runs else None)
             if run is None:
                 epoch = own["next"] if epoch is None else epoch
-                run = {"seed": seed, "number": own["number"], "members": []}
+                run = {"seed": seed, "place": place, "number": own["number"], "members": []}
                 own["runs"] = [*own["runs"][1 - _MOST_RUNS :], run]
                 own["number"] += 1
             if epoch is not None:
@@ -112,8 +119,10 @@ class EpochCount:
             owners = json.loads(before)
             # A training process that was started after the dataset was made continues from the
             # dataset's count.
-            origin = next(iter(owners.values()))
-            yield owners.setdefault(_owner(), {**origin, "runs": []})
+            first, *others = owners
+            yield owners.setdefault(_owner(), {**owners[first], "runs": []})
+            for owner in others[:-_MOST_OWNERS]:
+                del owners[owner]
             # One padded write, so that it is never truncated.
             os.pwrite(self._file, json.dumps(owners).encode().ljust(len(before)), 0)
         finally:
@@ -134,6 +143,12 @@ def _nameless_file() -> int:
         return os.memfd_create("torch_tfrecord-epochs")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def _process_number() -> int:
+    """Number of this process among its parent's children."""
+    numbers = re.findall(r"\d+", multiprocessing.current_process().name)
+    return int(numbers[-1]) if numbers else 0
 
 
 def _owner() -> str:
