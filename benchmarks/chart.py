@@ -1,4 +1,4 @@
-"""The two charts of docs/performance.md."""
+"""The chart of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from report import NAMES
 from ways import GROUPS, WAYS, Group, of_others, ratios
 
-__all__ = ["draw_comparison", "draw_scaling"]
+__all__ = ["draw_comparison"]
 
 # One color a way to write the loader, one a library, distinct for the color-blind, too.
 _COLORS = {
@@ -65,7 +65,8 @@ def draw_comparison(results: dict[str, Any], path: Path) -> None:
         line([], [], color="black", linewidth=0.8, label="1: tf.data or DALI at its fastest"),
     ]
     figure.legend(handles=marks, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    _save(figure, path, dpi=_DPI)
+    figure.savefig(path, dpi=_DPI)
+    pyplot.close(figure)
 
 
 def _draw_panel(panel: Any, title: str, bars: list[_Bar], most: float) -> None:
@@ -112,40 +113,12 @@ def _ways(results: dict[str, Any], group: Group) -> list[_Bar]:
     return bars
 
 
-def draw_scaling(curves: dict[str, Any], path: Path) -> None:
-    """Microseconds a record over the numbers of records and features, and the sizes of records and
-    batches.
-    """
-    pyplot = _pyplot()
-    shown = [curve for curve in curves.values() if "lines" in curve]
-    figure, panels = pyplot.subplots(
-        1, len(shown), figsize=(3.5 * len(shown), 3.3), layout="constrained", squeeze=False
-    )
-    for axes, curve in zip(panels[0], shown, strict=True):
-        for name, costs in curve["lines"].items():
-            axes.plot(
-                curve["at"], [1e6 * cost for cost in costs], marker="o", markersize=3, label=name
-            )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel(curve["label"])
-        axes.grid(color="#eeeeee")
-        axes.legend(fontsize=6)
-    panels[0][0].set_ylabel("microseconds a record")
-    _save(figure, path)
-
-
 def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise SystemExit("the charts need matplotlib: pip install -e '.[benchmarks]'") from error
+        raise SystemExit("the chart needs matplotlib: pip install -e '.[benchmarks]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     return pyplot
-
-
-def _save(figure: Any, path: Path, dpi: int = 110) -> None:
-    figure.savefig(path, dpi=dpi)
-    _pyplot().close(figure)

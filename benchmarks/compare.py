@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chart import draw_comparison, draw_scaling
+from chart import draw_comparison
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
 from report import (
@@ -34,8 +34,6 @@ from report import (
     summary_table,
 )
 from runner import Pace, run_workload
-from scaling import measure_scaling, scaling_table
-from startup import measure_startup, startup_table
 from ways import way_table
 from workloads import WORKLOADS, Workload, only_rows
 
@@ -52,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "tables",
         nargs="+",
-        choices=[*_TABLES, "scaling", "startup", "docs", "all"],
+        choices=[*_TABLES, "docs", "all"],
         metavar="TABLE",
     )
     parser.add_argument(
@@ -101,9 +99,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    wanted = (
-        {*_TABLES, "scaling", "startup"} if "all" in arguments.tables else set(arguments.tables)
-    )
+    wanted = {*_TABLES} if "all" in arguments.tables else set(arguments.tables)
     corpora = Corpora(arguments.cache, arguments.photos, arguments.fraction)
     environments = Environments(
         arguments.environments, dict(one.split("=", 1) for one in arguments.python)
@@ -123,11 +119,6 @@ def main() -> None:
             continue
         results[name] = result
         save(arguments.results, results)
-    for name, measure in {"scaling": measure_scaling, "startup": measure_startup}.items():
-        if name in wanted:
-            print(f"\n== {name}", flush=True)
-            results[name] = measure(arguments.cache, arguments.rounds, arguments.fraction)
-            save(arguments.results, results)
     if arguments.update_docs or "docs" in wanted:
         update_docs(results)
 
@@ -162,7 +153,7 @@ def is_of(table: str, name: str) -> bool:
 
 
 def update_docs(results: dict[str, Any]) -> None:
-    """Rewrite the tables of docs/performance.md and both charts from the results."""
+    """Rewrite the tables of docs/performance.md and the chart from the results."""
     docs = _ROOT / "docs"
     page = docs / "performance.md"
     others = {name: one for name, one in results.items() if not has_doors(name)}
@@ -177,11 +168,6 @@ def update_docs(results: dict[str, Any]) -> None:
         if any(map(has_doors, measured)):
             tables = door_table(measured, goals=False)
             replace_block(page, block, f"{tables}\n\n{provenance(measured, doors=True)}")
-    if "scaling" in results:
-        draw_scaling(results["scaling"], docs / "scaling.png")
-        replace_block(page, "scaling", scaling_table(results["scaling"]))
-    if "startup" in results:
-        replace_block(page, "startup", startup_table(results["startup"], goals=False))
 
 
 if __name__ == "__main__":

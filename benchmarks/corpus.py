@@ -16,7 +16,7 @@ from torch_tfrecord import TFRecordWriter, build_index
 from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
 
-__all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
+__all__ = ["COUNTS", "Corpora", "write_records"]
 
 # Records of each file at full size.
 COUNTS = {
@@ -128,15 +128,6 @@ def write_compressed(path: Path, records: Iterator[bytes], name: str) -> None:
     index = build_index(part).to_bytes()
     part.rename(path)
     write_sidecar(sidecar_path(str(path)), index)
-
-
-def repeat_file(source: Path, path: Path, times: int) -> None:
-    """A file of the records of another one, several times over."""
-    content = source.read_bytes()
-    with path.open("wb") as file:
-        for _ in range(times):
-            file.write(content)
-    write_sidecar(sidecar_path(str(path)), build_index(path).to_bytes())
 
 
 def keep_indexes(path: Path) -> None:
