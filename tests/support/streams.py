@@ -87,10 +87,12 @@ class DoubleDevice:
     def is_idle(self):
         return self.training.num_done == len(self.training.work)
 
-    def wait(self, event, blocks):
+    def wait(self, event, blocks, before=None):
         assert threading.get_ident() in self.opened_by
-        self.waits += 1
-        self.training.work.append(event.run)
+        if before is not self.training:
+            self.waits += 1
+            self.training.work.append(event.run)
+        return self.training
 
     def use(self, function):
         """What a training step launches: it sees a batch once the stream comes to it."""

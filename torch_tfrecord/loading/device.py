@@ -53,8 +53,12 @@ class Accelerator(Protocol):
     def run(self, function: Callable[[], None]) -> Event | None:
         """Call it with the stream of the copies as the current one; the event that follows."""
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
-        """Let the current stream wait for the event, before it uses the blocks."""
+    def wait(
+        self, event: Event | None, blocks: Sequence[torch.Tensor], before: object = None
+    ) -> object:
+        """Let the current stream wait for the event, before it uses the blocks, unless it is the
+        stream that this returned before for the same event; returns it.
+        """
 
     def is_idle(self) -> bool:
         """Whether the current stream has nothing to do."""
@@ -130,14 +134,18 @@ class Streams:
         """See `Accelerator`."""
         return self._stream is None or self._module.current_stream(self._device).query()
 
-    def wait(self, event: Event | None, blocks: Sequence[torch.Tensor]) -> None:
+    def wait(
+        self, event: Event | None, blocks: Sequence[torch.Tensor], before: object = None
+    ) -> object:
         """See `Accelerator`."""
         if event is None:
-            return
+            return None
         current = self._module.current_stream(self._device)
-        current.wait_event(event)
-        for block in blocks:  # whose memory is not used again before this stream is done with it
-            block.record_stream(current)
+        if current != before:  # each of these calls lets go of the GIL
+            current.wait_event(event)
+            for block in blocks:  # whose memory is not used again before this stream is done
+                block.record_stream(current)
+        return current
 
 
 accelerator_of: Callable[[torch.device], Accelerator] = Streams
@@ -263,6 +271,7 @@ class _Ahead(Iterator[Batch]):
         self._here: deque[Batch] = deque()  # on the device once the event has passed
         self._blocks: Blocks = []
         self._event: Event | None = None
+        self._waits: object = None  # the stream that waits for it already
         self._num_ahead = self._num_given = 0
         self._is_ended = False
         self._pool = ThreadPoolExecutor(1, "tfrecord-pin")
@@ -282,7 +291,7 @@ class _Ahead(Iterator[Batch]):
         is_hungry = perf_counter() - begin > _HUNGRY_SECONDS and self._accelerator.is_idle()
         self._share.waited(is_hungry)
         # For each batch: you may ask for it in another stream.
-        self._accelerator.wait(self._event, self._blocks)
+        self._waits = self._accelerator.wait(self._event, self._blocks, self._waits)
         batch = self._here.popleft()
         if not self._here:
             self._blocks = []
@@ -300,6 +309,7 @@ class _Ahead(Iterator[Batch]):
             self._num_ahead -= 1
             raise found
         cut, self._blocks, self._event = found
+        self._waits = None
         self._here.extend(cut.on(self._blocks))
 
     def _take(self) -> None:

@@ -49,12 +49,14 @@ class _Piece(NamedTuple):
     block: int
     dtype: torch.dtype
     sizes: list[int]
+    # Shape and strides of all of them, if they are rows of one shape.
+    rows: list[tuple[int, ...]]
 
 
 _Again: TypeAlias = "Callable[[], list[tuple[Any, Exception | None]]]"
 
-# A tensor's number among all that are cut, its shape and strides.
-_Place: TypeAlias = tuple[int, tuple[int, ...], "tuple[int, ...] | None"]
+# A tensor's number among all that are cut, and its shape and strides, if it has others there.
+_Place: TypeAlias = tuple[int, "tuple[int, ...] | None", "tuple[int, ...] | None"]
 
 
 class Cut(NamedTuple):
@@ -88,12 +90,15 @@ class Cut(NamedTuple):
         pinned memory they belong.
         """
         cut: list[torch.Tensor] = []
-        for number, dtype, sizes in self.pieces:
+        for number, dtype, sizes, rows in self.pieces:
+            items = blocks[number].view(dtype)
+            if rows:
+                items = items.as_strided(rows[0], rows[1])
             # Each has a version counter of its own, as in `view_of`; those of `split` share one.
-            cut += torch.unsafe_split_with_sizes(blocks[number].view(dtype), sizes)
+            cut += torch.unsafe_split_with_sizes(items, sizes)
         tensors = [
             cut[number]
-            if len(shape) == 1 and strides is None
+            if shape is None
             else cut[number].as_strided(shape, strides)
             if strides
             else cut[number].view(shape)
@@ -107,31 +112,37 @@ def _pieces_of(
     sizes: tuple[int, ...], views: tuple[View, ...]
 ) -> tuple[list[_Piece], list[_Place]]:
     """How blocks of so many bytes are cut into tensors."""
+    places: list[_Place] = [(0, None, None)] * len(views)
     pieces: list[_Piece] = []
-    places: list[_Place] = [(0, (), None)] * len(views)
-    end = num_cut = 0
-
-    def add(size: int) -> None:
-        nonlocal end, num_cut
-        if size:
-            pieces[-1].sizes.append(size)
-            end, num_cut = end + size, num_cut + 1
-
-    def end_piece() -> None:
-        if pieces:
-            add(sizes[pieces[-1].block] // pieces[-1].dtype.itemsize - end)
-
+    runs: list[list[tuple[int, int, int]]] = []
     by_place = sorted(enumerate(views), key=lambda item: (item[1][0], str(item[1][2]), item[1][1]))
     for number, (block, offset, dtype, shape, strides) in by_place:
         begin = offset // dtype.itemsize
-        if not pieces or pieces[-1][:2] != (block, dtype) or begin < end:
-            end_piece()
-            pieces.append(_Piece(block, dtype, []))
-            end = 0
-        add(begin - end)
-        places[number] = num_cut, shape, strides
-        add(prod(shape) if strides is None else span(shape, strides))
-    end_piece()
+        if not pieces or pieces[-1][:2] != (block, dtype) or begin < runs[-1][-1][2]:
+            pieces.append(_Piece(block, dtype, [], []))
+            runs.append([])
+        size = prod(shape) if strides is None else span(shape, strides)
+        runs[-1].append((number, begin, begin + size))
+    num_cut = 0
+    for (block, dtype, cut, rows), run in zip(pieces, runs, strict=True):
+        end = 0
+        for number, begin, stop in run:
+            cut += [begin - end] * (begin > end)
+            *_, shape, strides = views[number]
+            is_flat = len(shape) == 1 and strides is None
+            places[number] = num_cut + len(cut), None if is_flat else shape, strides
+            cut.append(stop - begin)
+            end = stop
+        found = (views[number] for number, _, _ in run)
+        row, *others = {() if strides else shape[1:] for *_, shape, strides in found}
+        if row and not others and all(size % prod(row) == 0 for size in cut):
+            cut[:] = [size // prod(row) for size in cut]
+            rows += (sum(cut), *row), tuple(prod(row[axis:]) for axis in range(len(row) + 1))
+            for number, _, _ in run:
+                places[number] = places[number][0], None, None
+        elif end < sizes[block] // dtype.itemsize:
+            cut.append(sizes[block] // dtype.itemsize - end)
+        num_cut += len(cut)
     return pieces, places
 
 
@@ -167,6 +178,8 @@ class _PinnedPacker(Packer):
     def node(self, part: Batch) -> Node:
         """See `Packer`; here parts may be of any kind."""
         kind = type(part)
+        if kind is torch.Tensor:
+            return self._tensor(part)
         if isinstance(part, WHOLE_KINDS):
             return False, part
         if kind in (dict, tuple, list) or isinstance(part, (torch.Tensor, RaggedTensor)):
@@ -186,29 +199,24 @@ class _PinnedPacker(Packer):
         return (False, values) if stays else (list, items)
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
-        if (
-            type(tensor) is torch.Tensor
-            and tensor.layout == torch.strided
-            and self._born_in(tensor)
-        ):
-            return self._place(tensor)  # ours: there is nothing to ask, which lets go of the GIL
+        if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+            found = self._made_here(tensor)
+            if found:
+                return self._placed(tensor, found)  # ours: there is nothing to ask
         if isinstance(tensor, tv_tensors.TVTensor) and is_plain(tensor) and tensor.numel():
             plain = tensor.as_subclass(torch.Tensor)
             return partial(tv_tensors.wrap, like=tensor), self._place(plain)
         node = super()._tensor(tensor)
         return (self._pins.whole, node) if node[0] is False else node
 
-    def _born_in(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        number = bisect(self._starts_at, tensor.data_ptr()) - 1
+    def _made_here(self, tensor: torch.Tensor) -> View | None:
+        address, itemsize = tensor.data_ptr(), tensor.itemsize
+        number = bisect(self._starts_at, address) - 1
         if number < 0:
             return None
         start, block = self._born[number]
-        return self._born[number] if tensor.data_ptr() < start + block.nbytes else None
-
-    def _made_here(self, tensor: torch.Tensor) -> View | None:
-        start, block = self._born_in(tensor) or (0, None)
-        offset = tensor.data_ptr() - start
-        if block is None or offset % tensor.itemsize:
+        offset = address - start
+        if offset >= block.nbytes or offset % itemsize:
             return None
         memory = self._starts.setdefault(start, len(self._memories))
         if memory == len(self._memories):

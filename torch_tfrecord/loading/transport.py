@@ -200,6 +200,10 @@ class Packer:
         return partial(jagged, longest=longest_of(parts[1])), *map(self.node, parts)
 
     def _place(self, tensor: torch.Tensor) -> Node:
+        return self._placed(tensor, self._made_here(tensor))
+
+    def _placed(self, tensor: torch.Tensor, source: View | None) -> Node:
+        self._sources.append(source)
         self._tensors.append(tensor)
         return None, len(self._tensors) - 1
 
@@ -207,7 +211,6 @@ class Packer:
         """The memory's name, its pieces (or the tensors that torch sends), and where each tensor
         is.
         """
-        self._sources = [self._made_here(tensor) for tensor in self._tensors]
         copied = [number for number, source in enumerate(self._sources) if source is None]
         if copied:
             self._copy(copied)
@@ -278,9 +281,15 @@ def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
 def build(tensors: list[torch.Tensor], node: Node) -> Batch:
     """The value that a node was made from, with these tensors."""
     make, *parts = node
-    if make is None:
-        return tensors[parts[0]]
-    return make(*[build(tensors, part) for part in parts]) if make else parts[0]
+    if not make:
+        return parts[0] if make is False else tensors[parts[0]]
+    # a call for each column would take longer than all else
+    return make(
+        *[
+            build(tensors, part) if part[0] else tensors[part[1]] if part[0] is None else part[1]
+            for part in parts
+        ]
+    )
 
 
 def view_of(memory: memoryview, source: View) -> torch.Tensor:
