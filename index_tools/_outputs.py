@@ -258,7 +258,7 @@ class FileWriter(ShardedTFRecordWriter):
             file.write(record)
             written += _digest(record)
         file.prepare()
-        stream, _ = open_stream(_PreparedFile(file, path), "auto")
+        stream, _ = open_stream(_PreparedFile(file.data, path), "auto")
         blocks = RecordScanner(stream)
         held = sum(_digest(record) for block in blocks for record in block.records or ())
         if held != written:
@@ -270,7 +270,7 @@ class FileWriter(ShardedTFRecordWriter):
 
     def _finish(self, shard: Any) -> None:
         if self._files is not None:  # it is prepared, and a file of this machine
-            shard.add_to(self._files)
+            self._files.add(shard)
 
     def _names(self, total: int) -> list[str]:
         return self.paths

@@ -18,9 +18,7 @@ from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
 from torch_tfrecord.files import AtomicFile
-from torch_tfrecord.records import IndexKeeper, index_keeper
-from torch_tfrecord.records.index_keeper import build_alone
-from torch_tfrecord.records.index_paths import sidecar_folder
+from torch_tfrecord.records import IndexKeeper
 
 FORK = multiprocessing.get_context("fork")
 
@@ -61,16 +59,13 @@ def in_processes(count, function, *arguments):
     assert [child.exitcode for child in children] == [0] * count
 
 
-def check_indexes(number, files, world_size=0):
-    if world_size:
-        os.environ.update(RANK=str(number), WORLD_SIZE=str(world_size))
+def check_indexes(number, files):
     assert [len(index) for index in IndexKeeper().each(files)] == [2] * len(files)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [0, 3])
-def test_each_index_is_built_once(files, log, world_size):
-    in_processes(3, check_indexes, files, world_size)
+def test_each_index_is_built_once(files, log):
+    in_processes(3, check_indexes, files)
     lines = [line.split() for line in log.read_text().splitlines()]
     assert sorted(path for _, path in lines) == files
     assert len({pid for pid, _ in lines}) > 1  # they share the work
@@ -109,9 +104,10 @@ def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
 
 
 def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
-    monkeypatch.setattr(index_keeper, "_SILENT_SECONDS", 0)
-    monkeypatch.setattr(index_keeper, "_MOST_SECONDS", 0.1)
-    with build_alone([IndexKeeper.place(files[0])], sidecar_folder) as is_alone:
+    module = "torch_tfrecord.records.index_keeper."
+    monkeypatch.setattr(f"{module}_SILENT_SECONDS", 0)
+    monkeypatch.setattr(f"{module}_MOST_SECONDS", 0.1)
+    with IndexKeeper()._building_alone(files[0]) as is_alone:
         assert is_alone
         with pytest.warns(
             UserWarning, match="x-0: another process builds its index; waiting for it"
@@ -122,7 +118,7 @@ def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
 
 @pytest.mark.slow
 def test_meanwhile_others_are_built(files, log):
-    with build_alone([IndexKeeper.place(files[0])], sidecar_folder):
+    with IndexKeeper()._building_alone(files[0]):
         child = FORK.Process(target=check_indexes, args=(0, files))
         child.start()
         end = time.monotonic() + 30
@@ -136,7 +132,7 @@ def test_meanwhile_others_are_built(files, log):
 @pytest.mark.daily
 def test_a_damaged_file_is_reported_in_its_turn(files):
     Path(files[3]).write_bytes(framed(b"abc")[:-1])
-    with build_alone([IndexKeeper.place(files[1])], sidecar_folder):
+    with IndexKeeper()._building_alone(files[1]):
         child = FORK.Process(target=fail_at, args=(files, 3))
         child.start()
         child.join(0.5)
@@ -164,14 +160,15 @@ def test_a_file_system_without_locks(files, monkeypatch, number):
 
 def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
     """Who opened it before it was removed must not take it for the one that others see."""
-    place = str(tmp_path / "kept")
-    (lock,) = (tmp_path / AtomicFile.hidden_name("kept", "lock"),)
-    with build_alone([place], sidecar_folder) as is_alone:
+    keeper, path = IndexKeeper(), str(tmp_path / "x")
+    place = Path(keeper.place(path))
+    lock = place.parent / AtomicFile.hidden_name(place.name, "lock")
+    with keeper._building_alone(path) as is_alone:
         assert is_alone and lock.exists()
-        with build_alone([place], sidecar_folder) as other:
+        with keeper._building_alone(path) as other:
             assert not other
         lock.unlink()
-        with build_alone([place], sidecar_folder) as other:
+        with keeper._building_alone(path) as other:
             assert other
     assert not lock.exists()
 
@@ -179,15 +176,15 @@ def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
 JOB = """
 import os, sys, time
 from torch_tfrecord import TFRecordDataset
-from torch_tfrecord.records import index_keeper
+from torch_tfrecord.records import RecordIndex
 
-real = index_keeper.RecordIndex._build
+real = RecordIndex._build
 def index_source(file, **options):
     with open(sys.argv[1] + "/log", "a") as lines:
         lines.write(os.environ["RANK"] + " " + file.path + "\\n")
     time.sleep(0.2)
     return real(file, **options)
-index_keeper.RecordIndex._build = index_source
+RecordIndex._build = index_source
 
 ds = TFRecordDataset(sys.argv[1] + "/x-*")
 assert len(ds) == 12 and ds[11] == b"abc"
@@ -197,7 +194,7 @@ assert len(ds) == 12 and ds[11] == b"abc"
 @pytest.mark.daily
 def test_torchrun(files, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
-    root = Path(index_keeper.__file__).parents[2]
+    root = Path(__file__).parents[2]
     environment = {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
     done = torchrun(2, tmp_path / "job.py", tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -233,10 +233,10 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
 
             return call
 
-        def publish(self, names, real=FileSet.publish):
+        def publish(*arguments, real=FileSet.publish):
             for function in ("replace", "link", "fsync", "unlink"):
                 monkeypatch.setattr(os, function, killing(getattr(os, function)))
-            real(self, names)
+            real(*arguments)
 
         FileSet.publish = publish
         with contextlib.suppress(BaseException):

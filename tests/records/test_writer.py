@@ -461,7 +461,7 @@ def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "stat", stat)
     writer = TFRecordWriter(path)
     monkeypatch.undo()
-    assert writer._file._file.is_regular
+    assert writer._file.data.is_regular
     with writer:
         writer.write(b"new")
     assert list(read_records(path)) == [b"new"]

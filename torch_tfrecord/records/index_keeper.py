@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar, get_args
 
 from filelock import FileLock, Timeout
@@ -57,7 +55,7 @@ from torch_tfrecord.records.scan import SkippedBytes
 from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
-__all__ = ["IndexKeeper", "SidecarKeeper", "build_alone"]
+__all__ = ["IndexKeeper", "SidecarKeeper"]
 
 _D = TypeVar("_D", bound="_Data")
 _Index = TypeVar("_Index")
@@ -66,62 +64,6 @@ _MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 _SILENT_SECONDS = 5.0
 _MOST_SECONDS = 600.0  # a process may be stopped, or a child of a killed one may hold its lock
-
-
-@contextlib.contextmanager
-def build_alone(
-    places: Iterable[str],
-    folder: Callable[[str], contextlib.AbstractContextManager[None]],
-    seconds: float = 0.0,
-) -> Iterator[bool]:
-    """Whether this process may build what is kept at the first of these places: False while another
-    one builds it.
-
-    Args:
-        places: Where it may be kept; the first one that can be written has the lock.
-        folder: Makes the folder of a place; OSError where it cannot.
-        seconds: How long to wait for another process.
-    """
-    with contextlib.ExitStack() as held:
-        # The lock is where the index will be: processes that may write there meet at it.
-        for place in places:
-            lock = FileLock(
-                Path(place).parent / AtomicFile.hidden_name(os.path.basename(place), "lock"),
-                mode=0o666,
-            )
-            try:
-                with contextlib.ExitStack() as own:
-                    own.enter_context(folder(place))
-                    own.enter_context(lock.acquire(timeout=seconds))
-                    own.callback(_remove, lock.lock_file)
-                    held.enter_context(own.pop_all())
-            # Another process holds the lock: it builds, or it has died and its child holds it.
-            except Timeout:
-                yield False
-                return
-            except (OSError, NotImplementedError) as error:  # there can be no lock here
-                # filelock leaves its file behind where the lock itself failed.
-                if isinstance(error, OSError) and error.errno in _NO_LOCKS:
-                    _remove(lock.lock_file)
-                continue
-            break
-        # Without any lock each process builds for itself: slower, but never wrong.
-        yield True
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-@contextlib.contextmanager
-def _tidy_folder(place: str) -> Iterator[None]:
-    """`sidecar_folder`; a hidden one that is empty in the end is removed."""
-    with sidecar_folder(place):
-        yield
-    if Path(place).parent.name == SIDECAR_FOLDER:
-        with contextlib.suppress(OSError):
-            Path(place).parent.rmdir()
 
 
 class _Data(Protocol):
@@ -220,10 +162,41 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
                 continue
         return None, stale
 
-    def _building_alone(
-        self, name: str, seconds: float = 0.0
-    ) -> contextlib.AbstractContextManager[bool]:
-        return build_alone(new_index_paths(name, self._index_dir), _tidy_folder, seconds)
+    @contextlib.contextmanager
+    def _building_alone(self, name: str, seconds: float = 0.0) -> Iterator[bool]:
+        """Whether this process may build what is kept for a file: False while another one builds it.
+
+        Args:
+            name: The file's path, with the suffix.
+            seconds: How long to wait for another process.
+        """
+        with contextlib.ExitStack() as held:
+            # The lock is where the index will be: processes that may write there meet at it.
+            for place in new_index_paths(name, self._index_dir):
+                folder, kept = os.path.split(place)
+                lock = FileLock(
+                    os.path.join(folder, AtomicFile.hidden_name(kept, "lock")), mode=0o666
+                )
+                try:
+                    with contextlib.ExitStack() as own:
+                        if os.path.basename(folder) == SIDECAR_FOLDER:
+                            own.callback(_try, os.rmdir, folder)  # it may be empty in the end
+                        own.enter_context(sidecar_folder(place))
+                        own.enter_context(lock.acquire(timeout=seconds))
+                        own.callback(_try, os.unlink, lock.lock_file)
+                        held.enter_context(own.pop_all())
+                # Another process holds the lock: it builds, or it has died and its child holds it.
+                except Timeout:
+                    yield False
+                    return
+                except (OSError, NotImplementedError) as error:  # there can be no lock here
+                    # filelock leaves its file behind where the lock itself failed.
+                    if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                        _try(os.unlink, lock.lock_file)
+                    continue
+                break
+            # Without any lock each process builds for itself: slower, but never wrong.
+            yield True
 
     def _help(self) -> bool:
         """Build something else that is missing while another process builds what is asked for;
@@ -327,7 +300,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
-        self._to_help = deque(_in_own_order(paths))
+        self._to_help = deque(paths)
         known = infos or {}
 
         def find(path: str) -> RecordIndex:
@@ -395,24 +368,9 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
         return False
 
 
-def _in_own_order(paths: Sequence[str]) -> Iterator[str]:
-    """First this rank's share of files, then those of the ranks after it: ranks that build
-    together rarely meet.
-    """
-    rank, world_size = _rank()
-    for number in range(world_size):
-        yield from paths[(rank + number) % world_size :: world_size]
-
-
-def _rank() -> tuple[int, int]:
-    """Rank and world size: from torch.distributed, else from torchrun's environment, else 0 and 1."""
-    distributed = sys.modules.get("torch.distributed")  # not imported here: that takes seconds
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
-        return int(rank), int(world_size)
-    return 0, 1
+def _try(function: Callable[[str], None], path: str) -> None:
+    with contextlib.suppress(OSError):
+        function(path)
 
 
 def _reason(error: OSError) -> str:

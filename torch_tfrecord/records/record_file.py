@@ -24,6 +24,7 @@ from torch_tfrecord.files import (
     FileSource,
     HiddenFolder,
     RemoteInfo,
+    is_remote,
 )
 from torch_tfrecord.records.codecs import Packing, codecs
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
@@ -38,13 +39,7 @@ from torch_tfrecord.records.index_paths import (
     visible_sidecar_path,
 )
 
-__all__ = [
-    "FileSet",
-    "LocalRecordFile",
-    "RecordFile",
-    "RemoteRecordFile",
-    "upload_record_files",
-]
+__all__ = ["FileSet", "RecordFile", "upload_record_files"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -53,24 +48,28 @@ class RecordFile:
     """One file being written: frames and compresses records, and knows where they are.
 
     Args:
-        file: Takes the bytes.
+        path: The final path, with its scheme if it has one, or a name for errors where it is not
+            known yet.
         packing: How it is compressed.
         write_index: Also write the index beside the file.
 
     Attributes:
+        path: The same.
+        data: Takes the bytes.
+        index: The index of a prepared local file; None where none is wanted.
         num_bytes: Bytes of all records, framed, before compression.
     """
 
-    def __init__(
-        self,
-        file: AtomicFile | _NewFile,
-        packing: Packing,
-        write_index: bool,
-    ) -> None:
-        self._file, self._type = file, packing.compression_type
+    def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
+        self.path, self._type = path, packing.compression_type
+        self.data = _storages().new_file(path) if is_remote(path) else AtomicFile(path)
+        self.index: AtomicFile | None = None
         self._packer = codecs().packer(packing) if self._type else None
         self._lengths: array[int] | None = array("q") if write_index else None
         self.num_bytes = 0
+        if write_index and isinstance(self.data, AtomicFile) and not self.data.is_regular:
+            self.discard()
+            raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
 
     def write(self, payload: bytes | bytearray | memoryview) -> None:
         """Append one record."""
@@ -78,122 +77,147 @@ class RecordFile:
         # In three parts: joining them would copy each payload.
         parts = encode_header(length), payload, encode_footer(payload)
         for part in parts if self._packer is None else self._packer.pack(parts, length):
-            self._file.write(part)
+            self.data.write(part)
         # Before compression: how well records compress must not move the borders of shards.
         self.num_bytes += length + OVERHEAD_BYTES
         if self._lengths is not None:
             self._lengths.append(length)
 
-    def flush(self) -> None:
+    def flush(self, *, is_end: bool = False) -> None:
         """Hand what was written to the operating system, so that it can be read (and decompressed)
         so far.
         """
         if self._packer is not None:
-            self._file.write(self._packer.flush(is_end=False))
-        self._file.flush()
+            self.data.write(self._packer.flush(is_end=is_end))
+        self.data.flush()
 
-    def _finish_stream(self) -> None:
-        if self._packer is not None:
-            self._file.write(self._packer.flush(is_end=True))
+    def prepare(self) -> None:
+        """All of a local file, the index too, is on the disk, and of another one in its temporary
+        file; nothing has its name yet.
+        """
+        self.flush(is_end=True)
+        if isinstance(self.data, AtomicFile):
+            status = self.data.prepare()
+            content = self._index(status.st_size, status.st_mtime_ns)
+            if content is not None:
+                # In the data's own folder until `publish`, so that a failure before leaves no
+                # folder for indexes that come after.
+                place = Path(self.path).parent / Path(sidecar_path(self.path)).name
+                self.index = AtomicFile(str(place))
+                self.index.write(content)
+                self.index.prepare()
 
-    def _index(self, size: int, mtime_ns: int, etag: str | None = None) -> bytes:
-        """The index of the whole file, of which all is flushed."""
+    def _index(self, size: int, mtime_ns: int, etag: str | None = None) -> bytes | None:
+        """The index of the whole file, of which all is flushed; None where none is wanted."""
+        if self._lengths is None:
+            return None
         lengths = np.array(self._lengths, dtype=np.int64)
         offsets = np.cumsum(lengths + OVERHEAD_BYTES) - lengths - OVERHEAD_BYTES
         # From the file itself, which may be compressed, not from what was written.
-        found = FileSource.fingerprint_of(self._file.read, size)
+        found = FileSource.fingerprint_of(self.data.read, size)
         points = None if self._packer is None else self._packer.points(size)
         facts = size, self._type, mtime_ns, found, etag
         return RecordIndex(offsets, lengths, *facts, points).to_bytes()
 
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Read back bytes of a prepared file; fewer only at its end."""
-        return self._file.read(num_bytes, offset)
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        self._file.discard()
-
-
-class LocalRecordFile(RecordFile):
-    """A file of this machine; see `RecordFile`.
-
-    Args:
-        path: The final path.
-    """
-
-    def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
-        self._data = AtomicFile(path)
-        super().__init__(self._data, packing, write_index)
-        self._index_file: AtomicFile | None = None
-        if write_index and not self._data.is_regular:
-            self.discard()
-            raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
-
-    def prepare(self) -> None:
-        """Everything, the index too, is on the disk; nothing has its name yet."""
-        self._finish_stream()
-        status = self._data.prepare()
-        if self._lengths is not None:
-            # In the data's own folder until `publish`, so that a failure before leaves no folder
-            # for indexes that come after.
-            place = Path(self._data.path).parent / Path(sidecar_path(self._data.path)).name
-            self._index_file = AtomicFile(str(place))
-            self._index_file.write(self._index(status.st_size, status.st_mtime_ns))
-            self._index_file.prepare()
-
-    def publish(self) -> None:
+    def publish(self, access: Access) -> None:
         """Give the prepared file, then its index, its name.
 
         Raises:
             OSError: what was there is there still, or the new file, whole; nothing where nothing
                 was.
         """
-        path = self._data.path
-        if self._index_file is None:
-            self._data.publish()
+        path, data = self.path, self.data
+        if not isinstance(data, AtomicFile):
+            return upload_record_files([self], [path], access)
+        if self.index is None:
+            data.publish()
         else:
-            self._publish_with_index(self._index_file, path)
-        if self._data.is_regular:
+            place, index = sidecar_path(path), self.index
+            # Asked before: afterwards nobody knows whether something was replaced.
+            is_new = not os.path.exists(path)
+            with sidecar_folder(place):  # what is in its way is met before the data have their name
+                data.publish()
+                try:
+                    in_sidecar_folder(place, lambda: index.publish(place))
+                except BaseException:
+                    # Data that replaced others stay: what was there is gone, and the new file is
+                    # whole.
+                    if is_new:
+                        os.unlink(path)
+                    raise
+        if data.is_regular:
             self.remove_old_indexes(path)
 
-    def _publish_with_index(self, index: AtomicFile, path: str) -> None:
-        place = sidecar_path(path)
-        # Asked before: afterwards nobody knows whether something was replaced.
-        is_new = not os.path.exists(path)
-        with sidecar_folder(place):  # what is in its way is met before the data have their name
-            self._data.publish()
-            try:
-                in_sidecar_folder(place, lambda: index.publish(place))
-            except BaseException:
-                # Data that replaced others stay: what was there is gone, and the new file is whole.
-                if is_new:
-                    os.unlink(path)
-                raise
-
     def remove_old_indexes(self, path: str) -> None:
-        """Those of a file that stood there before."""
+        """Those of a local file that stood there before."""
         # A stale index would be noticed, but built again by each reader who cannot write here.
-        if self._index_file is None:
+        if self.index is None:
             remove_sidecar(path)
         else:
             remove_own(visible_sidecar_path(path))
 
-    def add_to(self, files: FileSet) -> None:
-        """Hand the prepared file, then its index, to a set of files."""
-        files.add(self._data)
-        if self._index_file is not None:
-            files.add(self._index_file)
-
-    def names(self, name: str) -> list[str]:
-        """Names of what `add_to` added, where the file's is `name`."""
-        return [name] if self._index_file is None else [name, sidecar_path(name)]
-
     def discard(self) -> None:
         """Leave nothing behind."""
-        super().discard()
-        if self._index_file is not None:
-            self._index_file.discard()
+        self.data.discard()
+        if self.index is not None:
+            self.index.discard()
+
+
+def upload_record_files(files: Sequence[RecordFile], paths: Sequence[str], access: Access) -> None:
+    """Write prepared files of a storage under their names, then their indexes.
+
+    Raises:
+        OSError, RemoteError: See `_Storages.upload`. Where an index could not be written, the data are
+            there.
+    """
+    storages = _storages()
+    data = [file.data for file in files if not isinstance(file.data, AtomicFile)]
+    indexes: list[_NewFile] = []
+    try:
+        infos = storages.upload(data, paths, access)
+        for file, own, path, info in zip(files, data, paths, infos, strict=True):
+            content = file._index(own.size, info.mtime_ns, info.etag)
+            if content is not None:
+                indexes.append(storages.new_file(sidecar_path(path)))
+                indexes[-1].write(content)
+        storages.upload(indexes, [index.path for index in indexes], access)
+    finally:
+        for one in indexes:
+            one.discard()
+    for own in data:
+        own.discard()
+
+
+class _NewFile(Protocol):
+    """A file of a storage that is being written."""
+
+    path: str
+    size: int
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def flush(self) -> None: ...
+    def read(self, num_bytes: int, offset: int) -> bytes: ...
+    def discard(self) -> None: ...
+
+
+class _Storages(Protocol):
+    """The extension `remote`."""
+
+    def new_file(self, path: str) -> _NewFile: ...
+
+    def upload(
+        self, files: Sequence[_NewFile], paths: Sequence[str], access: Access
+    ) -> list[RemoteInfo]:
+        """Write files under their names; the storage's answer about each.
+
+        Raises:
+            OSError, RemoteError: One could not be written. Those that replace nothing are removed
+                again; a file that was replaced before the error stays the new one.
+        """
+
+
+def _storages() -> _Storages:
+    return cast("_Storages", attached("remote", "STORAGES"))
 
 
 class FileSet:
@@ -213,26 +237,39 @@ class FileSet:
         self._path = Path(f"{base}-*{suffix}")
         self._hidden, self._count = HiddenFolder(self._path), 0
         self._hidden.clear()
+        self._files: list[RecordFile] = []
 
-    def add(self, file: AtomicFile) -> None:
-        """Close and keep a prepared file for `publish`; the files are numbered from 0."""
+    def add(self, file: RecordFile) -> None:
+        """Close and keep a prepared file, and its index, for `publish`."""
+        self._files.append(file)
+        for part in (file.data, file.index):
+            if isinstance(part, AtomicFile):
+                self._put(part)
+
+    def _put(self, file: AtomicFile) -> None:
         with name_path(self._path):
             folder = self._hidden.make()
         file.put(folder / f"{self._count}.new")
         self._count += 1
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, paths: Sequence[str], beside: Sequence[AtomicFile]) -> None:
         """Give all files their names.
 
         Args:
-            names: Name of each added file, in the set's folder.
+            paths: The path of each added file.
+            beside: Prepared files of the same folder that appear with them.
 
         Raises:
             OSError: A file could not get its name, which the error gives; the old files are back in
                 place.
         """
-        if not self._count:
-            raise ValueError("publish needs at least one file, got none")
+        names: list[str] = []
+        for added, path in zip(self._files, paths, strict=True):
+            name = os.path.basename(path)
+            names += [name] if added.index is None else [name, sidecar_path(name)]
+        for file in beside:
+            self._put(file)
+            names.append(os.path.basename(file.path))
         folder, parent = self._hidden.make(), self._path.parent
         moves = [
             _Move(parent / name, folder / f"{number}.new", folder / f"{number}.old")
@@ -305,90 +342,3 @@ class _Move:
                 self._old.replace(self.final)
         elif not self._replaces and not self._new.exists():
             self.final.unlink(missing_ok=True)
-
-
-# Files of a storage.
-
-
-class _NewFile(Protocol):
-    """A file of a storage that is being written."""
-
-    path: str
-    size: int
-
-    def write(self, data: bytes | bytearray | memoryview) -> None: ...
-    def flush(self) -> None: ...
-    def read(self, num_bytes: int, offset: int) -> bytes: ...
-    def discard(self) -> None: ...
-
-
-class _Storages(Protocol):
-    """The extension `remote`."""
-
-    def new_file(self, path: str) -> _NewFile: ...
-
-    def upload(
-        self, files: Sequence[_NewFile], paths: Sequence[str], access: Access
-    ) -> list[RemoteInfo]:
-        """Write files under their names; the storage's answer about each.
-
-        Raises:
-            OSError, RemoteError: One could not be written. Those that replace nothing are removed
-                again; a file that was replaced before the error stays the new one.
-        """
-
-
-def _storages() -> _Storages:
-    return cast("_Storages", attached("remote", "STORAGES"))
-
-
-class RemoteRecordFile(RecordFile):
-    """A file of a storage; see `RecordFile`.
-
-    Args:
-        path: The final path, with its scheme, or a name for errors where it is not known yet.
-
-    Attributes:
-        data: What is uploaded.
-    """
-
-    def __init__(self, path: str, packing: Packing, write_index: bool) -> None:
-        self.data = _storages().new_file(path)
-        super().__init__(self.data, packing, write_index)
-
-    def prepare(self) -> None:
-        """Everything is in the temporary file."""
-        self._finish_stream()
-        self.data.flush()
-
-    def index_file(self, path: str, info: RemoteInfo) -> _NewFile | None:
-        """The index of what was uploaded; None where none is wanted."""
-        if self._lengths is None:
-            return None
-        found = _storages().new_file(sidecar_path(path))
-        found.write(self._index(self.data.size, info.mtime_ns, info.etag))
-        return found
-
-
-def upload_record_files(
-    files: Sequence[RemoteRecordFile], paths: Sequence[str], access: Access
-) -> None:
-    """Write prepared files under their names, then their indexes.
-
-    Raises:
-        OSError, RemoteError: See `_Storages.upload`. Where an index could not be written, the data are
-            there.
-    """
-    storages = _storages()
-    infos = storages.upload([file.data for file in files], paths, access)
-    found = (
-        file.index_file(path, info) for file, path, info in zip(files, paths, infos, strict=True)
-    )
-    indexes = [index for index in found if index is not None]
-    try:
-        storages.upload(indexes, [index.path for index in indexes], access)
-    finally:
-        for index in indexes:
-            index.discard()
-    for file in files:
-        file.discard()

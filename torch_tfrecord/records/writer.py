@@ -22,12 +22,7 @@ from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.records.codecs import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import (
-    FileSet,
-    LocalRecordFile,
-    RemoteRecordFile,
-    upload_record_files,
-)
+from torch_tfrecord.records.record_file import FileSet, RecordFile, upload_record_files
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -44,9 +39,15 @@ class _Writer(ABC):
     _closed = True  # until the files are open; also where __init__ was called with wrong arguments
     _name: str  # for warnings: at the end of Python nothing can be made any more
 
-    def __init__(self, features: Mapping[str, WritableSpec] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        features: Mapping[str, WritableSpec] | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
         self._encoder = RowEncoder(features)
-        self._shards: list[LocalRecordFile | RemoteRecordFile] = []
+        self._access, self._name = Access(storage_options), without_secrets(name)
+        self._shards: list[RecordFile] = []
         self._only_last_is_open = False  # all shards before it are prepared
         self._failure: BaseException | None = None
         # A forked child has a copy of the writer, and of its buffer, but not its file.
@@ -176,7 +177,7 @@ class _Writer(ABC):
         except (TypeError, ValueError) as error:
             raise locate_value(error, f"{self._name}: row {self._count}") from error
 
-    def _open_shards(self) -> Sequence[LocalRecordFile | RemoteRecordFile]:
+    def _open_shards(self) -> Sequence[RecordFile]:
         return self._shards[-1:] if self._only_last_is_open else self._shards
 
     def _discard(self) -> None:
@@ -240,28 +241,22 @@ class TFRecordWriter(_Writer):
         features: Mapping[str, WritableSpec] | None = None,
         member_bytes: int | None = _MEMBER_BYTES,
     ) -> None:
-        super().__init__(features)
         self.path = local_path(path)
-        self._name = without_secrets(self.path)
-        self._access = Access(storage_options)
+        super().__init__(self.path, features, storage_options)
         packing = _packing(self.path, compression_type, compression_level, member_bytes)
-        kind = RemoteRecordFile if is_remote(self.path) else LocalRecordFile
-        self._file = kind(self.path, packing, write_index)
+        self._file = RecordFile(self.path, packing, write_index)
         self._shards.append(self._file)
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"TFRecordWriter({without_secrets(self.path)!r})"
+        return f"TFRecordWriter({self._name!r})"
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
 
     def _commit(self) -> None:
         self._file.prepare()
-        if isinstance(self._file, LocalRecordFile):
-            self._file.publish()
-        else:
-            upload_record_files([self._file], [self.path], self._access)
+        self._file.publish(self._access)
 
 
 @knows_keywords
@@ -311,9 +306,8 @@ class ShardedTFRecordWriter(_Writer):
         features: Mapping[str, WritableSpec] | None = None,
         member_bytes: int | None = _MEMBER_BYTES,
     ) -> None:
-        super().__init__(features)
         self.prefix = local_path(prefix)
-        self._access = Access(storage_options)
+        super().__init__(f"{self.prefix}-*{suffix}", features, storage_options)
         if (num_shards is None) == (max_shard_bytes is None):
             raise ValueError("exactly one of num_shards and max_shard_bytes must be given")
         num_shards = None if num_shards is None else at_least(1, "num_shards", num_shards)
@@ -322,7 +316,6 @@ class ShardedTFRecordWriter(_Writer):
         )
         self.paths: list[str] = []
         self._suffix = suffix
-        self._name = without_secrets(f"{self.prefix}-*{suffix}")
         self._packing = _packing(suffix, compression_type, None, member_bytes)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
@@ -343,8 +336,7 @@ class ShardedTFRecordWriter(_Writer):
     def _add_shard(self) -> None:
         # How many there will be is not known yet.
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
-        kind = RemoteRecordFile if self._files is None else LocalRecordFile
-        self._shards.append(kind(name, self._packing, self._write_index))
+        self._shards.append(RecordFile(name, self._packing, self._write_index))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         shards = self._open_shards()
@@ -357,38 +349,27 @@ class ShardedTFRecordWriter(_Writer):
             shard = self._shards[-1]
         shard.write(payload)
 
-    def _finish(self, shard: LocalRecordFile | RemoteRecordFile) -> None:
+    def _finish(self, shard: RecordFile) -> None:
         shard.prepare()
-        if self._files is not None and isinstance(shard, LocalRecordFile):
-            shard.add_to(self._files)
+        if self._files is not None:
+            self._files.add(shard)
 
     def _commit(self) -> None:
         for shard in self._open_shards():
             self._finish(shard)
         paths = self._names(len(self._shards))
         if self._files is None:
-            remote = [shard for shard in self._shards if isinstance(shard, RemoteRecordFile)]
-            upload_record_files(remote, paths, self._access)
+            upload_record_files(self._shards, paths, self._access)
         else:
-            self._publish(self._files, paths)
+            # Their numbers are known by now, so their names are, too.
+            self._files.publish(paths, self._beside())
+            for shard, path in zip(self._shards, paths, strict=True):
+                # Only now: until the last rename the old shards may come back, with their indexes.
+                shard.remove_old_indexes(path)
         self.paths = paths
 
     def _names(self, total: int) -> list[str]:
         return [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
-
-    def _publish(self, files: FileSet, paths: Sequence[str]) -> None:
-        shards = [shard for shard in self._shards if isinstance(shard, LocalRecordFile)]
-        # Their numbers are known by now, so their names are, too.
-        names: list[str] = []
-        for shard, path in zip(shards, paths, strict=True):
-            names += shard.names(os.path.basename(path))
-        for file in self._beside():
-            files.add(file)
-            names.append(os.path.basename(file.path))
-        files.publish(names)
-        for shard, path in zip(shards, paths, strict=True):
-            # Only now: until the last rename the old shards may come back, with their indexes.
-            shard.remove_old_indexes(path)
 
     def _beside(self) -> Sequence[AtomicFile]:
         """Prepared files of the same folder that appear with the shards; for classes that write
