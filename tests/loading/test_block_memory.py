@@ -1,5 +1,7 @@
 """Blocks of remote files in memory: each is fetched once, whatever is read of it and by whom."""
 
+from pkgutil import resolve_name
+
 import fsspec
 import numpy as np
 import pytest
@@ -8,8 +10,7 @@ from helpers import framed
 from torch_tfrecord import RecordIndex, build_index
 from torch_tfrecord.files import open_file, read_pieces
 from torch_tfrecord.records import RecordTable
-from torch_tfrecord.remote import transfers
-from torch_tfrecord.remote.remote_file import BlockMemory
+from torch_tfrecord.remote import STORAGES
 
 BLOCK = 1000
 LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]
@@ -36,15 +37,14 @@ def files():
 
 @pytest.fixture
 def fetched(monkeypatch):
-    ranges = []
-    begin = transfers.begin_range
-    monkeypatch.setattr(
-        "torch_tfrecord.remote.remote_file.begin_range",
-        lambda wanted, access: (
-            ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)),
-            begin(wanted, access),
-        )[1],
-    )
+    ranges, started = [], "torch_tfrecord.remote.remote_file.Started.__init__"
+    begin = resolve_name(started)
+
+    def note(self, wanted, access):
+        ranges.extend((one.file.path[-1], one.begin, one.end) for one in wanted)
+        begin(self, wanted, access)
+
+    monkeypatch.setattr(started, note)
     return ranges
 
 
@@ -68,7 +68,7 @@ def expected(contents, table, positions):
 
 def test_what_was_used_last_is_kept(files, fetched):
     _, sources, table = files
-    memory = BlockMemory(table.block_extent, BLOCK, most_bytes=4000)
+    memory = STORAGES.by_blocks(table.block_extent, BLOCK, most_bytes=4000)
     for position in (10, 11, 200, 10):
         read(memory, sources, table, [position])
     assert len(fetched) == 2
@@ -80,7 +80,7 @@ def test_what_was_used_last_is_kept(files, fetched):
 
 def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch):
     contents, sources, table = files
-    memory = BlockMemory(table.block_extent, BLOCK)
+    memory = STORAGES.by_blocks(table.block_extent, BLOCK)
     filesystem = fsspec.filesystem("memory")
     filesystem.mv("/blocks/1", "/blocks/away")
     with pytest.raises(FileNotFoundError):

@@ -5,6 +5,7 @@ record is right.
 import os
 import random
 import warnings
+from pkgutil import resolve_name
 
 import pytest
 from range_server import range_server
@@ -19,7 +20,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.remote import cache_info, disk_cache, transfers
+from torch_tfrecord.remote import cache_info
 
 FILES, RECORDS = 4, 40
 ENOUGH = 16_000_000
@@ -42,7 +43,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def small_sectors(monkeypatch):
     """As if these files were a hundred times larger."""
-    monkeypatch.setattr(disk_cache, "_SECTOR_BYTES", 4092)
+    monkeypatch.setattr("torch_tfrecord.remote.disk_cache._SECTOR_BYTES", 4092)
 
 
 @pytest.fixture
@@ -175,22 +176,18 @@ def test_indexes_are_kept_elsewhere(server, data, cache, small_sectors):
 @pytest.fixture
 def damaged(monkeypatch):
     """Some answers have a wrong byte; returns how many are still to have it."""
-    left = [0]
+    pytest.importorskip("obstore")
+    left, client = [0], "torch_tfrecord.remote.obstore_store.ObstoreStore.read_range"
+    read = resolve_name(client)
 
-    def damage(answers):
-        if left[0] and answers:
+    def damaging(*asked):
+        found = bytearray(read(*asked))
+        if left[0]:
             left[0] -= 1
-            wrong = bytearray(answers[-1])
-            wrong[len(wrong) // 2] ^= 1
-            return [*answers[:-1], bytes(wrong)]
-        return answers
+            found[len(found) // 2] ^= 1
+        return bytes(found)
 
-    class Damaging(transfers.Transfer):
-        def answers(self):
-            found = super().answers()
-            return damage(found) if found and isinstance(found[-1], (bytes, memoryview)) else found
-
-    monkeypatch.setattr(transfers, "Transfer", Damaging)
+    monkeypatch.setattr(client, damaging)
     return left
 
 

@@ -2,158 +2,93 @@
 by.
 """
 
-import os
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 from range_server import range_server
 
-from torch_tfrecord.files import Access
-from torch_tfrecord.remote.storages import infos_if_there
-from torch_tfrecord.remote.store import FileRange, RemotePart
-from torch_tfrecord.remote.transfers import (
-    Started,
-    begin_range,
-    fetch,
-    forget,
-)
+from torch_tfrecord.files import Access, open_file
 
-SIZES = [300_000, 200_000, 70_001]
-
-
-@pytest.fixture(scope="module")
-def contents():
-    return [random.Random(size).randbytes(size) for size in SIZES]
+CONTENT = random.Random(1).randbytes(20_000_000)
 
 
 @pytest.fixture
-def server(tmp_path, contents):
+def server(tmp_path):
     (tmp_path / "data").mkdir()
-    for number, content in enumerate(contents):
-        (tmp_path / "data" / f"{number}.bin").write_bytes(content)
+    (tmp_path / "data" / "0.bin").write_bytes(CONTENT[:300_000])
     with range_server(tmp_path / "data") as url:
         yield url
 
 
-def parts(url, access=None):
-    paths = [f"{url}/{number}.bin" for number in range(len(SIZES))]
-    found = infos_if_there(paths, access or Access())
-    return [
-        RemotePart(path, info.size, info.etag, info.mtime_ns)
-        for path, info in zip(paths, found, strict=True)
-    ]
+@pytest.fixture
+def access(tmp_path):
+    return Access(cache_dir=tmp_path / "cache", cache_bytes=64_000_000)
 
 
-def check(data, ranges, files, contents):
-    assert list(map(bytes, data)) == [
-        contents[files.index(one.file)][one.begin : one.end] for one in ranges
-    ]
+def asked(url):
+    """The requests for bytes since the last time."""
+    found = [re.findall(r"\d+", header) for method, _, header, _ in url.requests() if header]
+    url.reset()
+    return [(int(first), int(last) + 1) for first, last in found]
 
 
-def whole(files):
-    return [FileRange(file, 0, file.size) for file in files]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("begin", [Started, lambda ranges, access: begin_range(ranges[0], access)])
-def test_no_request_is_too_long_and_no_byte_is_asked_for_twice(tmp_path, begin):
+def test_no_request_is_too_long_and_no_byte_is_asked_for_twice(tmp_path, server, access):
     """What the cache lacks is joined, and asked for in pieces of at most 12 MiB."""
-    content = random.Random(1).randbytes(20_000_000)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "0.bin").write_bytes(content)
-    with range_server(tmp_path / "data") as url:
-        access = Access(cache_dir=tmp_path / "cache", cache_bytes=64_000_000)
-        (info,) = infos_if_there([f"{url}/0.bin"], access)
-        file = RemotePart(f"{url}/0.bin", info.size, info.etag, info.mtime_ns)
-        url.reset()
-        fetch([FileRange(file, 15_000_000, 15_000_100)], access)
-        ranges = [
-            FileRange(file, 0, 20_000_000),
-            FileRange(file, 1_000_001, 19_999_999),
-            FileRange(file, 50_000, 1_100_000),
-        ]
-        found = begin(ranges, access).answers()
-        check(found, ranges[: len(found)], [file], [content])
-        asked = [re.findall(r"\d+", header) for _, _, header, _ in url.requests()]
-        sizes = [int(last) + 1 - int(first) for first, last in asked]
-        assert sum(sizes) == 20_000_000 and max(sizes) <= 12 << 20
+    (tmp_path / "data" / "1.bin").write_bytes(CONTENT)
+    file = open_file(f"{server}/1.bin", access)
+    assert file.read(100, 15_000_000) == CONTENT[15_000_000:15_000_100]
+    assert file.read(20_000_000, 0) == CONTENT
+    found = asked(server)
+    assert sum(end - begin for begin, end in found) == 20_000_000
+    assert max(end - begin for begin, end in found) <= 12 << 20
+    assert file.read(1_000_000, 50_000) == CONTENT[50_000:1_050_000]
+    assert asked(server) == []
 
 
-def test_what_says_no_version_is_not_kept(server, tmp_path):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    files = [RemotePart(file.path, file.size) for file in parts(server)]
-    for _ in range(2):
-        server.reset()
-        fetch(whole(files), access)
-        assert server.stats()["requests"] >= 3
-    assert not os.path.exists(tmp_path / "cache")
-    assert forget(whole(files), access) is False
-
-
-def test_forget(server, tmp_path):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    files = parts(server)
-    assert forget(whole(files), access) is False
-    fetch(whole(files), access)
-    assert forget(whole(files)[:1], access) is True
-    assert forget(whole(files)[:1], access) is False
+def test_forget(server, access):
+    file = open_file(f"{server}/0.bin", access)
+    assert file.forget(0, 300_000) is False
+    file.read(300_000, 0)
+    assert file.forget(0, 300_000) is True
+    assert file.forget(0, 300_000) is False
     server.reset()
-    fetch(whole(files), access)
-    assert {name for _, name, *_ in server.requests()} == {"/0.bin"}
-    assert forget(whole(files), Access()) is False
+    assert file.read(300_000, 0) == CONTENT[:300_000]
+    assert len(asked(server)) > 0
+    assert open_file(f"{server}/0.bin").forget(0, 300_000) is False
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "are_one"),
     [
-        ("https://me:secret@host/a", "https://host/a"),
-        ("https://host/a?X-Amz-Signature=1&X-Amz-Date=2&id=3", "https://host/a?id=3"),
-        (
-            "https://acc.blob.core.windows.net/c/a?sv=1&sig=x%2B&se=2",
-            "https://acc.blob.core.windows.net/c/a",
-        ),
-        ("https://host/a?GoogleAccessId=1&Expires=2&Signature=3", "https://host/a"),
+        ("http://me:secret@HOST/0.bin", "http://HOST/0.bin", True),
+        ("http://HOST/0.bin?X-Amz-Signature=1&X-Amz-Date=2&id=3", "http://HOST/0.bin?id=3", True),
+        ("http://HOST/0.bin?sv=1&sig=secret%2B&se=2", "http://HOST/0.bin", True),
+        ("http://HOST/0.bin?GoogleAccessId=1&Expires=2&Signature=3", "http://HOST/0.bin", True),
+        ("http://HOST/0.bin?id=1", "http://HOST/0.bin?id=2", False),
     ],
 )
-def test_what_signs_a_path_is_none_of_its_name(tmp_path, monkeypatch, one, other):
-    access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
-    monkeypatch.setattr(
-        "torch_tfrecord.remote.transfers.Transfer",
-        lambda jobs, _: SimpleNamespace(answers=lambda: [b"x" * 10 for _ in jobs]),
-    )
-    fetch([FileRange(RemotePart(one, 10, "e"), 0, 10)], access)
-    monkeypatch.undo()
-    assert fetch([FileRange(RemotePart(other, 10, "e"), 0, 10)], access) == [b"x" * 10]
+def test_what_signs_a_path_is_none_of_its_name(tmp_path, server, access, one, other, are_one):
+    pytest.importorskip("aiohttp")
+    host = server.removeprefix("http://")
+    for path in (one, other):
+        server.reset()
+        file = open_file(path.replace("HOST", host), access)
+        assert file.read(10, 5) == CONTENT[5:15]
+    assert (not asked(server)) == are_one
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert b"secret" not in b"".join(path.read_bytes() for path in files)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (("https://host/a?id=1", {}), ("https://host/a?id=2", {})),
-        (("s3://b/a", {}), ("s3://b/a", {"endpoint_url": "https://minio"})),
-        (
-            ("s3://b/a", {"client_kwargs": {"endpoint_url": "https://x"}}),
-            ("s3://b/a", {"endpoint_url": "https://y"}),
-        ),
-        (("az://c/a", {"account_name": "one"}), ("az://c/a", {"account_name": "two"})),
-        (
-            ("abfss://c@one.dfs.core.windows.net/a", {}),
-            ("abfss://c@two.dfs.core.windows.net/a", {}),
-        ),
-    ],
-)
-def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
-    for content, (path, options) in ((b"x" * 10, one), (b"y" * 10, other)):
-        access = Access(options, tmp_path / "cache", 1_000_000)
-        monkeypatch.setattr(
-            "torch_tfrecord.remote.transfers.Transfer",
-            lambda jobs, _, content=content: SimpleNamespace(answers=lambda: [content]),
-        )
-        assert fetch([FileRange(RemotePart(path, 10, "e"), 0, 10)], access) == [content]
+def test_storages_with_equal_paths_are_told_apart():
+    options = [
+        {},
+        {"endpoint_url": "https://minio"},
+        {"client_kwargs": {"endpoint_url": "https://x"}},
+        {"account_name": "one"},
+        {"account_name": "two"},
+    ]
+    assert len({Access(each).endpoint for each in options}) == len(options)
 
 
 # The arguments.

@@ -16,14 +16,14 @@ from crc32c import crc32c
 
 from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.per_process import PerProcess, ProcessCache
-from torch_tfrecord.remote.store import FileRange, RemotePart
+from torch_tfrecord.remote.store import FileRange, RemotePart, Store
 from torch_tfrecord.remote.transfers import (
+    LARGEST_PIECE,
+    Job,
+    Started,
     Transfer,
-    begin_range,
-    fetch,
     forget,
     read_into,
-    start_info,
 )
 from torch_tfrecord.shown import without_secrets
 
@@ -96,12 +96,12 @@ class RemoteFile(FileSource):
         end = min(offset + num_bytes, self.file_size)
         if end <= offset:
             return b""
-        (data,) = fetch([FileRange(self.part, offset, end)], self.access)
+        (data,) = Started([FileRange(self.part, offset, end)], self.access).answers()
         return bytes(data)
 
     def forget(self, begin: int, end: int) -> bool:
         """Drop what the cache has of a range whose records are damaged; see `FileSource`."""
-        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        found = forget(FileRange(self.part, max(begin, 0), min(end, self.file_size)), self.access)
         self.num_forgotten += found
         return found
 
@@ -119,7 +119,10 @@ class RemoteFile(FileSource):
             FileRange(self.part, max(size - most, 0), size),
         ]
         # Not out of the cache: it shows changes that a storage's time may not.
-        first, last = fetch(ranges, self.access.without_cache()) if size else (b"", b"")
+        first, last = Started(ranges if size else [], self.access.without_cache()).answers() or (
+            b"",
+            b"",
+        )
         return int(crc32c(last, crc32c(first)))
 
 
@@ -220,34 +223,30 @@ class FilesAhead:
         self, paths: Iterable[str], access: Access, infos: Mapping[str, RemoteInfo]
     ) -> None:
         self._access, self._infos, self._left = access, infos, deque(paths)
-        # those whose size was asked for, in order; then open
-        self._next: dict[str, Transfer | RemoteInfo | AheadFile] = {}
+        self._next: dict[str, Transfer] = {}  # those that are being opened, or are open, in order
         self._open: weakref.WeakSet[AheadFile] = weakref.WeakSet()
         self._window = _FIRST_BYTES
         self._lock = threading.RLock()
 
     def __call__(self, path: str) -> FileSource:
-        """Open a file, in its turn."""
+        """Open a file, in its turn; those before it will not be opened."""
         with self._lock:
-            return self.adopt(self._open_file(path, self._take(path)))
+            if path not in self._next and path in self._left:
+                self._next.clear()
+                while self._left[0] != path:
+                    self._left.popleft()
+                self._left.popleft()
+            while path in self._next and (first := next(iter(self._next))) != path:
+                del self._next[first]
+            return self.adopt((self._next.pop(path, None) or self._begin(path)).answers()[0])
 
-    def _take(self, path: str) -> Transfer | RemoteInfo | AheadFile:
-        """A file as far as it is known; those before it will not be opened."""
-        if path in self._next:
-            while next(iter(self._next)) != path:
-                del self._next[next(iter(self._next))]
-            return self._next.pop(path)
-        if path in self._left:
-            self._next.clear()
-            while self._left.popleft() != path:
-                pass
-        return self._infos.get(path) or start_info(path, self._access)
+    def _begin(self, path: str) -> Transfer:
+        access, info = self._access, self._infos.get(path)
 
-    def _open_file(self, path: str, known: Transfer | RemoteInfo | AheadFile) -> AheadFile:
-        if isinstance(known, AheadFile):
-            return known
-        info = known.answers()[0] if isinstance(known, Transfer) else known
-        return AheadFile(path, self._access, info)
+        def call(store: Store, name: str) -> AheadFile:
+            return AheadFile(path, access, info or store.info(name))
+
+        return Transfer([Job(path, "its size", 0, call)], access)
 
     def adopt(self, file: AheadFile) -> AheadFile:
         """Say of a file how much of it is read ahead."""
@@ -272,59 +271,38 @@ class FilesAhead:
             left = self._window
             for file in opened:
                 left -= file.extend(self._window // len(opened), piece_bytes)
-            if left > 0:
-                self._ask()
-            for path in [*self._next][:_MOST_FILES]:
-                following = self._open_ahead(path) if left > 0 else None
-                if following is None:
+            while left > 0 and self._left and len(self._next) < _MOST_FILES:
+                path = self._left.popleft()
+                self._next[path] = self._begin(path)
+            for following in [*self._next.values()]:
+                if left <= 0 or not following.is_good:  # an error is raised in the file's turn
                     break
-                left -= following.extend(left, piece_bytes)
-
-    def _ask(self) -> None:
-        """Ask for the sizes of the next files."""
-        waiting = sum(not isinstance(known, AheadFile) for known in self._next.values())
-        for _ in range(min(_PIECES - waiting, len(self._left))):
-            path = self._left.popleft()
-            self._next[path] = self._infos.get(path) or start_info(path, self._access)
-
-    def _open_ahead(self, path: str) -> AheadFile | None:
-        """A next file, open; None where its size is not known yet."""
-        known = self._next[path]
-        if isinstance(known, Transfer) and not known.is_good:
-            return None
-        try:
-            found = self._next[path] = self._open_file(path, known)
-        except OSError:  # it is said in the file's turn
-            del self._next[path]
-            return None
-        return found
+                left -= following.answers()[0].extend(left, piece_bytes)
 
 
-class _PendingRange:
-    """A range of a remote file that was asked for: under way, or here. Safe from threads.
+class _PendingRange(Started):
+    """A range of a remote file that was asked for, ahead of its use: nobody waits for it yet. Safe
+    from threads.
 
     Attributes:
         begin, end: Its first byte, and the one after its last.
     """
 
+    piece_bytes = LARGEST_PIECE
+
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
+        super().__init__([FileRange(file.part, begin, end)], file.access)
         self.begin, self.end = begin, end
-        self._started = begin_range(FileRange(file.part, begin, end), file.access)
         self._data: memoryview | None = None
 
     def __len__(self) -> int:
         return self.end - self.begin
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it could not be read."""
-        return self._started.has_failed
-
     def data(self) -> memoryview:
         """Its bytes; waits for them."""
         data = self._data
         if data is None:  # each of several threads that wait gets them
-            data = self._data = memoryview(self._started.answers()[0])
+            data = self._data = memoryview(self.answers()[0])
         return data
 
 

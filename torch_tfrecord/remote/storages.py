@@ -13,7 +13,7 @@ import posixpath
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TypeAlias
 
 from torch_tfrecord.errors import RemoteError
 from torch_tfrecord.files import Access, FileSource, RemoteInfo, open_path
@@ -27,7 +27,6 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "STORAGES",
     "RemoteNames",
-    "Upload",
     "UploadFile",
     "infos_if_there",
     "remove",
@@ -199,21 +198,11 @@ def infos_if_there(paths: Sequence[str], access: Access) -> list[RemoteInfo | No
     return Transfer([info_job(path, if_there=True) for path in paths], access).answers()
 
 
-class Upload(NamedTuple):
-    """One file to write.
-
-    Attributes:
-        path: Where to, with its scheme.
-        file: A binary file of this machine; all of it is written.
-        size: Its bytes.
-    """
-
-    path: str
-    file: IO[bytes]
-    size: int
+_Upload: TypeAlias = tuple[str, IO[bytes], int]
+"""Where to, with its scheme; a binary file of this machine, all of which is written; its bytes."""
 
 
-def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
+def upload(uploads: Sequence[_Upload], access: Access) -> list[RemoteInfo]:
     """Write files, a few of them at once; what the storage says of each then.
 
     Raises:
@@ -222,21 +211,25 @@ def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
     """
     found: list[RemoteInfo] = []
     for first in range(0, len(uploads), _UPLOADS_AT_ONCE):
-        group = uploads[first : first + _UPLOADS_AT_ONCE]
-        transfer = Transfer([*map(_upload_job, group)], access)
-        try:
-            found += transfer.answers()
-        finally:  # after an error, before anybody looks what is there
-            transfer.end()
+        with (
+            contextlib.ExitStack() as all_ended
+        ):  # after an error, before anybody looks what is there
+            begun = [
+                Transfer([_upload_job(*item)], access)
+                for item in uploads[first : first + _UPLOADS_AT_ONCE]
+            ]
+            for transfer in begun:
+                all_ended.callback(transfer.wait)
+            found += [transfer.answers()[0] for transfer in begun]
     return found
 
 
-def _upload_job(item: Upload) -> Job:
+def _upload_job(path: str, file: IO[bytes], size: int) -> Job:
     def call(store: Store, name: str) -> RemoteInfo:
-        item.file.seek(0)  # a second attempt starts again
-        return store.upload(name, item.file, item.size)
+        file.seek(0)  # a second attempt starts again
+        return store.upload(name, file, size)
 
-    return Job(item.path, f"its {item.size} bytes", 0, call)
+    return Job(path, f"its {size} bytes", 0, call)
 
 
 def remove(paths: Sequence[str], access: Access) -> None:
@@ -288,10 +281,10 @@ class UploadFile:
         """Bytes that were handed to the operating system; fewer only at their end."""
         return os.pread(self._file.fileno(), num_bytes, offset)
 
-    def as_upload(self, path: str) -> Upload:
-        """All of it, under a name."""
+    def upload(self, path: str) -> _Upload:
+        """All of it, to be written under a name."""
         self.flush()
-        return Upload(path, self._file, self.size)
+        return path, self._file, self.size
 
     def discard(self) -> None:
         """Remove it; safe to call at any time."""
@@ -312,7 +305,7 @@ def upload_files(
     before = zip(paths, infos_if_there(paths, access), strict=True)
     with _removing([path for path, info in before if info is None or info.is_folder], access):
         uploads = zip(files, paths, strict=True)
-        return upload([file.as_upload(path) for file, path in uploads], access)
+        return upload([file.upload(path) for file, path in uploads], access)
 
 
 @contextlib.contextmanager
@@ -335,7 +328,7 @@ def upload_bytes(path: str, data: bytes, access: Access) -> RemoteInfo:
     file = UploadFile(path)
     try:
         file.write(data)
-        return upload([file.as_upload(path)], access)[0]
+        return upload([file.upload(path)], access)[0]
     finally:
         file.discard()
 
@@ -349,14 +342,10 @@ def upload_folder(folder: Path, target: str, last: str, access: Access) -> None:
     paths = sorted(folder.iterdir(), key=lambda path: (path.name == last, path.name))
     with contextlib.ExitStack() as opened:
         uploads = [
-            Upload(
-                f"{target}/{path.name}",
-                opened.enter_context(path.open("rb")),
-                path.stat().st_size,
-            )
+            (f"{target}/{path.name}", opened.enter_context(path.open("rb")), path.stat().st_size)
             for path in paths
         ]
-        with _removing([item.path for item in uploads], access):
+        with _removing([path for path, *_ in uploads], access):
             upload(uploads[:-1], access)
             upload(uploads[-1:], access)
 

@@ -5,14 +5,16 @@ of this process, which take them in turn.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
+import functools
 import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from itertools import count, pairwise
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,17 +26,16 @@ from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.disk_cache import DiskCache, Finish
-from torch_tfrecord.remote.store import FileRange, RemotePart, Store, StoreError
+from torch_tfrecord.remote.store import FileRange, Store, StoreError
 from torch_tfrecord.remote.stores import fsspec_store_of, store_of
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
+    "LARGEST_PIECE",
     "MOST_ATTEMPTS",
     "Job",
     "Started",
     "Transfer",
-    "begin_range",
-    "fetch",
     "forget",
     "info_job",
     "listing",
@@ -57,7 +58,7 @@ _RANDOM = random.SystemRandom()  # the user's random state is not ours
 _ERROR_NUMBERS = {IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR}
 
 
-def _ask(state: _State, job: Job, on_refusal: Callable[[], None]) -> object:
+def _ask(shared: _Shared, job: Job, on_refusal: Callable[[], None]) -> object:
     """The answer to a job, asked again after errors that pass; None where nobody wants it any more.
 
     Raises:
@@ -66,25 +67,25 @@ def _ask(state: _State, job: Job, on_refusal: Callable[[], None]) -> object:
         RemoteError: No good answer, after all attempts where that could help; names path, part,
             status, attempts.
     """
-    store, name = state.store_of(job.path)
+    path, what, _, call = job
+    store, name = shared.store_of(path)
     for attempt in range(1, MOST_ATTEMPTS + 1):
         try:
-            return job.call(store, name)
+            return None if shared.outcome.done() else call(store, name)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             code = _ERROR_NUMBERS.get(type(error), errno.ENOENT)
-            raise OSError(code, os.strerror(code), without_secrets(job.path)) from None
+            raise OSError(code, os.strerror(code), without_secrets(path)) from None
         except PermissionError:
-            raise _forbidden(job.what, without_secrets(job.path)) from None
+            raise _forbidden(what, without_secrets(path)) from None
         except StoreError as error:
             if not error.is_passing or attempt == MOST_ATTEMPTS:
-                raise _final(error, without_secrets(job.path), job.what, attempt) from None
+                raise _final(error, without_secrets(path), what, attempt) from None
             if error.status in _REFUSALS:
                 on_refusal()
             seconds = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
             # Else those refused together would come again together.
             seconds *= _RANDOM.uniform(0.5, 1.0)
-            if state.wait(max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER))):
-                return None
+            wait([shared.outcome], max(seconds, min(error.retry_after or 0.0, _MOST_RETRY_AFTER)))
     return None
 
 
@@ -125,6 +126,22 @@ class Job(NamedTuple):
     call: Callable[[Store, str], Any]
 
 
+class _Shared(NamedTuple):
+    """State that a transfer and the threads share.
+
+    Attributes:
+        outcome: All answers, or the first error; cancelled where nobody wants them any more.
+        answers: Those that are there.
+        num_done: Counts them.
+        store_of: `stores.store_of`, which takes as long as some answers, once for each file.
+    """
+
+    outcome: Future[list[Any]]
+    answers: list[Any]
+    num_done: Iterator[int]
+    store_of: Callable[[str], tuple[Store, str]]
+
+
 class Transfer:
     """Several requests, and what has come of them. Dropped, it begins none of them any more."""
 
@@ -133,8 +150,12 @@ class Transfer:
         self._begin()
 
     def _begin(self) -> None:
-        self._state, self._pid = _State(len(self._jobs), self._access), os.getpid()
-        _ENGINE.get().add(self._state, self._jobs)
+        self._pid, self._outcome = os.getpid(), Future[list[Any]]()
+        if not self._jobs:
+            self._outcome.set_result([])
+        stores = functools.cache(functools.partial(store_of, access=self._access))
+        shared = _Shared(self._outcome, [None] * len(self._jobs), count(1), stores)
+        _ENGINE.get().add(shared, self._jobs)
 
     def answers(self) -> list[Any]:
         """All answers, in the order of the jobs.
@@ -144,87 +165,25 @@ class Transfer:
         """
         if self._pid != os.getpid():  # what was under way is so in the process that forked
             self._begin()
-        self._state.wait()
-        if self._state.error is not None:
-            raise self._state.error
-        return self._state.answers
+        return self._outcome.result()
 
-    def end(self) -> None:
-        """Wait for the requests that are under way; none begins any more."""
-        self._state.end()
-
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float | None = None) -> bool:
         """Whether all answers, or an error, are there, within so many seconds."""
-        return self._state.wait(seconds)
+        return bool(wait([self._outcome], seconds).done)
 
     @property
     def is_good(self) -> bool:
         """Whether all answers are there."""
-        return not self._state.num_open
+        return self._outcome.done() and not self._outcome.exception()
 
     @property
     def has_failed(self) -> bool:
         """Whether one of them did."""
-        return self._state.error is not None
+        return self._outcome.done() and not self.is_good
 
     def __del__(self) -> None:
-        try:  # noqa: SIM105
-            self._state.is_ended = True  # without the lock, which this thread may hold
-        except AttributeError:  # after an __init__ that failed
-            pass
-
-
-class _State:
-    """State that a transfer and the threads share."""
-
-    def __init__(self, num_jobs: int, access: Access) -> None:
-        self.access = access
-        self.answers: list[Any] = [None] * num_jobs
-        self.num_open, self.num_running = num_jobs, 0
-        self.error: BaseException | None = None
-        self.is_ended = not num_jobs  # all answers are there, or nobody wants them any more
-        self._changed = threading.Condition(threading.Lock())
-        self._stores: dict[str, tuple[Store, str]] = {}  # by path
-
-    def store_of(self, path: str) -> tuple[Store, str]:
-        """`stores.store_of`, which takes as long as some answers: once for each file."""
-        found = self._stores.get(path)
-        if found is None:
-            found = self._stores[path] = store_of(path, self.access)
-        return found
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, within so many seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_ended, seconds)
-
-    def begin(self) -> bool:
-        """Whether a request is still wanted, which then is under way up to `put` or `fail`."""
-        with self._changed:
-            self.num_running += not self.is_ended
-            return not self.is_ended
-
-    def put(self, number: int, answer: Any) -> None:
-        with self._changed:
-            self.answers[number] = answer
-            self.num_open -= 1
-            self._note(is_last=not self.num_open)
-
-    def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self.error = self.error or error
-            self._note(is_last=True)
-
-    def _note(self, *, is_last: bool) -> None:
-        self.num_running -= 1
-        self.is_ended = self.is_ended or is_last
-        if self.is_ended:
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self.is_ended = True
-            self._changed.wait_for(lambda: not self.num_running)
+        if hasattr(self, "_outcome"):  # else its __init__ failed
+            self._outcome.cancel()
 
 
 class _Engine:
@@ -232,17 +191,17 @@ class _Engine:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._tasks: deque[tuple[_State, Job, int]] = deque()
+        self._tasks: deque[tuple[_Shared, Job, int]] = deque()
         self._calm_until = 0.0
         self._num_running = self._num_waiting = self._num_bytes = 0
         self._is_ended = False
         atexit.unregister(_end)  # a forked process has it from its parent
         atexit.register(_end)
 
-    def add(self, state: _State, jobs: Sequence[Job]) -> None:
+    def add(self, shared: _Shared, jobs: Sequence[Job]) -> None:
         """As many threads as may run begin to."""
         with self._changed:
-            self._tasks.extend((state, job, number) for number, job in enumerate(jobs))
+            self._tasks.extend((shared, job, number) for number, job in enumerate(jobs))
             wanted = min(len(self._tasks), self._limit - self._num_running)
             if wanted > 0 and self._num_waiting:
                 self._changed.notify(wanted)
@@ -257,15 +216,17 @@ class _Engine:
     def _run(self) -> None:
         done: Job | None = None
         while (task := self._next(done)) is not None:
-            state, done, number = task
-            try:
-                if state.begin():
-                    state.put(number, _ask(state, done, self._refused))
-            except BaseException as error:
-                state.fail(error)
-            del task, state  # a transfer that was dropped ends although this thread waits
+            shared, done, number = task
+            with suppress(InvalidStateError):  # it has failed, or nobody wants it any more
+                try:
+                    shared.answers[number] = _ask(shared, done, self._refused)
+                    if next(shared.num_done) == len(shared.answers):
+                        shared.outcome.set_result(shared.answers)
+                except BaseException as error:
+                    shared.outcome.set_exception(error)
+            del task, shared  # a transfer that was dropped ends although this thread waits
 
-    def _next(self, done: Job | None) -> tuple[_State, Job, int] | None:
+    def _next(self, done: Job | None) -> tuple[_Shared, Job, int] | None:
         """The next task, in its turn, after one that is done; None where there was none for a
         while.
         """
@@ -290,7 +251,7 @@ class _Engine:
 
     def _may_run(self) -> bool:
         """Whether the next task that somebody wants may begin; the lock is held."""
-        while self._tasks and self._tasks[0][0].is_ended:
+        while self._tasks and self._tasks[0][0].outcome.done():
             self._tasks.popleft()
         if not self._tasks or self._num_running >= self._limit:
             return False
@@ -319,7 +280,9 @@ def _end() -> None:
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
-_LARGEST_PIECE = 8 << 20
+LARGEST_PIECE = 8 << 20
+"""A request asks for about so many bytes at most."""
+
 # takes as long as the answer's first byte, at the speed of one connection of a storage
 _SMALLEST_PIECE = 1 << 20
 _SHOWN_AFTER = 1.0  # seconds: that something is listed
@@ -360,28 +323,26 @@ def info_job(path: str, *, if_there: bool = False) -> Job:
     """The request of a storage's answer about a file; with `if_there` None where it is not there."""
 
     def call(store: Store, name: str) -> RemoteInfo | None:
-        with contextlib.suppress(*[FileNotFoundError] * if_there):
+        with suppress(*[FileNotFoundError] * if_there):
             return store.info(name)
         return None
 
     return Job(path, "its size", 0, call)
 
 
-def _job(file: RemotePart, begin: int, end: int, target: _Bytes | None = None) -> Job:
-    """The request of a piece; with a target its bytes go there, and nothing is answered."""
+def _job(wanted: FileRange, place: _Bytes) -> Job:
+    """The request of a range, whose bytes go to a place."""
+    (path, _, etag, _), begin, end = wanted
 
-    def call(store: Store, name: str) -> bytes | memoryview | None:
-        data = store.read_range(name, begin, end, file.etag)
+    def call(store: Store, name: str) -> None:
+        data = store.read_range(name, begin, end, etag)
         if len(data) != end - begin:
             raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
-        if target is None:
-            return data
         # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
         # each.
-        target[:] = np.frombuffer(data, np.uint8)
-        return None
+        place[:] = np.frombuffer(data, np.uint8)
 
-    return Job(file.path, f"bytes {begin} to {end}", end - begin, call)
+    return Job(path, f"bytes {begin} to {end}", end - begin, call)
 
 
 def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[int, FileRange]]:
@@ -390,11 +351,11 @@ def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[
     """
     if size is None:
         total = sum(end - begin for _, begin, end in ranges)
-        size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
+        size = max(_SMALLEST_PIECE, min(LARGEST_PIECE, total // _FEWEST_REQUESTS))
     pieces = []
     for number, (file, begin, end) in enumerate(ranges):
-        count = max(1, round((end - begin) / size))
-        borders = [begin + (end - begin) * i // count for i in range(count + 1)]
+        num_pieces = max(1, round((end - begin) / size))
+        borders = [begin + (end - begin) * i // num_pieces for i in range(num_pieces + 1)]
         pieces += [(number, FileRange(file, *pair)) for pair in pairwise(borders)]
     return pieces
 
@@ -406,23 +367,32 @@ class Started:
     Args:
         ranges: What is read.
         access: How it is reached.
+        places: Takes the bytes of each, unless they come from the cache; None for memory of its own.
+
+    Attributes:
         piece_bytes: Size of each request; None for as few as are quick.
     """
 
+    piece_bytes: int | None = None
+
     def __init__(
-        self, ranges: Sequence[FileRange], access: Access, piece_bytes: int | None = None
+        self, ranges: Sequence[FileRange], access: Access, places: Sequence[_Bytes] | None = None
     ) -> None:
         self._finish: Finish = list
         if isinstance(access.cache, DiskCache) and all(map(_is_known, ranges)):
-            ranges, self._finish = access.cache.start(ranges)
-        pieces = _pieces(ranges, piece_bytes)
-        self._numbers, self._num_ranges = [number for number, _ in pieces], len(ranges)
-        self._transfer = Transfer([_job(*piece) for _, piece in pieces], access) if pieces else None
+            (ranges, self._finish), places = access.cache.start(ranges), None
+        self._places = places or [np.empty(end - begin, np.uint8) for _, begin, end in ranges]
+        jobs = []
+        for number, piece in _pieces(ranges, self.piece_bytes):
+            first = ranges[number].begin
+            place = self._places[number][piece.begin - first : piece.end - first]
+            jobs.append(_job(piece, place))
+        self._transfer = Transfer(jobs, access)
 
     @property
     def has_failed(self) -> bool:
         """Whether it could not be read."""
-        return self._transfer is not None and self._transfer.has_failed
+        return self._transfer.has_failed
 
     def answers(self) -> list[bytes | memoryview]:
         """The bytes of each range, when they are there.
@@ -430,45 +400,32 @@ class Started:
         Raises:
             RemoteError, OSError, CorruptRecordError: For the range that fails first; see `requests`.
         """
-        parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
-        if self._transfer is not None:
-            for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
-                parts[number].append(data)
-        return self._finish([each[0] if len(each) == 1 else b"".join(each) for each in parts])
-
-
-def begin_range(wanted: FileRange, access: Access) -> Started:
-    """Begin to read a range ahead of its use, in few requests: nobody waits for it yet."""
-    return Started([wanted], access, _LARGEST_PIECE)
-
-
-def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """The bytes of ranges of any files, read at once; what the cache has is not asked for."""
-    return Started(ranges, access).answers()
+        self._transfer.answers()
+        return self._finish([place.data for place in self._places])
 
 
 def read_into(
     ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
 ) -> None:
-    """As `fetch`, each range to its place in a writable buffer of bytes."""
-    if access.cache is not None:
-        for start, data in zip(starts, fetch(ranges, access), strict=True):
-            buffer[start : start + len(data)] = data
-        return
-    target, jobs = np.frombuffer(buffer, np.uint8), []
-    for number, (file, begin, end) in _pieces(ranges):
-        at = starts[number] + begin - ranges[number].begin
-        jobs.append(_job(file, begin, end, target[at : at + end - begin]))
-    Transfer(jobs, access).answers()
+    """Read ranges at once, each to its place in a writable buffer of bytes."""
+    target = np.frombuffer(buffer, np.uint8)
+    places = [
+        target[start : start + end - begin]
+        for start, (_, begin, end) in zip(starts, ranges, strict=True)
+    ]
+    found = Started(ranges, access, places).answers()
+    for place, data in zip(places, found if access.cache else (), strict=False):
+        place[:] = np.frombuffer(data, np.uint8)
 
 
-def forget(ranges: Sequence[FileRange], access: Access) -> bool:
-    """Drop what the cache has of ranges whose bytes are not what they should be; whether it had any
-    of them.
+def forget(wanted: FileRange, access: Access) -> bool:
+    """Drop what the cache has of a range whose bytes are not what they should be; whether it had any
+    of it.
     """
     # A file without a version was never kept.
-    known = [*filter(_is_known, ranges)]
-    return isinstance(access.cache, DiskCache) and access.cache.forget(known)
+    return (
+        isinstance(access.cache, DiskCache) and _is_known(wanted) and access.cache.forget([wanted])
+    )
 
 
 def _is_known(wanted: FileRange) -> bool:
