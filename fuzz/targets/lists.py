@@ -15,7 +15,11 @@ from torch_tfrecord import FixedLenFeature, ListFeatures, VarLenFeature, encode_
 from torch_tfrecord.columns.containers import as_plain
 from torch_tfrecord.columns.example_lists import ExampleListParser
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.protobuf.messages import Example, ExampleListWithContext
+from torch_tfrecord.protobuf import parse_message
+
+Example, ExampleListWithContext = (
+    type(parse_message(b"", name)) for name in ("Example", "ExampleListWithContext")
+)
 
 COMPILED = True
 _CONTEXT = {"q": FixedLenFeature((), bytes, default_value=b"?"), "w": VarLenFeature(torch.int64)}

@@ -14,7 +14,9 @@ from torch_tfrecord import (
     parse_tensor,
     serialize_tensor,
 )
-from torch_tfrecord.protobuf.messages import TensorProto
+from torch_tfrecord.protobuf import parse_message
+
+TensorProto = type(parse_message(b"", "TensorProto"))
 
 COMPILED = False
 _MOST_GROWTH = 1 << 16

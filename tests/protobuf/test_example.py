@@ -408,7 +408,7 @@ file = descriptor_pb2.FileDescriptorProto(
 file.message_type.add(name="Example").field.add(name="features", number=1, label=1, type=9)
 file.message_type.add(name="TensorProto").field.add(name="dtype", number=1, label=1, type=9)
 {before}
-from torch_tfrecord.protobuf.example import decode_example, encode_example
+from torch_tfrecord.protobuf import decode_example, encode_example
 
 {after}
 record = encode_example({{"a": [1, 2]}})
@@ -430,7 +430,7 @@ def test_no_clash_with_another_packages_messages(first):
 def test_no_clash_with_the_package_tfrecord(first):
     pytest.importorskip("tfrecord.example_pb2")
     ours, theirs = (
-        "from torch_tfrecord.protobuf.example import encode_example",
+        "from torch_tfrecord.protobuf import encode_example",
         "from tfrecord import example_pb2",
     )
     code = f"""
@@ -481,10 +481,10 @@ def test_text_that_is_none_for_protobuf_without_its_compiled_part():
     program = """
 from google.protobuf.internal import api_implementation
 from torch_tfrecord import ParseError
-from torch_tfrecord.protobuf.messages import Event, parse_message
+from torch_tfrecord.protobuf import parse_message
 assert api_implementation.Type() == "python"
 try:
-    parse_message(bytes([0x1A, 1, 0xFF]), Event)
+    parse_message(bytes([0x1A, 1, 0xFF]), "Event")
 except ParseError as error:
     print(error)
 """

@@ -16,6 +16,7 @@ from torch_tfrecord import (  # noqa: E402
     TFRecordIterableDataset,
     TFRecordWriter,
     build_index,
+    encode_example,
     find_files,
     infer_features,
     make_dataloader,
@@ -23,7 +24,6 @@ from torch_tfrecord import (  # noqa: E402
 )
 from torch_tfrecord.files import Access  # noqa: E402
 from torch_tfrecord.per_process import PerProcess  # noqa: E402
-from torch_tfrecord.protobuf.example import encode_example  # noqa: E402
 from torch_tfrecord.remote import stores  # noqa: E402
 from torch_tfrecord.remote.fsspec_store import FsspecStore  # noqa: E402
 from torch_tfrecord.remote.obstore_store import ObstoreStore  # noqa: E402

@@ -56,6 +56,7 @@ _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a n
 _HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
 """What each list holds, as errors say it."""
 
+
 # A short repeated field is read faster through a list than through NumPy's array protocol.
 _SHORT_LIST = 32
 
@@ -310,22 +311,17 @@ def join_arrays(messages: Sequence[ListMessage]) -> npt.NDArray[np.int64] | npt.
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
     if max(len(message.value) for message in messages) > _SHORT_LIST:
-        arrays = [np.array(message.value, dtype=np.int64) for message in messages]
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return np.concatenate([np.array(message.value, dtype=np.int64) for message in messages])
     return np.array([value for message in messages for value in message.value[:]], dtype=np.int64)
 
 
 def _float_bytes(message: ListMessage) -> bytes:
     # Unlike a Python float, the packed bytes keep signalling NaNs; copying them is also fastest.
     packed: bytes = message.SerializeToString()
-    # tag, one byte of length, values
-    if packed[:2] == bytes((0x0A, len(packed) - 2 & 0x7F)) and len(packed) < 130:
-        return packed[2:]
     size = 4 * len(message.value)
     if len(packed) != size + 1 + (size.bit_length() + 6) // 7:  # unknown fields around the values
-        known = FloatList.FromString(packed)
-        known.DiscardUnknownFields()
-        packed = known.SerializeToString()
+        message.DiscardUnknownFields()
+        packed = message.SerializeToString()
     return packed[len(packed) - size :]
 
 

@@ -9,6 +9,7 @@ you import.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, MutableSequence
 from typing import Any
 
@@ -18,16 +19,11 @@ from google.protobuf.message import DecodeError, Message
 from torch_tfrecord.errors import ParseError
 
 __all__ = [
-    "BytesList",
-    "Event",
     "Example",
-    "ExampleListWithContext",
     "FeatureMessage",
     "FloatList",
-    "Int64List",
     "ListMessage",
     "SequenceExample",
-    "TensorProto",
     "find_fields",
     "parse_message",
     "varint",
@@ -38,101 +34,130 @@ _ERRORS = (DecodeError, UnicodeDecodeError)
 
 _PACKAGE = "tensorflow"
 
-# message -> (field number, field name, label, type). Enums are int32: the encoding is the same, and
-# unknown values are kept. Fields that are left out (TensorProto 14 and 15) are unknown fields to
-# protobuf.
-_SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
-    "BytesList": [(1, "value", "repeated", "bytes")],
-    "FloatList": [(1, "value", "repeated", "float")],
-    "Int64List": [(1, "value", "repeated", "int64")],
-    "Feature": [
-        (1, "bytes_list", "oneof kind", "BytesList"),
-        (2, "float_list", "oneof kind", "FloatList"),
-        (3, "int64_list", "oneof kind", "Int64List"),
-    ],
-    "Features": [(1, "feature", "map", "Feature")],
-    "FeatureList": [(1, "feature", "repeated", "Feature")],
-    "FeatureLists": [(1, "feature_list", "map", "FeatureList")],
-    "Example": [(1, "features", "", "Features")],
-    "SequenceExample": [(1, "context", "", "Features"), (2, "feature_lists", "", "FeatureLists")],
-    # tensorflow_serving's, with the Examples as bytes: which of them are parsed, and how, is said
-    # later.
-    "ExampleListWithContext": [(1, "examples", "repeated", "bytes"), (2, "context", "", "bytes")],
-    "Dim": [(1, "size", "", "int64"), (2, "name", "", "string")],
-    "TensorShapeProto": [(2, "dim", "repeated", "Dim"), (3, "unknown_rank", "", "bool")],
-    "TensorProto": [
-        (1, "dtype", "", "int32"),
-        (2, "tensor_shape", "", "TensorShapeProto"),
-        (3, "version_number", "", "int32"),
-        (4, "tensor_content", "", "bytes"),
-        (5, "float_val", "repeated", "float"),
-        (6, "double_val", "repeated", "double"),
-        (7, "int_val", "repeated", "int32"),
-        (8, "string_val", "repeated", "bytes"),
-        (9, "scomplex_val", "repeated", "float"),
-        (10, "int64_val", "repeated", "int64"),
-        (11, "bool_val", "repeated", "bool"),
-        (12, "dcomplex_val", "repeated", "double"),
-        (13, "half_val", "repeated", "int32"),
-        (16, "uint32_val", "repeated", "uint32"),
-        (17, "uint64_val", "repeated", "uint64"),
-        (18, "float8_val", "", "bytes"),
-    ],
-    # event.proto and summary.proto: what is shown of an event
-    "SummaryImage": [(4, "encoded_image_string", "", "bytes")],
-    "SummaryValue": [
-        (1, "tag", "", "string"),
-        (2, "simple_value", "oneof value", "float"),
-        (4, "image", "oneof value", "SummaryImage"),
-        (8, "tensor", "oneof value", "TensorProto"),
-    ],
-    "Summary": [(1, "value", "repeated", "SummaryValue")],
-    "Event": [
-        (2, "step", "", "int64"),
-        (3, "file_version", "", "string"),
-        (5, "summary", "", "Summary"),
-    ],
+# Enums are int32: the encoding is the same, and unknown values are kept. Fields that are left out
+# (TensorProto 14 and 15) are unknown fields to protobuf. A oneof comes last.
+_SCHEMA = """
+message BytesList {
+  repeated bytes value = 1;
 }
+message FloatList {
+  repeated float value = 1;
+}
+message Int64List {
+  repeated int64 value = 1;
+}
+message Feature {
+  oneof kind {
+    BytesList bytes_list = 1;
+    FloatList float_list = 2;
+    Int64List int64_list = 3;
+  }
+}
+message Features {
+  map<string, Feature> feature = 1;
+}
+message FeatureList {
+  repeated Feature feature = 1;
+}
+message FeatureLists {
+  map<string, FeatureList> feature_list = 1;
+}
+message Example {
+  Features features = 1;
+}
+message SequenceExample {
+  Features context = 1;
+  FeatureLists feature_lists = 2;
+}
+// tensorflow_serving's, with the Examples as bytes: which of them are parsed, and how, is said later.
+message ExampleListWithContext {
+  repeated bytes examples = 1;
+  bytes context = 2;
+}
+message Dim {
+  int64 size = 1;
+  string name = 2;
+}
+message TensorShapeProto {
+  repeated Dim dim = 2;
+  bool unknown_rank = 3;
+}
+message TensorProto {
+  int32 dtype = 1;
+  TensorShapeProto tensor_shape = 2;
+  int32 version_number = 3;
+  bytes tensor_content = 4;
+  repeated float float_val = 5;
+  repeated double double_val = 6;
+  repeated int32 int_val = 7;
+  repeated bytes string_val = 8;
+  repeated float scomplex_val = 9;
+  repeated int64 int64_val = 10;
+  repeated bool bool_val = 11;
+  repeated double dcomplex_val = 12;
+  repeated int32 half_val = 13;
+  repeated uint32 uint32_val = 16;
+  repeated uint64 uint64_val = 17;
+  bytes float8_val = 18;
+}
+// event.proto and summary.proto: what is shown of an event
+message SummaryImage {
+  bytes encoded_image_string = 4;
+}
+message SummaryValue {
+  string tag = 1;
+  oneof value {
+    float simple_value = 2;
+    SummaryImage image = 4;
+    TensorProto tensor = 8;
+  }
+}
+message Summary {
+  repeated SummaryValue value = 1;
+}
+message Event {
+  int64 step = 2;
+  string file_version = 3;
+  Summary summary = 5;
+}
+"""
+_MESSAGE = re.compile(r"message (\w+) \{(.*?)\n\}", re.DOTALL)
+_FIELD = re.compile(r"(repeated |map<string, )?(\w+)>? (\w+) = (\d+);")
 
-_Field = descriptor_pb2.FieldDescriptorProto
 _Descriptor = descriptor_pb2.DescriptorProto
+_Field = descriptor_pb2.FieldDescriptorProto
 
 
-def _add_field(message: _Descriptor, number: int, name: str, how_often: str, kind: str) -> None:
+def _add_field(message: _Descriptor, how_often: str, kind: str, name: str, number: int) -> _Field:
     field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-    if kind in _SCHEMA:
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-    else:
+    if how_often:
+        field.label = _Field.LABEL_REPEATED
+    if how_often.startswith("map"):
+        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        _add_field(entry, "", "string", "key", 1)
+        _add_field(entry, "", kind, "value", 2)
+        kind = f"{message.name}.{entry.name}"
+    if kind.islower():
         field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-    if how_often == "repeated":
-        field.label = _Field.LABEL_REPEATED
-    elif how_often == "map":
-        field.label = _Field.LABEL_REPEATED
-        field.type_name = f".{_PACKAGE}.{message.name}.{_add_map_entry(message, name, kind)}"
-    elif how_often.startswith("oneof "):
-        if not message.oneof_decl:
-            message.oneof_decl.add(name=how_often.removeprefix("oneof "))
-        field.oneof_index = 0
-
-
-def _add_map_entry(message: _Descriptor, name: str, kind: str) -> str:
-    entry = message.nested_type.add(
-        name="".join(word.capitalize() for word in name.split("_")) + "Entry"
-    )
-    entry.options.map_entry = True
-    _add_field(entry, 1, "key", "", "string")
-    _add_field(entry, 2, "value", "", kind)
-    return str(entry.name)
+    else:
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+    return field
 
 
 def _build_pool() -> descriptor_pool.DescriptorPool:
     file = descriptor_pb2.FileDescriptorProto(
         name="torch_tfrecord.proto", package=_PACKAGE, syntax="proto3"
     )
-    for name, fields in _SCHEMA.items():
+    for name, fields in _MESSAGE.findall(_SCHEMA):
         message = file.message_type.add(name=name)
-        for field in fields:
-            _add_field(message, *field)
+        plain, _, choice = fields.partition("oneof ")
+        for how_often, kind, field, number in _FIELD.findall(plain):
+            _add_field(message, how_often, kind, field, int(number))
+        if choice:
+            message.oneof_decl.add(name=choice.split()[0])
+        for how_often, kind, field, number in _FIELD.findall(choice):
+            _add_field(message, how_often, kind, field, int(number)).oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return pool
@@ -147,14 +172,9 @@ def _message_class(name: str) -> Any:
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
-BytesList = _message_class("BytesList")
 FloatList = _message_class("FloatList")
-Int64List = _message_class("Int64List")
-Event = _message_class("Event")
 Example = _message_class("Example")
-ExampleListWithContext = _message_class("ExampleListWithContext")
 SequenceExample = _message_class("SequenceExample")
-TensorProto = _message_class("TensorProto")
 
 
 class ListMessage(Message):
