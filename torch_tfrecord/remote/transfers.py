@@ -150,11 +150,12 @@ class Transfer:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._all = os.getpid(), Future[list[Any]]()
+        self._pid = os.getpid()
+        self._outcome: Future[list[Any]] = Future()
         if not self._jobs:
-            self._all.set_result([])
+            self._outcome.set_result([])
         stores = functools.cache(functools.partial(store_of, access=self._access))
-        shared = _Shared(self._all, [None] * len(self._jobs), count(1), stores)
+        shared = _Shared(self._outcome, [None] * len(self._jobs), count(1), stores)
         _ENGINE.get().add(shared, self._jobs)
 
     def answers(self) -> list[Any]:
@@ -165,25 +166,25 @@ class Transfer:
         """
         if self._pid != os.getpid():  # what was under way is so in the process that forked
             self._begin()
-        return self._all.result()
+        return self._outcome.result()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all answers, or an error, are there, within so many seconds."""
-        return bool(wait([self._all], seconds).done)
+        return bool(wait([self._outcome], seconds).done)
 
     @property
     def is_good(self) -> bool:
         """Whether all answers are there."""
-        return self._all.done() and not self._all.exception()
+        return self._outcome.done() and not self._outcome.exception()
 
     @property
     def has_failed(self) -> bool:
         """Whether one of them did."""
-        return self._all.done() and not self.is_good
+        return self._outcome.done() and not self.is_good
 
     def __del__(self) -> None:
-        if hasattr(self, "_all"):  # else its __init__ failed
-            self._all.cancel()
+        if hasattr(self, "_outcome"):  # else its __init__ failed
+            self._outcome.cancel()
 
 
 class _Engine:
