@@ -183,7 +183,7 @@ class Transfer:
         return self._outcome.done() and not self.is_good
 
     def __del__(self) -> None:
-        if hasattr(self, "_outcome"):  # else its __init__ failed
+        with suppress(AttributeError):  # after an __init__ that failed
             self._outcome.cancel()
 
 
