@@ -10,7 +10,7 @@ import json
 from tools import FOLDER, damage, damage_json, framed, outcome
 
 from torch_tfrecord import RecordSampler, TFRecordDataset, TFRecordIterableDataset
-from torch_tfrecord.order.samplers import RecordBatchSampler
+from torch_tfrecord.order import RecordBatchSampler, RecordOrder
 
 COMPILED = False
 _MOST_ITEMS = 60
@@ -35,12 +35,15 @@ def _stream(**options):
     return lambda: TFRecordIterableDataset(_PATHS, rank=0, world_size=1, **options)
 
 
+def _batches(num_epochs, **options):
+    order = RecordOrder(_DATASET, 4, **options)
+    return lambda: RecordBatchSampler(_DATASET, order, num_epochs, 0, 1)
+
+
 _MAKERS = [
     lambda: RecordSampler(_DATASET, rank=0, world_size=1),
-    lambda: RecordBatchSampler(_DATASET, 4, shuffle="blocks", num_epochs=2, rank=0, world_size=1),
-    lambda: RecordBatchSampler(
-        _DATASET, 4, num_epochs=None, weights=[1.0] * len(_DATASET), rank=0, world_size=1
-    ),
+    _batches(2, shuffle="blocks"),
+    _batches(None, weights=[1.0] * len(_DATASET)),
     _stream(),
     _stream(shuffle=True, shuffle_buffer_size=5, cycle_length=2, block_length=2),
 ]

@@ -36,7 +36,7 @@ NOT_OURS = {"_len", "_traj_index", "_frame_index", "_parse"}
 # Methods for other modules of the package. A new method is listed in the reference, or here.
 PLUMBING = {
     *("plan", "draw", "pin_memory", "answered", "of", "locate", "path"),
-    *("of_order", "records_of", "skip_to", "batch_size"),
+    *("records_of", "skip_to", "batch_size"),
     *("begin_at", "checked_place", "num_replicas", "num_samples", "rank", "total_size"),
     *("check_fresh", "to_bytes", "columns"),
     *("ahead", "begin", "over_epochs"),

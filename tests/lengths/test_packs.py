@@ -40,9 +40,7 @@ def batches_of(lengths, size, num_rows, *, world_size=1, epoch=0, **options):
     )
     found = []
     for rank in range(world_size):
-        sampler = RecordBatchSampler.of_order(
-            lengths, order, 1, rank, world_size, options.get("drop_last", False)
-        )
+        sampler = RecordBatchSampler(lengths, order, 1, rank, world_size)
         sampler.set_epoch(epoch)
         found.append([list(batch) for batch in sampler])
     return order, found
@@ -102,7 +100,7 @@ def test_in_order_every_epoch_is_the_same():
     """For Lightning's overfit_batches."""
     lengths = np.random.default_rng(0).integers(1, 10, 100)
     order, (shuffled,) = batches_of(lengths, 32, 4)
-    sampler = RecordBatchSampler.of_order(lengths, order.in_order(), 1, 0, 1, False)
+    sampler = RecordBatchSampler(lengths, order.in_order())
     first = [list(batch) for batch in sampler]
     assert first == [list(batch) for batch in sampler] != shuffled
     assert sorted(p for batch in first for p in batch) == list(range(100))

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import torch_tfrecord as tfr
-from torch_tfrecord import RecordSampler
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import RecordSampler, make_dataloader
 
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 5, 7, 99, 1 << 31, 1 << 40, 1 << 62, 1 << 63, 10**30, -(10**30), 10**5000, 0.0,
@@ -71,11 +70,11 @@ KINDS = {
         lambda f, make: after(make(f), 3),
     ),
     "batches": (
-        lambda f: RecordBatchSampler(dataset(f), batch_size=3),
+        lambda f: make_dataloader(dataset(f), batch_size=3).batch_sampler,
         lambda f, make: after(make(f), 3),
     ),
     "endless": (
-        lambda f: RecordBatchSampler(dataset(f), batch_size=3, num_epochs=None),
+        lambda f: make_dataloader(dataset(f), batch_size=3, num_epochs=None).batch_sampler,
         lambda f, make: after(make(f), 9),
     ),
     "loader": (lambda f: tfr.make_dataloader(f, 3, FEATURES), lambda f, make: after(make(f), 2)),

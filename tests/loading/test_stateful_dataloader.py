@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from torch_tfrecord import RecordSampler
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import RecordSampler, make_dataloader
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful.StatefulDataLoader
@@ -30,7 +29,7 @@ def by_sampler(num_workers, **options):
 
 
 def by_batches(num_workers, **options):
-    sampler = RecordBatchSampler(range(N), 3, seed=1, rank=1, world_size=2, num_epochs=2)
+    sampler = make_dataloader(range(N), 3, seed=1, rank=1, world_size=2, num_epochs=2).batch_sampler
     return StatefulDataLoader(
         range(N), batch_sampler=sampler, num_workers=num_workers, **options
     ), sampler

@@ -1,34 +1,29 @@
 """The split of an epoch over ranks, as torch's DistributedSampler does it, also from the middle
 on.
+
+Covers order/steps.
 """
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from helpers import for_each
 from torch.utils.data import DistributedSampler
 
-from torch_tfrecord.order import Permutation, Rank
-from torch_tfrecord.order.steps import RecordSteps
+from torch_tfrecord import RecordSampler
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]
 
 
-def share_of(n, rank, world_size, *, order=None, start=0, drop_last=False):
-    """One rank's places of an order of n, in steps of one."""
-    steps = SimpleNamespace(
-        num_records=n,
-        batch_size=1,
-        drop_last=drop_last,
-        at=lambda places, epoch: places if order is None else order.positions(places),
-    )
-    return RecordSteps(steps, 0, Rank(rank, world_size), start)
-
-
-def whole(share):
-    return share.places(0, len(share))
+def share_of(n, rank, world_size, *, start=0, **options):
+    """One rank's positions of an epoch, of which some places were taken before."""
+    sampler = RecordSampler(range(n), rank=rank, world_size=world_size, **options)
+    if start:
+        sampler.load_state_dict({**sampler.state_dict(), "consumed": start})
+    found = len(sampler), list(sampler)
+    assert found[0] == len(found[1])
+    return found[1]
 
 
 @for_each("drop_last", [False, True])
@@ -36,7 +31,7 @@ def whole(share):
 @for_each("n", SIZES)
 def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
     for rank in range(world_size):
-        mine = whole(share_of(n, rank, world_size, drop_last=drop_last))
+        mine = share_of(n, rank, world_size, shuffle=False, drop_last=drop_last)
         if drop_last and n < world_size:
             assert mine == []  # torch computes a length of 1 - n / world_size here, and fails
             continue
@@ -48,13 +43,12 @@ def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
 @for_each("world_size", [1, 2, 3, 5])
 @for_each("n", [0, 1, 7, 1000])
 def test_what_is_left_of_an_epoch(n, world_size, drop_last):
-    order = Permutation(n, 1)
-    everything = [order[place] for place in range(n)]
+    everything = share_of(n, 0, 1, seed=1)
     for start in {0, 1, n // 2, max(n - 2, 0), n}:
         if start > n:
             continue
         shares = [
-            whole(share_of(n, rank, world_size, order=order, start=start, drop_last=drop_last))
+            share_of(n, rank, world_size, seed=1, start=start, drop_last=drop_last)
             for rank in range(world_size)
         ]
         assert len({len(share) for share in shares}) == 1
@@ -75,13 +69,6 @@ FROZEN = [[5, 6, 4], [2, 0, 5], [3, 1, 2]]
 
 
 def test_frozen():
-    shares = [whole(share_of(7, rank, 3, order=Permutation(7, 0, 0))) for rank in range(3)]
+    shares = [share_of(7, rank, 3) for rank in range(3)]
     assert shares == FROZEN
     assert Counter(position for share in shares for position in share).most_common(2)[0][1] == 2
-
-
-def test_a_part_of_a_share():
-    share = share_of(10**12, 3, 8)
-    assert len(share) == 10**12 // 8
-    assert share.places(5, 8) == [43, 51, 59]
-    assert share.places(len(share) - 1, len(share) + 5) == [10**12 - 5]

@@ -39,7 +39,6 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import RecordBatchSampler
 from torch_tfrecord.samples import SampleList
 
 NOTES = pytest.mark.skipif(
@@ -566,9 +565,9 @@ def test_wrong_kinds_of_arguments(folder):
         (lambda: RecordSampler(ds, drop_last="no"), "drop_last must be True or False, got 'no'"),
         (lambda: RecordSampler(ds, rank=0.0, world_size=2), f"rank {number}, got 0.0"),
         (lambda: RecordSampler(ds, rank=0, world_size="2"), f"world_size {number}, got '2'"),
-        (lambda: RecordBatchSampler(ds, 64.0), f"batch_size {number}, got 64.0"),
-        (lambda: RecordBatchSampler(ds, 4, seed="a"), f"seed {number}, got 'a'"),
-        (lambda: RecordBatchSampler(ds, 4, drop_last=1), "drop_last must be True or False, got 1"),
+        (lambda: make_dataloader(ds, 64.0), f"batch_size {number}, got 64.0"),
+        (lambda: make_dataloader(ds, 4, seed="a"), f"seed {number}, got 'a'"),
+        (lambda: make_dataloader(ds, 4, drop_last=1), "drop_last must be True or False, got 1"),
         (lambda: TFRecordIterableDataset(folder / "?", seed="a"), f"seed {number}, got 'a'"),
         (
             lambda: TFRecordIterableDataset(folder / "?", drop_last="x"),

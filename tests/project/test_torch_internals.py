@@ -155,6 +155,8 @@ LISTED = {
         "._data_fetcher": ("lightning 2.6", "to begin again after the states are loaded"),
         "._load_combined_loader_states": ("lightning 2.6", "to load the states it forgot"),
         "._drop_last": ("accelerate 1.15", "whether DataLoaderDispatcher drops the last batch"),
+    },
+    "torch_tfrecord/order/samplers.py": {
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },
     "torch_tfrecord/compression/codecs.py": {

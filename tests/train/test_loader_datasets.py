@@ -40,7 +40,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.loading import ReadAheadLoader
 from torch_tfrecord.loading.nested_dataset import NestedDataset
-from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -132,7 +131,7 @@ WAYS = {
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_dataset_in_the_order_of_the_sampler(ds, name, way):
     dataset = DATASETS[name](ds)
-    order = list(RecordBatchSampler(dataset, 4, seed=5, num_epochs=2))
+    order = list(make_dataloader(dataset, 4, seed=5, num_epochs=2).batch_sampler)
     expected = [[int(sample["id"]) for sample in _samples(dataset, batch)] for batch in order]
     loader = make_dataloader(dataset, 4, seed=5, num_epochs=2, **WAYS[way])
     assert len(loader) == len(order)

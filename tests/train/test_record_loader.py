@@ -17,7 +17,6 @@ from torch_tfrecord import (
     TFRecordDataset,
     make_dataloader,
 )
-from torch_tfrecord.order import RecordBatchSampler
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
 # where threads run.
@@ -48,9 +47,9 @@ def ids(batches):
 def expected(files, batch_size=4, *, num_epochs=2, iteration=0, **options):
     """The batches of one iteration, by the sampler alone."""
     options.pop("num_workers", None)
-    sampler = RecordBatchSampler(
+    sampler = make_dataloader(
         TFRecordDataset(files), batch_size, seed=5, num_epochs=num_epochs, **options
-    )
+    ).batch_sampler
     sampler.set_epoch(iteration * num_epochs)
     return list(sampler)
 
@@ -303,7 +302,7 @@ class BeginsAnew:
 
 
 def test_threads_ask_an_iterator_for_its_next_batch_only(files):
-    batches = RecordBatchSampler(TFRecordDataset(files, FEATURES), 4, seed=5)
+    batches = make_dataloader(TFRecordDataset(files, FEATURES), 4, seed=5).batch_sampler
     loader = RecordLoader(
         TFRecordDataset(files, FEATURES), batch_sampler=BeginsAnew(batches), num_threads=2
     )

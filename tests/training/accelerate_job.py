@@ -20,8 +20,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from trainer_loaders import BATCH_SIZE, FEATURES, NAMES, Loaders, caught, ids, two_epochs
 
-from torch_tfrecord import RecordSampler, TFRecordIterableDataset, collate
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import RecordSampler, TFRecordIterableDataset, collate, make_dataloader
 
 
 def accelerator(**config):
@@ -123,10 +122,12 @@ def skipped(here, loader):
 def nested(here, loaders):
     """A loader of one's own within the loop of a prepared one, over the same dataset."""
     dataset = loaders.dataset()
-    batches = RecordBatchSampler(dataset, BATCH_SIZE, seed=3)
+    batches = make_dataloader(dataset, BATCH_SIZE, seed=3).batch_sampler
     prepared = here.prepare(DataLoader(dataset, batch_sampler=batches, collate_fn=collate))
     own = DataLoader(
-        dataset, batch_sampler=RecordBatchSampler(dataset, BATCH_SIZE, seed=3), collate_fn=collate
+        dataset,
+        batch_sampler=make_dataloader(dataset, BATCH_SIZE, seed=3).batch_sampler,
+        collate_fn=collate,
     )
     outer = []
     for batch in prepared:

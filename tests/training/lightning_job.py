@@ -31,7 +31,6 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import RecordBatchSampler
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
@@ -52,7 +51,9 @@ def make_loader(files, kind, num_workers=0, shuffle=True, **options):
         return cls(stream, batch_size=None, **common)
     dataset, common["collate_fn"] = TFRecordDataset(files, FEATURES), collate
     if kind.endswith("batch_sampler"):
-        batches = RecordBatchSampler(dataset, BATCH_SIZE, seed=3, shuffle=shuffle, **options)
+        batches = make_dataloader(
+            dataset, BATCH_SIZE, seed=3, shuffle=shuffle, **options
+        ).batch_sampler
         return cls(dataset, batch_sampler=batches, **common)
     if kind.endswith("distributed"):
         return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset), **common)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job, torchrun
 
-from torch_tfrecord import ShardedTFRecordWriter, TFRecordDataset
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import ShardedTFRecordWriter, TFRecordDataset, make_dataloader
 
 # Not imported: only the jobs need it, and it takes two seconds in each process of the tests.
 pytestmark = pytest.mark.skipif(
@@ -231,7 +230,9 @@ def two_epochs(folder):
     dataset = TFRecordDataset(f"{folder}/train-*")
     return [
         in_files(batch)
-        for batch in RecordBatchSampler(dataset, 8, seed=3, num_epochs=2, rank=0, world_size=2)
+        for batch in make_dataloader(
+            dataset, 8, seed=3, num_epochs=2, rank=0, world_size=2
+        ).batch_sampler
     ]
 
 

@@ -24,7 +24,6 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import RecordBatchSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -198,7 +197,9 @@ def test_our_samplers_know_the_epoch(path, num_workers):
     expected = TFRecordDataset(path, FEATURES)
     sampler = RecordSampler(ds)
     loader = DataLoader(ds, 5, sampler=sampler, collate_fn=collate, **options)
-    batches = DataLoader(ds, batch_sampler=RecordBatchSampler(ds, 5), collate_fn=collate, **options)
+    batches = DataLoader(
+        ds, batch_sampler=make_dataloader(ds, 5).batch_sampler, collate_fn=collate, **options
+    )
     for epoch in (0, 1):
         expected.set_epoch(epoch)
         sampler.set_epoch(epoch)

@@ -10,8 +10,7 @@ from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
-from torch_tfrecord import RecordSampler, collate
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import RecordSampler, collate, make_dataloader
 
 pytest.importorskip("accelerate")
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
@@ -81,7 +80,7 @@ def test_the_state_counts_what_all_processes_received(loaders):
     """By the batches or samples that one of two processes received."""
     loader = loaders.make_dataloader()
     plain = [
-        RecordBatchSampler(loader.dataset, BATCH_SIZE, seed=3),
+        make_dataloader(loader.dataset, BATCH_SIZE, seed=3).batch_sampler,
         RecordSampler(loader.dataset, seed=3),
     ]
     for number, _ in enumerate(prepared(loader, 1), 1):
@@ -215,7 +214,9 @@ def plain(dataset, options):
 
 
 def by_batches(dataset, options):
-    return DataLoader(dataset, batch_sampler=RecordBatchSampler(dataset, 5, seed=3), **options)
+    return DataLoader(
+        dataset, batch_sampler=make_dataloader(dataset, 5, seed=3).batch_sampler, **options
+    )
 
 
 def by_positions(dataset, options):

@@ -11,7 +11,6 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.order import RecordBatchSampler
 
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 BATCH_SIZE = 8
@@ -31,7 +30,7 @@ class Loaders:
 
     def batch_sampler(self, **options):
         dataset = self.dataset()
-        batches = RecordBatchSampler(dataset, BATCH_SIZE, seed=3)
+        batches = make_dataloader(dataset, BATCH_SIZE, seed=3).batch_sampler
         return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, **options)
 
     def sampler(self, **options):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, integer, knows_keywords, one_of, true_or_false
-from torch_tfrecord.order import Leaves, Permutation, Place, Rank, RecordBatchSampler, digest
+from torch_tfrecord.order import Leaves, Permutation, Place, RecordBatchSampler, digest
 
 __all__ = [
     "LengthBatchSampler",
@@ -218,15 +218,15 @@ class Buckets(LengthGroups):
         other.shuffle = False
         return other
 
-    def steps(self, place: Place, rank: Rank) -> BucketSteps:
+    def steps(self, place: Place, world_size: int) -> BucketSteps:
         """The steps of the rest of an epoch."""
-        return BucketSteps(self, place, rank, self.drop_last)
+        return BucketSteps(self, place, world_size)
 
     def padded_tokens(self, epoch: int, world_size: int) -> tuple[int, int]:
         """Tokens of an epoch's records, and with padding where each step has the size of its
         longest record.
         """
-        steps = self.steps(Place.at(epoch), Rank(0, world_size))
+        steps = self.steps(Place.at(epoch), world_size)
         tokens = padded = 0
         for bucket, num_steps in enumerate(steps.num_steps.tolist()):
             starts = steps.starts(bucket, np.arange(num_steps + 1))
@@ -240,11 +240,7 @@ class Buckets(LengthGroups):
 
     def check(self, place: Place) -> None:
         """ValueError if a place of a state cannot be one of this order."""
-        consumed = 0
-        if place.jobs:
-            last = place.jobs[-1]
-            steps = self.steps(place.before_last_job(), Rank(0, last.world_size))
-            consumed = steps.consumed(last.num_steps)
+        consumed = self.steps(place, 1).consumed(0)
         if consumed != place.consumed:
             raise ValueError(
                 f"consumed must be {consumed} after the jobs in the state, got {place.consumed}"
@@ -260,21 +256,20 @@ class BucketSteps:
     Args:
         buckets: The records.
         place: The jobs that took steps of this epoch before, perhaps with another world size.
-        rank: Whose batches.
-        drop_last: Drop steps that are not full.
+        world_size: Ranks that share a step.
     """
 
-    def __init__(self, buckets: Buckets, place: Place, rank: Rank, drop_last: bool) -> None:
-        self._buckets, self._epoch, self.rank = buckets, place.epoch, rank
+    def __init__(self, buckets: Buckets, place: Place, world_size: int) -> None:
+        self._buckets, self._epoch, self._world_size = buckets, place.epoch, world_size
         self._num_jobs = len(place.jobs)
         self._begins = np.zeros(len(buckets.counts), np.int64)
         if place.jobs:
             last = place.jobs[-1]
-            before = buckets.steps(place.before_last_job(), Rank(0, last.world_size))
+            before = buckets.steps(place.before_last_job(), last.world_size)
             self._begins = before._ends(last.num_steps)
-        self._at_once = buckets.batch_sizes * rank.world_size
+        self._at_once = buckets.batch_sizes * world_size
         left = buckets.counts - self._begins
-        self.num_steps = left // self._at_once if drop_last else -(-left // self._at_once)
+        self.num_steps = left // self._at_once if buckets.drop_last else -(-left // self._at_once)
 
     def __len__(self) -> int:
         return int(self.num_steps.sum())
@@ -309,36 +304,24 @@ class BucketSteps:
             self._begins[bucket],
             self._at_once[bucket],
         )
-        world_size, is_last = self.rank.world_size, numbers + 1 == self.num_steps[bucket]
+        is_last = numbers + 1 == self.num_steps[bucket]
         starts = begin + numbers * at_once
         # A last step of too few takes from the one before it, if that has at least two for each rank.
         gives = is_last & (self._buckets.batch_sizes[bucket] > 1) & (numbers > 0)
-        starts = np.where(gives, np.minimum(starts, count - world_size), starts)
+        starts = np.where(gives, np.minimum(starts, count - self._world_size), starts)
         found: _Integers = np.minimum(starts, count)
         return found
 
-    def _extents(self, begin: int, end: int) -> tuple[_Integers, _Integers, _Integers]:
-        """The bucket of each of some steps, and where the step begins and ends in it."""
+    def batches(self, rank: int, begin: int, end: int) -> list[list[int]]:
+        """A rank's batches of some steps."""
+        world_size, found = self._world_size, []
         buckets, numbers = (part[begin:end] for part in self._order)
-        return buckets, self.starts(buckets, numbers), self.starts(buckets, numbers + 1)
-
-    def batches(self, begin: int, end: int) -> list[list[int]]:
-        """This rank's batches of some steps."""
-        rank, world_size = self.rank
-        found = []
-        for bucket, start, stop in zip(
-            *map(np.ndarray.tolist, self._extents(begin, end)), strict=True
-        ):
+        extents = buckets, self.starts(buckets, numbers), self.starts(buckets, numbers + 1)
+        for bucket, start, stop in zip(*map(np.ndarray.tolist, extents), strict=True):
             size = stop - start
             places = np.arange(rank, max(size, world_size), world_size) % size
             found.append(self._buckets.positions(bucket, start + places, self._epoch))
         return found
-
-    def num_positions(self, begin: int, end: int) -> int:
-        """Positions in this rank's batches of some steps."""
-        _, starts, ends = self._extents(begin, end)
-        each = -(-(ends - starts - self.rank.rank) // self.rank.world_size)
-        return int(np.maximum(each, 1).sum())
 
     def consumed(self, step: int) -> int:
         """Records that all ranks have taken of the epoch after some steps."""
@@ -475,7 +458,7 @@ class LengthBatchSampler(RecordBatchSampler):
         )
         self.lengths = lengths
         self.boundaries, self.num_dropped = order.boundaries, order.num_dropped
-        self._set_up(dataset, order, 1, rank, world_size, drop_last)
+        super().__init__(dataset, order, 1, rank, world_size)
 
     def over_epochs(self, dataset: Sized, num_epochs: int | None) -> RecordBatchSampler:
         """The same order for `make_dataloader`: it goes on from epoch to epoch, from where this
@@ -486,8 +469,6 @@ class LengthBatchSampler(RecordBatchSampler):
             raise ValueError(
                 f"the batch_sampler is for {num_records} records, the dataset has {len(dataset)}"
             )
-        batches = RecordBatchSampler.of_order(
-            dataset, self._order, num_epochs, *self.given_ranks, self.drop_last
-        )
+        batches = RecordBatchSampler(dataset, self._order, num_epochs, *self.given_ranks)
         batches._next, batches._loaded_epoch = self._next, self._loaded_epoch
         return batches

@@ -334,21 +334,22 @@ class PackOrder(RecordOrder):
         """Tokens of an epoch's records, and of all rows."""
         return self._tokens
 
-    def positions(self, places: list[int], epoch: int) -> list[int]:
-        """The positions of a batch's records, row by row."""
-        found: list[int] = []
-        groups = self._groups
-        numbers = np.searchsorted(self._ends, places, side="right").tolist()
-        for place, number in zip(places, numbers, strict=True):
-            row = place - int(self._ends[number - 1]) if number else place
-            for (length, each), taken in zip(
-                self._contents[number], self._taken[number], strict=True
-            ):
-                begin, first = int(groups.offsets[length]), taken + row * each
-                order = groups.order(length, epoch)
-                found += [
-                    begin + (place if order is None else order[place])
-                    for place in range(first, first + each)
-                ]
-        positions: list[int] = groups.members[found].tolist()
-        return positions
+    def positions(self, batches: list[list[int]], epoch: int) -> list[list[int]]:
+        """The positions of the records in each batch of rows, row by row."""
+        groups, every = self._groups, []
+        for places in batches:
+            found: list[int] = []
+            numbers = np.searchsorted(self._ends, places, side="right").tolist()
+            for place, number in zip(places, numbers, strict=True):
+                row = place - int(self._ends[number - 1]) if number else place
+                for (length, each), taken in zip(
+                    self._contents[number], self._taken[number], strict=True
+                ):
+                    begin, first = int(groups.offsets[length]), taken + row * each
+                    order = groups.order(length, epoch)
+                    found += [
+                        begin + (at if order is None else order[at])
+                        for at in range(first, first + each)
+                    ]
+            every.append(groups.members[found].tolist())
+        return every

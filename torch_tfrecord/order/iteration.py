@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Collection, Iterator, Mapping, Sized
+from itertools import count
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from torch_tfrecord.arguments import at_least, true_or_false
-from torch_tfrecord.order.leaves import PositionBatch
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.order.leaves import EpochPosition, Leaves, PositionBatch
 from torch_tfrecord.order.ranks import Prepared, Rank, other_epoch
 from torch_tfrecord.order.steps import Job, Place, Plan, StepOrder
 from torch_tfrecord.shown import shown_value
@@ -24,37 +24,37 @@ class EpochSampler(Generic[_Unit_co]):
     iteration, and resume from a place.
 
     Args:
+        dataset: What the positions are of.
         order: The steps of each epoch.
         num_epochs: Epochs in an iteration; None if it never ends.
-        rank, world_size, drop_last: As given by the user.
-        tells_epoch: The dataset draws at random: each position must know its epoch where a batch
-            does not.
+        rank, world_size: As given by the user.
 
     Attributes:
         given_ranks: (rank, world_size), each None where it was not given.
+        drop_last: That of the order.
     """
 
     # Whether the iteration after one that has begun has the epochs after it, or the same.
     _continues: ClassVar[bool]
     _unit: ClassVar[Literal["samples", "batches"]]
-    # The numbers of a `Place` in a state, and its lists.
-    _numbers: ClassVar[tuple[str, ...]]
-    _lists: ClassVar[tuple[str, ...]] = ()
+    # What a state has of a `Place`.
+    _keys: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
+        dataset: Sized,
         order: StepOrder,
-        num_epochs: int | None,
-        rank: int | None,
-        world_size: int | None,
-        drop_last: bool,
-        tells_epoch: bool,
+        num_epochs: int | None = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         Rank.check(rank, world_size)
-        self._order, self._num_epochs = order, num_epochs
         self.given_ranks = rank, world_size
-        self.drop_last = true_or_false("drop_last", drop_last)
-        self._tells_epoch, self._seed = tells_epoch, int(order.identity()["seed"])
+        self._order, self.drop_last = order, order.drop_last
+        self._num_epochs = num_epochs
+        # Whether each position must know its epoch where a batch does not.
+        self._tells_epoch = Leaves(dataset).draw_at_random
+        self._seed = int(order.identity()["seed"])
         self._restart()
 
     def _restart(self) -> None:
@@ -115,23 +115,23 @@ class EpochSampler(Generic[_Unit_co]):
                 loader that Accelerate prepared.
         """
         running = self._running
-        is_prepared = running is not None and running.prepared is not None
-        # Accelerate itself may ask without a number: StatefulDataLoader keeps a state with each batch.
-        if is_prepared and num_received is None and Prepared.loader() is None:
-            raise ValueError(
-                f"Accelerate's loader prefetches: expected num_received, the {self._unit} that this rank has received "
-                "(make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
-            )
         if running is None and num_received:
             raise ValueError(
                 f"num_received must be 0 before an iteration has begun, got {num_received}"
             )
-        is_next = self._continues and running is not None and running.has_ended
-        if running is None or (is_next and num_received is None):
+        if running is None:
+            return self._state(self._next)
+        # Accelerate itself may ask without a number: StatefulDataLoader keeps a state with each batch.
+        if num_received is None and running.prepared is not None and Prepared.loader() is None:
+            raise ValueError(
+                f"Accelerate's loader prefetches: expected num_received, the {self._unit} that this rank has received "
+                "(make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
+            )
+        if num_received is None and self._continues and running.has_ended:
             return self._state(self._next)
         return running.state_dict(num_received)
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one.
 
         Raises:
@@ -147,26 +147,35 @@ class EpochSampler(Generic[_Unit_co]):
         self._next, self._running = place, None
         self._loaded_epoch = place.first_epoch if is_loaded else None
 
-    def checked_place(self, state: Mapping[str, object]) -> Place:
+    def checked_place(self, state: Mapping[str, Any]) -> Place:
         """The place of a state; see `load_state_dict`, which begins there."""
-        limits = Place(None, None, self._order.num_records)._asdict()  # type: ignore[arg-type]
-        numbers = {name: limits[name] for name in self._numbers}
-        StateForm(self._identity(), numbers, self._lists).check(state)
-        epoch, consumed = (int(str(state[name])) for name in ("epoch", "consumed"))
-        first = int(str(state.get("first_epoch", epoch)))
+        StateForm.check(state, self._identity(), self._keys)
+        epoch, consumed, jobs = state["epoch"], state["consumed"], state.get("jobs", [])
+        first = state.get("first_epoch", epoch)
+        if not isinstance(jobs, list) or not all(
+            isinstance(job, list) and len(job) == len(Job._fields) for job in jobs
+        ):
+            raise ValueError(
+                f"jobs must hold lists of 4 numbers in the state, got {shown_value(jobs)}"
+            )
+        numbers = [("epoch", epoch), ("first_epoch", first)]
+        for name, number in [*numbers, *(("jobs", each) for job in jobs for each in job)]:
+            StateForm.check_number(name, number)
+        StateForm.check_number("consumed", consumed, self._order.num_records)
         if first > epoch:
             raise ValueError(f"first_epoch={first} is after epoch={epoch} in the state")
-        jobs = [Job(*job) for job in _checked_list("jobs", state, 4)]
-        place = Place(first, epoch, consumed, tuple(jobs))
+        place = Place(first, epoch, consumed, tuple(Job(*job) for job in jobs))
         self._order.check(place)
         return place
 
     def _state(self, place: Place) -> dict[str, object]:
         # The last round may have repeated the beginning.
-        numbers = place._replace(consumed=min(place.consumed, self._order.num_records))._asdict()
-        found = {name: numbers[name] for name in self._numbers}
-        found |= {name: [*map(list, numbers[name])] for name in self._lists}
-        return {"version": StateForm.VERSION, **found, **self._identity()}
+        found = place._asdict() | {
+            "consumed": min(place.consumed, self._order.num_records),
+            "jobs": [*map(list, place.jobs)],
+        }
+        kept = {name: found[name] for name in self._keys}
+        return {"version": StateForm.VERSION, **kept, **self._identity()}
 
     def _identity(self) -> dict[str, object]:
         return {**self._order.identity(), "drop_last": self.drop_last}
@@ -198,12 +207,17 @@ class EpochSampler(Generic[_Unit_co]):
         return Place.at(first)
 
     def _plan(self, place: Place) -> Plan:
-        rank, prepared = Rank.here(*self.given_ranks), Prepared.loader()
+        here, prepared = Rank.here(*self.given_ranks), Prepared.loader()
         if prepared is None or self._order.is_sized:
-            return Plan(place, self._order, rank)
+            return Plan(place, self._order, here.world_size, here.rank)
         # Accelerate deals out the batches: those of a step must follow each other.
-        rank = Rank(0, prepared.num_processes * rank.world_size)
-        return Plan(place, self._order, rank, of_all_ranks=True)
+        return Plan(place, self._order, prepared.num_processes * here.world_size)
+
+    def _told(self, batch: list[int], epoch: int) -> list[int]:
+        """The positions of a batch, with their epoch where draws depend on it."""
+        if not self._tells_epoch:
+            return batch
+        return [EpochPosition(position, epoch, self._seed) for position in batch]
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[_Unit_co]:
         """The units of an epoch of an iteration."""
@@ -289,10 +303,8 @@ class Iteration(Iterator[_Unit_co]):
         epochs: Iterator[int] = count(begin.epoch)
         if num_epochs is not None:
             epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
-        if not plan.batches_an_epoch:
-            # else it would look for a batch forever
-            epochs = iter(range(begin.epoch, begin.epoch + 1))
-        for epoch in epochs:
+        # Without a batch in an epoch it would look for one forever.
+        for epoch in epochs if plan.batches_an_epoch else [begin.epoch]:
             yield from self._sampler._units(plan, epoch, self.prepared)
 
     def state_dict(self, num_received: int | None = None) -> dict[str, object]:
@@ -314,7 +326,7 @@ class Iteration(Iterator[_Unit_co]):
             )
         return self.place if self._plan is None else self._plan.place_after(received)
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from another iteration's state; StatefulDataLoader calls this."""
         sampler = self._sampler
         self._go_to(sampler.checked_place(state_dict))
@@ -324,72 +336,48 @@ class Iteration(Iterator[_Unit_co]):
         sampler._next, sampler._running = sampler._place_after(self.place), self
 
 
-def _checked_list(name: str, state: Mapping[str, object], size: int) -> list[tuple[int, ...]]:
-    """The items of a list in a state, each of so many numbers."""
-    items = state.get(name, [])
-    if not isinstance(items, list) or not all(
-        isinstance(item, list) and len(item) == size for item in items
-    ):
-        raise ValueError(
-            f"{name} must hold lists of {size} numbers in the state, got {shown_value(items)}"
-        )
-    for number in chain.from_iterable(items):
-        StateForm.check_number(name, number)
-    return [tuple(item) for item in items]
-
-
 # States.
 
 
 class StateForm:
-    """The form of a state: JSON values by name, from which a run resumes.
-
-    Args:
-        identity: What decides the order; it must be the same where the state is loaded.
-        numbers: From the name of each number to its limit, or None.
-        others: Further keys that it must have; the caller checks their values.
-    """
+    """The form of a state: JSON values by name, from which a run resumes."""
 
     VERSION = 1
     """Of what `state_dict` returns; raised when its keys or their meaning change."""
 
-    def __init__(
-        self,
-        identity: Mapping[str, Any],
-        numbers: Mapping[str, int | None],
-        others: Collection[str] = (),
-    ) -> None:
-        self._identity, self._numbers = identity, numbers
-        self._expected = {"version", *identity, *numbers, *others}
+    @classmethod
+    def check(cls, state: object, identity: Mapping[str, Any], others: Collection[str]) -> None:
+        """ValueError, naming the key, unless a state has this version and this identity.
 
-    def check(self, state: object) -> None:
-        """ValueError, naming the key, unless a state has this version, this identity, and numbers
-        from 0 to these limits.
+        Args:
+            state: Of a run that was interrupted.
+            identity: What decides the order; it must be the same here.
+            others: Further keys that it must have; the caller checks their values.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"expected a state_dict, got {type(state).__name__}")
         version = state.get("version")
-        if type(version) is not int or version != self.VERSION:
+        if type(version) is not int or version != cls.VERSION:
             raise ValueError(
-                f"expected a state of version {self.VERSION}, got version {shown_value(version)}"
+                f"expected a state of version {cls.VERSION}, got version {shown_value(version)}"
             )
-        expected = self._expected
+        expected = {"version", *identity, *others}
         found = [key for key in state if key != "run"]  # what a loader adds for `tfrecord replay`
         if {*found} != expected:
             missing = sorted(expected - set(found))
             further = [key for key in found if key not in expected]
             raise ValueError(
-                f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(found))} "
+                f"expected a state with the keys {sorted(expected)}, got {shown_value(sorted(found, key=str))} "
                 f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
             )
-        for key, here in self._identity.items():
-            if not _is_same(state[key], here):
+        for key, here in identity.items():
+            found_here = state[key]
+            # 1, 1.0 and True are equal, but are not written alike.
+            if type(found_here) is not type(here) or repr(found_here) != repr(here):
                 raise ValueError(
                     f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
                     f"{shown_value(here)} here"
                 )
-        for key, limit in self._numbers.items():
-            self.check_number(key, state[key], limit)
 
     @staticmethod
     def check_number(name: str, number: object, limit: int | None = None) -> None:
@@ -402,21 +390,3 @@ class StateForm:
             raise ValueError(
                 f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
             )
-
-
-def _is_same(found: object, here: object) -> bool:
-    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True
-    are equal).
-    """
-    if type(found) is not type(here):
-        return False
-    if isinstance(here, list) and isinstance(found, list):
-        return len(found) == len(here) and all(map(_is_same, found, here))
-    return bool(found == here)
-
-
-def _sorted(keys: Any) -> list[Any]:
-    try:
-        return sorted(keys)
-    except TypeError:  # they have several types
-        return list(keys)

@@ -23,11 +23,9 @@ from torch_tfrecord.samples import SampleList, place_of
 
 __all__ = ["DrawEpoch", "EpochPosition", "Leaves", "Part", "PositionBatch", "Store"]
 
-_Integers = npt.NDArray[np.int64]
 _Key = tuple[int, int | None, int | None]
 
 _READS = ("__getitem__", "__getitems__")
-_POSITIONS_AT_ONCE = 1 << 16  # looked up together when iterating over all of them
 
 
 class PositionBatch(list[int]):
@@ -348,38 +346,43 @@ class Leaves:
             IndexMismatchError: The index has no such column.
             TypeError: The dataset does not know them.
         """
-        dataset = self._dataset
-        if self._inside is None and hasattr(dataset, "_record_lengths"):
-            return dataset._record_lengths(name)  # type: ignore[no-any-return]
-        if self._inside is None:
-            raise TypeError(
-                "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of records, "
-                f"got {type(dataset).__name__}: pass lengths=, one integer for each"
-            )
-        found = np.ma.concatenate([each.lengths(name) for each in self._each])
-        return found[np.asarray(dataset.indices)] if isinstance(dataset, Subset) else found  # type: ignore[no-any-return]
 
-    def places(self) -> tuple[_Integers, _Integers] | None:
+        def read(leaf: Any) -> npt.NDArray[Any]:
+            if not hasattr(leaf, "_record_lengths"):
+                raise TypeError(
+                    "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of "
+                    f"records, got {type(leaf).__name__}: pass lengths=, one integer for each"
+                )
+            found: npt.NDArray[Any] = leaf._record_lengths(name)
+            return found
+
+        return self._joined(read)
+
+    def places(self) -> npt.NDArray[Any] | None:
         """Where the samples are; None unless known for all of them and the same in each epoch.
 
         Returns:
-            For each sample the number of its file, and its record's offset in the file; int64 [N]
-            each. A dataset and its slices share the numbers of files.
+            For each sample a number of its file, and its record's offset in the file: int64 [N, 2].
+            A dataset and its slices share the numbers of files.
         """
         if not self.have_places:
             return None
-        firsts: dict[int, int] = {}
-        num_files, size = 0, len(self._dataset)
-        for leaf in self:
-            firsts.setdefault(id(leaf._record_files), num_files)
-            num_files += len(leaf.files)
-        files, offsets = np.empty(size, np.int64), np.empty(size, np.int64)
-        for begin in range(0, size, _POSITIONS_AT_ONCE):
-            for leaf, positions, inside, *_ in self.parts(range(begin, size)[:_POSITIONS_AT_ONCE]):
-                places = np.array(inside, np.int64) + begin
-                files[places], offsets[places] = leaf._record_places(positions)
-                files[places] += firsts[id(leaf._record_files)]
-        return files, offsets
+        numbers = {id(store): number << 32 for number, store in enumerate(self.stores)}
+
+        def read(leaf: Any) -> npt.NDArray[Any]:
+            files, offsets = leaf._record_places(range(len(leaf)))
+            return np.stack((files + numbers[id(leaf._record_files)], offsets), axis=1)
+
+        return self._joined(read)
+
+    def _joined(self, read: Callable[[Any], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """What is read of each leaf, one row for each of its samples, in the order of the samples here."""
+        dataset = self._dataset
+        if self._inside is None:
+            return read(dataset)
+        found: npt.NDArray[Any] = np.ma.concatenate([each._joined(read) for each in self._each])
+        is_part = isinstance(dataset, Subset)
+        return found[np.asarray(dataset.indices, np.int64)] if is_part else found
 
 
 def _collect(part: Part, found: dict[_Key, Part]) -> None:

@@ -11,7 +11,6 @@ from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
     "BLOCK_BYTES",
-    "MAX_POSITIONS",
     "BlockShuffle",
     "Permutation",
     "WeightedDraws",
@@ -27,9 +26,6 @@ _Number: TypeAlias = Any
 BLOCK_BYTES = 4 << 20
 """Of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
 
-MAX_POSITIONS = 1 << 63
-"""The most positions possible, since positions are int64."""
-
 # The next four decide the order for a seed, so they must never change.
 _TABLE_POSITIONS = 1 << 16  # up to here a table, of at most 128 KiB
 _ROUNDS = 8
@@ -37,7 +33,7 @@ _FIRST_FACTOR = 0xFF51AFD7ED558CCD  # from MurmurHash3's 64-bit finaliser (Apple
 _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1
-_CHUNK_POSITIONS = 1 << 13  # computed at once; small enough for the processor's cache
+_CHUNK_POSITIONS = 1 << 13
 
 
 class Permutation:
@@ -66,7 +62,7 @@ class Permutation:
     """
 
     def __init__(self, num_positions: int, *seeds: int) -> None:
-        if not 0 <= num_positions <= MAX_POSITIONS:
+        if not 0 <= num_positions <= 1 << 63:
             raise ValueError(f"num_positions must be from 0 to 2^63, got {num_positions}")
         self.num_positions = num_positions
         stream = RandomStream(*seeds)
@@ -90,26 +86,19 @@ class Permutation:
             position = self._walk(position)
         return position
 
-    def positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def positions(self, places: _Positions) -> _Positions:
         """The positions at these places, which must be from 0 to n - 1 (not checked): int64, of the
         same shape.
         """
         if self._table is not None:
             return self._table[places].astype(np.int64)
-        found = np.empty(places.size, np.int64)
-        flat = places.reshape(-1)
-        for start in range(0, flat.size, _CHUNK_POSITIONS):
-            part = slice(start, start + _CHUNK_POSITIONS)
-            found[part] = self._below_n(flat[part].astype(np.uint64))
-        return found.reshape(places.shape)
-
-    def _below_n(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        values = self._walk(values)
-        outside = np.flatnonzero(values >= self.num_positions)
-        while outside.size:
-            values[outside] = again = self._walk(values[outside])
-            outside = outside[again >= self.num_positions]
-        return values
+        found = places.astype(np.uint64, "C")
+        # In parts that fit into the processor's cache.
+        for part in np.array_split(found.reshape(-1), found.size // _CHUNK_POSITIONS + 1):
+            part[:] = self._walk(part)
+            while (outside := part >= self.num_positions).any():
+                part[outside] = self._walk(part[outside])
+        return found.view(np.int64)
 
     def _walk(self, value: _Number) -> _Number:
         """One pass of the network, a bijection of the numbers with as many bits as n - 1."""
@@ -275,19 +264,11 @@ class BlockShuffle:
         found = np.empty_like(places)
         for window in np.unique(windows).tolist():
             here = windows == window
-            found[here] = self._in_window(window, places[here])
+            begin = int(self._window_ends[window - 1]) if window else 0
+            last = self._last_window
+            if last is None or last[0] != window:
+                size = int(self._window_ends[window]) - begin
+                last = self._last_window = window, Permutation(size, *self._seeds, window + 1)
+            mixed = begin + last[1].positions(places[here] - begin)
+            found[here] = mixed + self._skipped[np.searchsorted(self._ends, mixed, side="right")]
         return found if self._by_file is None else self._by_file[found]
-
-    def _in_window(self, window: int, places: _Positions) -> _Positions:
-        begin = int(self._window_ends[window - 1]) if window else 0
-        mixed = begin + self._permutation(window, begin).positions(places - begin)
-        blocks = np.searchsorted(self._ends, mixed, side="right")
-        positions: _Positions = mixed + self._skipped[blocks]
-        return positions
-
-    def _permutation(self, window: int, begin: int) -> Permutation:
-        last = self._last_window
-        if last is None or last[0] != window:
-            size = int(self._window_ends[window]) - begin
-            last = self._last_window = (window, Permutation(size, *self._seeds, window + 1))
-        return last[1]

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed
 from torch.utils.data import DistributedSampler, get_worker_info
@@ -24,7 +24,6 @@ __all__ = [
     "give_forgotten_states",
     "in_process_group",
     "is_automatic",
-    "keeps_its_order",
     "other_epoch",
 ]
 
@@ -145,18 +144,15 @@ class RankSampler(DistributedSampler[int]):
 
     given_ranks: tuple[int | None, int | None]
 
-    def _here(self) -> Rank:
-        return Rank.here(*self.given_ranks)
-
     @property
     def rank(self) -> int:  # type: ignore[override]
         """The rank whose positions these are; if none was given, the current one."""
-        return self._here().rank
+        return Rank.here(*self.given_ranks).rank
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """The world size."""
-        return self._here().world_size
+        return Rank.here(*self.given_ranks).world_size
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
@@ -305,27 +301,3 @@ def give_forgotten_states() -> None:
         elif loop.restarting and loop._combined_loader_states_to_load:
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
-
-
-_T = TypeVar("_T", bound=type)
-
-
-def keeps_its_order(batch_sampler: _T) -> _T:
-    """Make Lightning keep our batch sampler when it puts its own sampler into a DataLoader.
-
-    Lightning then makes the batch sampler again, from arguments that it saves under these names,
-    with its own sampler among them. Ours decides in its method `_for_sampler` what to return for
-    it.
-    """
-
-    def arguments(batches: Any) -> dict[str, Any]:
-        return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
-
-    for name, value in {
-        "args": (),
-        "arg_names": (),
-        "default_kwargs": {},
-        "kwargs": property(arguments),
-    }.items():
-        setattr(batch_sampler, f"__pl_saved_{name}", value)
-    return batch_sampler

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sized
-from typing import cast
+from copy import copy
 
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
-from torch_tfrecord.arguments import Shuffle, at_least, integer, knows_keywords
+from torch_tfrecord.arguments import Shuffle, at_least, knows_keywords
 from torch_tfrecord.order.iteration import EpochSampler, Iteration
-from torch_tfrecord.order.leaves import EpochPosition, Leaves, PositionBatch
+from torch_tfrecord.order.leaves import PositionBatch
 from torch_tfrecord.order.orders import BLOCK_BYTES
 from torch_tfrecord.order.ranks import (
     Prepared,
     RankSampler,
     give_forgotten_states,
     is_automatic,
-    keeps_its_order,
 )
-from torch_tfrecord.order.steps import (
-    WINDOW_BLOCKS,
-    Place,
-    Plan,
-    RecordOrder,
-    RecordSteps,
-    StepOrder,
-)
+from torch_tfrecord.order.steps import WINDOW_BLOCKS, Place, Plan, RecordOrder
 
 __all__ = [
     "RecordBatchSampler",
@@ -94,7 +85,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
         [0, 1, 2, 3, 4]
     """
 
-    _continues, _unit, _numbers = False, "samples", ("epoch", "consumed")
+    _continues, _unit, _keys = False, "samples", ("epoch", "consumed")
 
     def __init__(
         self,
@@ -111,7 +102,7 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
     ) -> None:
         order = RecordOrder(
             dataset,
-            1,
+            0,
             drop_last,
             shuffle=shuffle,
             seed=seed,
@@ -119,10 +110,10 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
+        super().__init__(dataset, order, 1, rank, world_size)
         # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin
         # elsewhere in its datasets, but only those with crops.
-        tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
-        super().__init__(order, 1, rank, world_size, drop_last, tells_epoch)
+        self._tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration; until you call it again, every iteration
@@ -139,14 +130,10 @@ class RecordSampler(EpochSampler[int], RankSampler):  # type: ignore[override]
             self.begin_at(Place.at(int(epoch)), is_loaded=False)
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[int]:
-        for steps, begin, end in plan.parts(epoch):
-            positions = cast("RecordSteps", steps).places(begin, end)
-            if self._tells_epoch:
-                positions = [EpochPosition(position, epoch, self._seed) for position in positions]
-            yield from positions
+        for batch in plan.batches(epoch):
+            yield from self._told(batch, epoch)
 
 
-@keeps_its_order
 class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to
     epoch.
@@ -164,89 +151,22 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     use `make_dataloader`, whose loader counts them.
 
     Args:
-        dataset: The dataset to sample from: anything with a length.
-        batch_size: Positions in a batch, per rank.
+        dataset: The dataset to sample from.
+        order: Its steps: a `RecordOrder`, or those of buckets or packs.
         num_epochs: Epochs in one iteration. 0 gives no batch; with None the iteration never ends,
             and the next one begins one epoch later than it began.
-        drop_last: Drop the positions that would give ranks different numbers, and an epoch's last
-            batch if it is not full.
-        shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for
-            `RecordSampler`.
+        rank, world_size: As for `RecordSampler`.
 
     Attributes:
-        batch_size, drop_last: As given.
         sampler: This rank's positions one by one, as a DistributedSampler: trainers call its
             `set_epoch`, which counts iterations.
 
-    Raises:
-        TypeError: You passed a sampler instead of the dataset.
-        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a
-            `TFRecordDataset`, or a `Subset` or `ConcatDataset` of these.
-
     Example:
-        >>> list(RecordBatchSampler(range(5), 2, num_epochs=2))
+        >>> list(RecordBatchSampler(range(5), RecordOrder(range(5), 2), num_epochs=2))
         [[2, 3], [0, 1], [4], [0, 1], [2, 3], [4]]
     """
 
-    _continues, _unit, _numbers = True, "batches", ("first_epoch", "epoch", "consumed")
-    _lists = ("jobs",)
-
-    def __init__(
-        self,
-        dataset: Sized,
-        batch_size: int,
-        *,
-        shuffle: Shuffle = True,
-        seed: int = 0,
-        num_epochs: int | None = 1,
-        rank: int | None = None,
-        world_size: int | None = None,
-        drop_last: bool = False,
-        weights: npt.ArrayLike | None = None,
-        block_bytes: int = BLOCK_BYTES,
-        window_blocks: int = WINDOW_BLOCKS,
-    ) -> None:
-        if integer("batch_size", batch_size) < 1:
-            raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
-        order = RecordOrder(
-            dataset,
-            int(batch_size),
-            drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            weights=weights,
-            block_bytes=block_bytes,
-            window_blocks=window_blocks,
-        )
-        self._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
-
-    @classmethod
-    def of_order(
-        cls,
-        dataset: Sized,
-        order: StepOrder,
-        num_epochs: int | None,
-        rank: int | None,
-        world_size: int | None,
-        drop_last: bool,
-    ) -> RecordBatchSampler:
-        """Make a batch sampler of other steps, such as those of buckets or packs."""
-        batches = cls.__new__(cls)
-        batches._set_up(dataset, order, num_epochs, rank, world_size, drop_last)
-        return batches
-
-    def _set_up(
-        self,
-        dataset: Sized,
-        order: StepOrder,
-        num_epochs: int | None,
-        rank: int | None,
-        world_size: int | None,
-        drop_last: bool,
-    ) -> None:
-        num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
-        tells_epoch = Leaves(dataset).draw_at_random
-        super().__init__(order, num_epochs, rank, world_size, drop_last, tells_epoch)
+    _continues, _unit, _keys = True, "batches", ("first_epoch", "epoch", "consumed", "jobs")
 
     @property
     def batch_size(self) -> int | None:
@@ -260,10 +180,6 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
     def __iter__(self) -> Iteration[PositionBatch]:
         self._last_iteration = Iteration(self)
         return self._last_iteration
-
-    def _num_positions(self) -> int:
-        """Positions in the batches of the next iteration; TypeError if it never ends."""
-        return self._plan(self._next).num_positions(self._finite_epochs())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, in which the next iteration begins.
@@ -308,47 +224,57 @@ class RecordBatchSampler(EpochSampler[PositionBatch], Sampler[list[int]]):
         in_order = isinstance(sampler, SequentialSampler) and drop_last is None
         if not in_order and drop_last in (None, self.drop_last):
             return self
-        other = copy.copy(self)
+        other = copy(self)
         other._restart()
-        if in_order:
-            other._order = self._order.in_order()
-        else:
-            other._order, other.drop_last = copy.copy(self._order), bool(drop_last)
-            other._order.drop_last = other.drop_last
+        other._order = self._order.in_order() if in_order else copy(self._order)
+        if not in_order:
+            other.drop_last = other._order.drop_last = bool(drop_last)
         return other
 
     def _units(self, plan: Plan, epoch: int, prepared: Prepared | None) -> Iterator[PositionBatch]:
         for batch in plan.batches(epoch):
-            if prepared is not None and self._tells_epoch:
-                # Accelerate fills up the last batches with single positions.
-                batch = [EpochPosition(position, epoch, self._seed) for position in batch]
-            yield PositionBatch(batch, epoch, seed=self._seed)
+            # Accelerate fills up the last batches with single positions.
+            told = batch if prepared is None else self._told(batch, epoch)
+            yield PositionBatch(told, epoch, seed=self._seed)
 
     # Steering.
 
-    def _latest(self, num_received: int | None) -> Place:
+    def _latest(self) -> Place:
         """The place after the batches that were received of the running iteration, or where the
         next one begins.
         """
         running = self._running
         if running is None or running.is_over:
             return self._next
-        return running.place_after(num_received)
+        return running.place_after(running.num_received)
 
-    def records_of(self, step: int, epoch: int | None, num_received: int | None) -> PositionBatch:
+    def records_of(self, step: int, epoch: int | None) -> PositionBatch:
         """The positions of a step of an epoch, None for the running one, on all ranks."""
-        place = self._latest(num_received)
+        place = self._latest()
         if epoch is not None and at_least(0, "epoch", epoch) != place.epoch:
             place = Place.at(epoch)
         found = self._plan(place).records_of(at_least(0, "step", step))
         return PositionBatch(found, place.epoch)
 
-    def skip_to(self, step: int, num_received: int | None) -> None:
+    def skip_to(self, step: int) -> None:
         """Begin the next iteration at a step of the running epoch."""
-        place = self._latest(num_received)
+        place = self._latest()
         if at_least(0, "step", step) < place.step:
             place = place._replace(consumed=0, jobs=())
         self.begin_at(self._plan(place).place_at(step))
+
+
+# Lightning puts a sampler of its own into a DataLoader. It then makes the batch sampler again, from
+# arguments that it saves under these names, with its own sampler among them.
+for _name, _value in {
+    "args": (),
+    "arg_names": (),
+    "default_kwargs": {},
+    "kwargs": property(
+        lambda self: {"sampler": None, "drop_last": None, "explicit_cls": self._for_sampler}
+    ),
+}.items():
+    setattr(RecordBatchSampler, f"__pl_saved_{_name}", _value)
 
 
 class _BatchedPositions(RankSampler):
@@ -359,15 +285,11 @@ class _BatchedPositions(RankSampler):
     """
 
     def __init__(self, batches: RecordBatchSampler) -> None:
-        self.batches = batches
-
-    @property
-    def given_ranks(self) -> tuple[int | None, int | None]:  # type: ignore[override]
-        """Those of the batch sampler."""
-        return self.batches.given_ranks
+        self.batches, self.given_ranks = batches, batches.given_ranks
 
     def __len__(self) -> int:
-        return self.batches._num_positions()
+        batches = self.batches
+        return batches._plan(batches._next).num_positions(batches._finite_epochs())
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.batches:

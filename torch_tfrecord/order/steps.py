@@ -5,8 +5,9 @@ left.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from copy import copy
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import Shuffle, at_least, integer
+from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
 from torch_tfrecord.order.leaves import Leaves
 from torch_tfrecord.order.orders import (
     BLOCK_BYTES,
@@ -24,7 +25,6 @@ from torch_tfrecord.order.orders import (
     block_starts,
     cumulated,
 )
-from torch_tfrecord.order.ranks import Rank
 
 __all__ = [
     "WINDOW_BLOCKS",
@@ -92,17 +92,12 @@ class Place(NamedTuple):
 
 
 class Steps(Protocol):
-    """One rank's batches of the rest of an epoch; each can be computed by itself."""
-
-    rank: Rank
+    """The batches of the rest of an epoch; each can be computed by itself."""
 
     def __len__(self) -> int: ...
 
-    def batches(self, begin: int, end: int) -> list[list[int]]:
-        """The positions of the steps number `begin` to `end` - 1."""
-
-    def num_positions(self, begin: int, end: int) -> int:
-        """How many positions those are."""
+    def batches(self, rank: int, begin: int, end: int) -> list[list[int]]:
+        """The positions of a rank in the steps number `begin` to `end` - 1."""
 
     def consumed(self, step: int) -> int:
         """Places of the epoch's order that all ranks have taken after so many steps."""
@@ -116,7 +111,7 @@ class StepOrder(Protocol):
     num_records: int
     drop_last: bool
 
-    def steps(self, place: Place, rank: Rank, /) -> Steps:
+    def steps(self, place: Place, world_size: int, /) -> Steps:
         """The steps of the rest of an epoch."""
 
     def in_order(self) -> StepOrder:
@@ -134,56 +129,51 @@ class Plan:
 
     Attributes:
         begin: The place.
-        world_size: Ranks that share a step.
         batches_left: Batches of the epoch in which it begins.
         batches_an_epoch: Batches of each later one.
 
     Args:
         begin, order: The place, and the steps of all epochs.
-        rank: Whose batches.
-        of_all_ranks: The batches of all ranks, step by step.
+        world_size: Ranks that share a step.
+        rank: Whose batches; None for those of all ranks, step by step.
     """
 
     def __init__(
-        self, begin: Place, order: StepOrder, rank: Rank, *, of_all_ranks: bool = False
+        self, begin: Place, order: StepOrder, world_size: int, rank: int | None = None
     ) -> None:
-        self.begin, self._order, self._rank = begin, order, rank
-        self.world_size = rank.world_size
-        self._batches_a_step = rank.world_size if of_all_ranks else 1
-        self._jobs, self._steps, self._first = self._go_on()
-        self._before = begin.step - self._first  # steps of the epoch before the first of these
-        self.batches_left = max(len(self._steps) - self._first, 0) * self._batches_a_step
-        self._whole = order.steps(Place.at(begin.epoch + 1), rank)  # or, later, of a later epoch
-        self._whole_epoch = begin.epoch + 1
-        self.batches_an_epoch = len(self._whole) * self._batches_a_step
-
-    def _go_on(self) -> tuple[tuple[Job, ...], Steps, int]:
-        """The steps after those of some jobs, and the first of them that is left."""
-        begin, order, rank = self.begin, self._order, self._rank
-        if begin.jobs and begin.jobs[-1][1:3] == (rank.world_size, order.batch_size):
+        self.begin, self._order, self._world_size = begin, order, world_size
+        self._ranks = range(world_size) if rank is None else [rank]
+        # Jobs of the epoch before this one, and the first of its steps that is left.
+        self._jobs, self._steps, self._first = begin.jobs, order.steps(begin, world_size), 0
+        if begin.jobs and begin.jobs[-1][1:3] == (world_size, order.batch_size):
             # The same job goes on, if nobody changed the state.
             before, last = begin.before_last_job(), begin.jobs[-1]
-            steps = order.steps(before, rank)
+            steps = order.steps(before, world_size)
             if min(steps.consumed(last.num_steps), order.num_records) == begin.consumed:
-                return before.jobs, steps, last.num_steps
-        return begin.jobs, order.steps(begin, rank), 0
+                self._jobs, self._steps, self._first = before.jobs, steps, last.num_steps
+        self.batches_left = max(len(self._steps) - self._first, 0) * len(self._ranks)
+        # A later epoch, and its steps.
+        self._whole = begin.epoch + 1, order.steps(Place.at(begin.epoch + 1), world_size)
+        self.batches_an_epoch = len(self._whole[1]) * len(self._ranks)
 
     def _steps_of(self, epoch: int) -> Steps:
         if epoch == self.begin.epoch:
             return self._steps
-        if epoch != self._whole_epoch:
-            self._whole = self._order.steps(Place.at(epoch), self._rank)
-            self._whole_epoch = epoch
-        return self._whole
+        if epoch != self._whole[0]:
+            self._whole = epoch, self._order.steps(Place.at(epoch), self._world_size)
+        return self._whole[1]
 
     def num_batches(self, num_epochs: int) -> int:
         """Batches up to the iteration's end; 0 if the place is beyond it."""
         return self._sum(self.batches_left, self.batches_an_epoch, num_epochs)
 
     def num_positions(self, num_epochs: int) -> int:
-        """Positions in those batches."""
-        first = self._steps.num_positions(self._first, max(len(self._steps), self._first))
-        return self._sum(first, self._whole.num_positions(0, len(self._whole)), num_epochs)
+        """Positions in the batches of a rank; where ranks have unequal numbers, the largest."""
+        first, whole = (
+            -(-(steps.consumed(len(steps)) - steps.consumed(begin)) // self._world_size)
+            for steps, begin in ((self._steps, self._first), (self._whole[1], 0))
+        )
+        return self._sum(max(first, 0), whole, num_epochs)
 
     def _sum(self, first: int, whole: int, num_epochs: int) -> int:
         epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
@@ -191,36 +181,27 @@ class Plan:
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
         """The batches of an epoch, or of the rest of the epoch in which the iteration begins."""
-        for steps, begin, end in self.parts(epoch):
-            if self._batches_a_step > 1:
-                every = [one.batches(begin, end) for one in _of_each_rank(steps)]
-                yield from chain.from_iterable(zip(*every, strict=True))
-            else:
-                yield from steps.batches(begin, end)
-
-    def parts(self, epoch: int) -> Iterator[tuple[Steps, int, int]]:
-        """Those steps, from a first to before a last one, that are computed at once: few at first."""
         steps = self._steps_of(epoch)
-        num_batches = max(len(steps) * self.world_size, 1)
+        num_batches = max(len(steps) * self._world_size, 1)
         size = self._order.batch_size or self._order.num_records // num_batches + 1
-        at_once = max(_FIRST_POSITIONS // size, 1)
+        at_once = max(_FIRST_POSITIONS // size, 1)  # few at first
         begin = self._first if epoch == self.begin.epoch else 0
         while begin < len(steps):
             end = min(begin + at_once, len(steps))
-            yield steps, begin, end
+            every = [steps.batches(rank, begin, end) for rank in self._ranks]
+            yield from chain.from_iterable(zip(*every, strict=True))
             begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:
         """The place after `num_batches` batches: at the end of an epoch, never at the beginning of
         the next one.
         """
-        begin, each = self.begin, self._batches_a_step
+        begin, each = self.begin, len(self._ranks)
         if num_batches <= self.batches_left:
             step = min(self._first + -(-num_batches // each), len(self._steps))
-            return self._place(begin.epoch, self._steps, step, self._jobs)
+            return self._place(begin.epoch, step)
         epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
-        epoch = begin.epoch + 1 + epochs_before
-        return self._place(epoch, self._steps_of(epoch), batch // each + 1, ())
+        return self._place(begin.epoch + 1 + epochs_before, batch // each + 1)
 
     def place_at(self, step: int) -> Place:
         """The place after so many steps of the epoch in which the iteration begins.
@@ -228,17 +209,18 @@ class Plan:
         Raises:
             IndexError: They are fewer than were taken before, or more than the epoch has.
         """
-        number = step - self._before
-        if not 0 <= number <= len(self._steps):
+        before = self.begin.step - self._first
+        if not before <= step <= before + len(self._steps):
             raise IndexError(
-                f"step {step} is out of range: expected {self._before} to {self._before + len(self._steps)}"
+                f"step {step} is out of range: expected {before} to {before + len(self._steps)}"
             )
-        return self._place(self.begin.epoch, self._steps, number, self._jobs)
+        return self._place(self.begin.epoch, step - before)
 
-    def _place(self, epoch: int, steps: Steps, step: int, jobs: tuple[Job, ...]) -> Place:
-        start = steps.consumed(0)
-        job = Job(start, self._rank.world_size, self._order.batch_size, step)
-        jobs = (*jobs, job) if step else jobs
+    def _place(self, epoch: int, step: int) -> Place:
+        steps, jobs = self._steps_of(epoch), self._jobs if epoch == self.begin.epoch else ()
+        if step:
+            start = steps.consumed(0)
+            jobs = (*jobs, Job(start, self._world_size, self._order.batch_size, step))
         return Place(self.begin.first_epoch, epoch, steps.consumed(step), jobs)
 
     def records_of(self, step: int) -> list[int]:
@@ -249,32 +231,24 @@ class Plan:
             IndexError: The epoch has fewer steps.
         """
         epoch, before = self.begin.epoch, 0
-        here = (self._rank.world_size, self._order.batch_size, len(self._steps))
-        jobs = (*self._jobs, Job(self._steps.consumed(0), *here))
-        for number, (start, world_size, batch_size, num_steps) in enumerate(jobs):
-            if before <= step < before + num_steps:
+        for number, job in enumerate(self._place(epoch, len(self._steps)).jobs):
+            if before <= step < before + job.num_steps:
                 order, at = copy(self._order), step - before
-                order.batch_size = batch_size
-                steps = order.steps(Place(epoch, epoch, start, jobs[:number]), Rank(0, world_size))
-                batches = [one.batches(at, at + 1)[0] for one in _of_each_rank(steps)]
-                return [*chain.from_iterable(batches)]
-            before += num_steps
+                order.batch_size = job.batch_size
+                place = Place(epoch, epoch, job.start, self._jobs[:number])
+                steps = order.steps(place, job.world_size)
+                ranks = range(job.world_size)
+                return [
+                    position for rank in ranks for position in steps.batches(rank, at, at + 1)[0]
+                ]
+            before += job.num_steps
         raise IndexError(f"step {step} is out of range: epoch {epoch} has {before} steps")
-
-
-def _of_each_rank(steps: Steps) -> list[Steps]:
-    """The same steps for each rank."""
-    steps.consumed(0)  # what they share is computed once
-    every = [copy(steps) for _ in range(steps.rank.world_size)]
-    for number, one in enumerate(every):
-        one.rank = one.rank._replace(rank=number)
-    return every
 
 
 # Each is for as many records.
 
 _Same = TypeVar("_Same", bound="RecordOrder")
-_Order = WeightedDraws | BlockShuffle | Permutation | None  # that of the files
+_Order = WeightedDraws | BlockShuffle | Permutation
 
 WINDOW_BLOCKS = 64  # 256 MiB, which fit into the page cache until the window is read
 
@@ -288,7 +262,7 @@ class RecordOrder:
     Args:
         dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or
             `ConcatDataset` of it. A subclass may have packs of records in their place.
-        batch_size: Places in a batch, per rank.
+        batch_size: Places in a batch, per rank; 0 for single ones, many in a list.
         drop_last: Drop what the ranks cannot share evenly, and a last batch that is not full.
         shuffle: True, False or "blocks".
         seed: An integer of any size.
@@ -302,10 +276,10 @@ class RecordOrder:
         self,
         dataset: Sized,
         batch_size: int,
-        drop_last: bool,
+        drop_last: bool = False,
         *,
-        shuffle: Shuffle,
-        seed: int,
+        shuffle: Shuffle = True,
+        seed: int = 0,
         weights: npt.ArrayLike | None = None,
         block_bytes: int = BLOCK_BYTES,
         window_blocks: int = WINDOW_BLOCKS,
@@ -317,86 +291,77 @@ class RecordOrder:
                 f"dataset must be a dataset, got a sampler, {type(dataset).__name__}; if Lightning passed it, set "
                 "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
             )
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self.num_records = len(dataset)
-        self._shuffle = shuffle
-        self._seed = integer("seed", seed)
-        self._sums = None if weights is None else self._checked(weights)
+        self.batch_size, self.drop_last = batch_size, true_or_false("drop_last", drop_last)
+        self.num_records, self._seed = len(dataset), integer("seed", seed)
         at_least(1, "window_blocks", window_blocks)
         at_least(1, "block_bytes", block_bytes)
-        self._blocks = (
-            find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
-        )
-        self._last: tuple[int, _Order] = (-1, None)  # the latest, and its epoch
-        self._identity = self._make_identity()  # only once, since it reads every block or weight
+        self._identity: dict[str, Any] = {
+            "num_records": self.num_records,
+            "seed": self._seed,
+            "shuffle": shuffle,
+        }
+        # Makes the order of an epoch; None for that of the files.
+        self._make: Callable[[int, int], _Order] | None = None
+        if weights is not None:
+            if shuffle is not True:
+                raise ValueError(f"with weights, shuffle must be True, got {shuffle!r}")
+            sums = cumulated(weights)
+            if len(sums) != self.num_records:
+                raise ValueError(
+                    f"weights must have one number for each of {self.num_records} records, got {len(sums)}"
+                )
+            self._identity["weights"] = digest(sums)
+            self._make = partial(WeightedDraws, sums)
+        elif shuffle == "blocks":
+            starts, window_blocks, by_file = find_blocks(dataset, block_bytes, window_blocks)
+            self._identity |= {"blocks": digest(starts), "window_blocks": window_blocks}
+            self._identity |= {} if by_file is None else {"by_file": digest(by_file)}
+            self._make = partial(
+                BlockShuffle,
+                starts,
+                self.num_records,
+                window_blocks=window_blocks,
+                by_file=by_file,
+            )
+        elif shuffle:
+            self._make = partial(Permutation, self.num_records)
+        self._last: tuple[int, _Order | None] = (-1, None)  # the latest, and its epoch
 
     def at(self, places: _Integers, epoch: int) -> _Integers:
         """The positions at some places of an epoch's order."""
-        if self._last[0] != epoch:
-            self._last = (epoch, self._make_order(epoch))
-        order = self._last[1]
-        return places if order is None else order.positions(places)
+        if self._make is None:
+            return places
+        number, order = self._last
+        if order is None or number != epoch:
+            order = self._make(self._seed, epoch)
+            self._last = epoch, order
+        return order.positions(places)
 
-    def _make_order(self, epoch: int) -> _Order:
-        seeds = self._seed, epoch
-        if self._sums is not None:
-            return WeightedDraws(self._sums, *seeds)
-        if self._blocks is not None:
-            starts, window_blocks, by_file = self._blocks
-            return BlockShuffle(
-                starts, self.num_records, *seeds, window_blocks=window_blocks, by_file=by_file
-            )
-        return Permutation(self.num_records, *seeds) if self._shuffle else None
-
-    def steps(self, place: Place, rank: Rank) -> RecordSteps:
+    def steps(self, place: Place, world_size: int) -> RecordSteps:
         """See `StepOrder`."""
-        return RecordSteps(self, place.epoch, rank, place.consumed)
+        return RecordSteps(self, place.epoch, world_size, place.consumed)
 
     def in_order(self: _Same) -> _Same:
         """See `StepOrder`."""
         other = copy(self)
-        other._shuffle, other._sums, other._blocks, other._last = False, None, None, (-1, None)
-        other._identity = other._make_identity()
+        other._make = None
+        other._identity = {"num_records": self.num_records, "seed": self._seed, "shuffle": False}
         return other
 
     def check(self, place: Place) -> None:
         """See `StepOrder`; any number of places may have been taken."""
 
-    def positions(self, places: list[int], epoch: int) -> list[int]:
-        """The positions of a batch of a subclass, from its part of the order."""
-        raise NotImplementedError
+    def positions(self, batches: list[list[int]], _epoch: int) -> list[list[int]]:
+        """The positions of batches, from their parts of the order: a subclass may have others there."""
+        return batches
 
     def identity(self) -> dict[str, Any]:
         """See `StepOrder`."""
         return self._identity
 
-    def _make_identity(self) -> dict[str, Any]:
-        identity: dict[str, Any] = {
-            "num_records": self.num_records,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-        }
-        if self._blocks is not None:
-            starts, window_blocks, by_file = self._blocks
-            identity |= {"blocks": digest(starts), "window_blocks": window_blocks}
-            identity |= {} if by_file is None else {"by_file": digest(by_file)}
-        if self._sums is not None:
-            identity["weights"] = digest(self._sums)
-        return identity
-
-    def _checked(self, weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        if self._shuffle is not True:
-            raise ValueError(f"with weights, shuffle must be True, got {self._shuffle!r}")
-        sums = cumulated(weights)
-        if len(sums) != self.num_records:
-            raise ValueError(
-                f"weights must have one number for each of {self.num_records} records, got {len(sums)}"
-            )
-        return sums
-
 
 class RecordSteps:
-    """One rank's places of an epoch in steps, the same number for each rank; see `Steps`.
+    """The places of an epoch in steps, the same number for each rank; see `Steps`.
 
     The ranks take one place each in turn, from `start` on: rank r of w has the places start + r,
     start + r + w, start + r + 2w, ... If they cannot be divided evenly, the order is extended with
@@ -408,49 +373,40 @@ class RecordSteps:
     Args:
         order: The order of N places.
         epoch: From 0.
-        rank: Whose places.
+        world_size: Ranks that share a step.
         start: Places taken before, 0 <= start <= N.
 
     Example:
-        >>> order = RecordOrder(range(5), 1, False, shuffle=False, seed=0)
-        >>> [RecordSteps(order, 0, Rank(rank, 2), 0).places(0, 3) for rank in (0, 1)]
-        [[0, 2, 4], [1, 3, 0]]
-        >>> [RecordSteps(order, 0, Rank(rank, 3), 2).places(0, 1) for rank in (0, 1, 2)]
-        [[2], [3], [4]]
+        >>> order = RecordOrder(range(5), 3, shuffle=False)
+        >>> [RecordSteps(order, 0, 2, 0).batches(rank, 0, 1) for rank in (0, 1)]
+        [[[0, 2, 4]], [[1, 3, 0]]]
+        >>> [RecordSteps(order, 0, 3, 2).batches(rank, 0, 1) for rank in (0, 1, 2)]
+        [[[2]], [[3]], [[4]]]
     """
 
-    def __init__(self, order: RecordOrder, epoch: int, rank: Rank, start: int) -> None:
-        self._order, self._epoch, self.rank, self._start = order, epoch, rank, start
-        left = order.num_records - start
-        self._size = left // rank.world_size if order.drop_last else -(-left // rank.world_size)
+    def __init__(self, order: RecordOrder, epoch: int, world_size: int, start: int) -> None:
+        self._order, self._epoch, self._world_size, self._start = order, epoch, world_size, start
+        self._batch_size, left = order.batch_size or 1, order.num_records - start
+        self._size = left // world_size if order.drop_last else -(-left // world_size)
 
     def __len__(self) -> int:
-        size, batch_size = self._size, self._order.batch_size
-        return size // batch_size if self._order.drop_last else -(-size // batch_size)
+        whole, rest = divmod(self._size, self._batch_size)
+        return whole + (rest > 0 and not self._order.drop_last)
 
-    def places(self, begin: int, end: int) -> list[int]:
-        """This rank's part of the order in some steps."""
-        order, size = self._order, self._order.batch_size
+    def batches(self, rank: int, begin: int, end: int) -> list[list[int]]:
+        """See `Steps`."""
+        order, size = self._order, self._batch_size
         numbers = np.arange(begin * size, min(end * size, self._size), dtype=np.int64)
-        places = self._start + self.rank.rank + numbers * self.rank.world_size
-        found: list[int] = order.at(places % max(order.num_records, 1), self._epoch).tolist()
-        return found
-
-    def batches(self, begin: int, end: int) -> list[list[int]]:
-        """See `Steps`."""
-        order, size, places = self._order, self._order.batch_size, self.places(begin, end)
-        found = [places[first : first + size] for first in range(0, len(places), size)]
-        return found if order.is_sized else [order.positions(each, self._epoch) for each in found]
-
-    def num_positions(self, begin: int, end: int) -> int:
-        """See `Steps`."""
-        size = self._order.batch_size
-        return min(end * size, self._size) - min(begin * size, self._size)
+        places = (self._start + rank + numbers * self._world_size) % max(order.num_records, 1)
+        found: list[int] = order.at(places, self._epoch).tolist()
+        if not order.batch_size:
+            return [found]
+        batches = [found[first : first + size] for first in range(0, len(found), size)]
+        return order.positions(batches, self._epoch)
 
     def consumed(self, step: int) -> int:
         """See `Steps`."""
-        taken = min(step * self._order.batch_size, self._size) * self.rank.world_size
-        return self._start + taken
+        return self._start + min(step * self._batch_size, self._size) * self._world_size
 
 
 def find_blocks(
@@ -475,7 +431,7 @@ def find_blocks(
             'shuffle="blocks" needs to know where each record is: expected a TFRecordDataset, '
             f"got {type(dataset).__name__} (or a Subset or ConcatDataset of TFRecordDatasets only)"
         )
-    files, offsets = places
+    files, offsets = np.asarray(places).T
     by_file = np.lexsort((offsets, files))
     starts = block_starts(files[by_file], offsets[by_file], block_bytes)
     return starts, window_blocks, by_file

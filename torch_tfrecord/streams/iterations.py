@@ -200,10 +200,10 @@ class StreamStates:
         self.number = number
         self._states: dict[int, State] = {}
         place = {"pieces", "next_piece", "slots", "slot", "turn", "draws", "waiting", "ahead"}
-        form = StateForm(identity, {}, {"checksum", "epoch", "consumer", "num_consumers", *place})
+        keys = {"checksum", "epoch", "consumer", "num_consumers", *place}
         first: State | None = None
         for state in _find(holder):
-            form.check(state)
+            StateForm.check(state, identity, keys)
             if state["checksum"] != (made := _checksum(state)):
                 raise ValueError(
                     "the state is not as state_dict returned it: expected the checksum "

@@ -33,6 +33,7 @@ from torch_tfrecord.order import (
     Leaves,
     Rank,
     RecordBatchSampler,
+    RecordOrder,
 )
 from torch_tfrecord.random_stream import RandomStream, draw_salt
 from torch_tfrecord.samples import Batch, Samples
@@ -256,17 +257,12 @@ def make_dataloader(
                 "tokens a row has"
             )
         packs = collate_fn._packs(dataset, lengths, size, bool(shuffle), seed, drop_last)
-        batches = RecordBatchSampler.of_order(dataset, packs, epochs, rank, world_size, drop_last)
+        batches = RecordBatchSampler(dataset, packs, epochs, **ranks)
     else:
-        batches = RecordBatchSampler(
-            dataset,
-            size,
-            shuffle=_shuffle_of(dataset, shuffle),
-            seed=seed,
-            num_epochs=epochs,
-            drop_last=drop_last,
-            **ranks,
+        order = RecordOrder(
+            dataset, size, drop_last, shuffle=_shuffle_of(dataset, shuffle), seed=seed
         )
+        batches = RecordBatchSampler(dataset, order, epochs, **ranks)
     identity = batches._order.identity()
     for store in Leaves(dataset).stores if "lengths" in identity and identity["shuffle"] else []:
         store.warn()  # a compressed file's, which is read at random

@@ -220,7 +220,7 @@ class RecordLoader(ReadAheadLoader):
         return found
 
     def _positions_of(self, step: int, epoch: int | None) -> list[int]:
-        return self._order.records_of(step, epoch, self._num_received)
+        return self._order.records_of(step, epoch)
 
     def skip_to(self, step: int) -> None:
         """Begin the next iteration at a step of the running epoch, from 0.
@@ -231,7 +231,7 @@ class RecordLoader(ReadAheadLoader):
         Raises:
             IndexError: The epoch has fewer steps.
         """
-        self._order.skip_to(step, self._num_received)
+        self._order.skip_to(step)
 
     def padding_report(self) -> dict[str, float]:
         """Return how full the batches of the running epoch are, from the lengths alone.
