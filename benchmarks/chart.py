@@ -91,8 +91,8 @@ def _libraries(results: dict[str, Any], group: Group, ways: list[_Bar]) -> list[
     ours = max(ways, key=lambda bar: bar.ratio)._replace(
         label="torch_tfrecord", color=_COLORS["make_dataloader"]
     )
-    others = {NAMES[group.best]: 1.0, **of_others(results, group)}
-    return [ours, *(_Bar(name, _OTHERS, ratio, []) for name, ratio in others.items())]
+    others = {group.best: 1.0, **of_others(results, group)}
+    return [ours, *(_Bar(NAMES[side], _OTHERS, ratio, []) for side, ratio in others.items())]
 
 
 def _ways(results: dict[str, Any], group: Group) -> list[_Bar]:

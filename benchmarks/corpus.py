@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from compressed import COMPRESSION_TYPES
 from drawn import MAKERS, images, write_tfds
-from workloads import RANDOM_SIZES
+from workloads import COMPRESSION_TYPES, RANDOM_SIZES
 
 from torch_tfrecord import TFRecordWriter, build_index
 from torch_tfrecord.records.framing import frame
@@ -21,15 +20,13 @@ __all__ = ["COUNTS", "Corpora", "write_records"]
 # Records of each file at full size.
 COUNTS = {
     "tabular": 200_000,
-    "tokens": 5_000,
+    "tokens": 20_000,
     "embeddings": 20_000,
-    "images": 2_048,
-    "many-tokens": 20_000,
+    "images": 1_024,
     "ragged": 50_000,
     "texts": 200_000,
     "sequences": 4_000,
     "tfds": 2_000,
-    "few-images": 1_024,
 }
 # About 64 MB, 128 MB and 256 MB.
 COUNTS |= {
@@ -38,7 +35,6 @@ COUNTS |= {
 }
 # About 1.2 GB of records, and 6.2 GB.
 COUNTS |= {"gzip-one": 500_000, "gzip-members": 500_000, "zlib": 500_000, "gzip-large": 275_000}
-_PICTURES = ("images", "few-images")
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _LEVEL = 6
 
@@ -60,7 +56,7 @@ class Corpora:
     def count(self, name: str) -> int:
         """Records of a file; whole batches of images, since DALI fills its last batch up."""
         count = max(int(COUNTS[name] * self.fraction), 64)
-        return count // 64 * 64 if name in _PICTURES else count
+        return count // 64 * 64 if name == "images" else count
 
     def path(self, name: str) -> Path:
         """The file, its index beside it, and the text index that DALI and the package tfrecord
@@ -71,7 +67,7 @@ class Corpora:
         count = self.count(name)
         if name == "tfds":
             return self._tfds(count)
-        source = f"-{_digest_of(self.photos)}" if name in _PICTURES else ""
+        source = f"-{_digest_of(self.photos)}" if name == "images" else ""
         path = self.folder / f"{name}-{count}{source}.tfrecord"
         if not path.exists():
             print(f"writing {path}", flush=True)
@@ -96,7 +92,7 @@ class Corpora:
         return directory
 
     def _records(self, name: str, count: int) -> Iterator[bytes]:
-        if name in _PICTURES:
+        if name == "images":
             return images(count, self.photos)
         return MAKERS[name](np.random.default_rng(0), count)
 

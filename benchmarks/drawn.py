@@ -144,7 +144,6 @@ _SHORT_ARTICLES, _LONG_ARTICLES = _articles(24, 100, 0.7), _articles(240, 100, 0
 MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "tabular": _tabular,
     "tokens": _tokens,
-    "many-tokens": _tokens,
     "embeddings": _embeddings,
     "ragged": _ragged,
     "texts": _texts,

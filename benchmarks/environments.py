@@ -49,34 +49,27 @@ REQUIREMENTS = {
         "requests",  # torchdata imports it without asking for it
     ],
 }
-# Sides that share an environment.
-_HOMES = {
-    **dict.fromkeys(("tfr_reader", "tfd_utils", "array_record"), "random"),
-    **dict.fromkeys(
-        ("torchdata", "datasets", "webdataset", "litdata", "tfrecord_loader"), "loaders"
-    ),
-}
 # tfr-reader is built where it is installed, and not by the newest Cython.
 _CONSTRAINTS = {"random": "cython<3.1"}
-# The packages whose versions belong into the results; the first one is the peer itself.
-_PACKAGES = {
-    "ours": ["torch-tfrecord", "torch", "torchvision", "torchcodec", "numpy", "protobuf", "pillow"],
-    "tensorflow": ["tensorflow-cpu", "tensorflow-datasets", "numpy"],
-    "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "numpy"],
-    "tfrecord": ["tfrecord", "torch", "protobuf", "numpy"],
-    "tfr_reader": ["tfr-reader"],
-    "tfd_utils": ["tfd-utils", "protobuf"],
-    "array_record": ["array-record"],
-    "ours_stream": ["torchdata", "torch-tfrecord", "torch", "numpy"],
-    "tensorflow_torch": ["tensorflow-cpu", "torch", "numpy"],
-    "dali_torch": ["nvidia-dali-cuda120", "torch", "numpy"],
-    "tfrecord_loader": ["tfrecord", "torch", "numpy"],
-    "torchdata": ["torchdata", "torch", "numpy"],
-    "datasets": ["datasets", "pyarrow", "torch", "numpy"],
-    "mosaicml": ["mosaicml-streaming", "torch", "numpy"],
-    "webdataset": ["webdataset", "torch", "numpy"],
-    "litdata": ["litdata", "torch", "numpy"],
+# By side: the environment, if it is not of that name, and the packages without which the side does not run.
+_SIDES = {
+    "ours": ("", "torch-tfrecord"),
+    "ours_stream": ("", "torchdata"),
+    "tensorflow": ("", "tensorflow-cpu"),
+    "tensorflow_torch": ("", "tensorflow-cpu"),
+    "dali": ("", "nvidia-dali-cuda120"),
+    "dali_torch": ("", "nvidia-dali-cuda120"),
+    "tfrecord": ("", "tfrecord"),
+    "tfrecord_loader": ("loaders", "tfrecord"),
+    "tfr_reader": ("random", "tfr-reader"),
+    "tfd_utils": ("random", "tfd-utils"),
+    "array_record": ("random", "array-record"),
+    "mosaicml": ("", "mosaicml-streaming"),
+    **{name: ("loaders", name) for name in ("torchdata", "datasets", "webdataset", "litdata")},
 }
+# Their versions belong into the results, too.
+_COMMON = ("torch-tfrecord", "tensorflow-datasets", "torch", "torchvision", "torchcodec")
+_COMMON += ("numpy", "protobuf", "pillow", "pyarrow")
 _ASK = """
 import importlib.metadata, json, platform, sys
 found = {"python": platform.python_version()}
@@ -105,32 +98,28 @@ class Environments:
         """The interpreter, or None where the peer is not installed anywhere."""
         if side == "ours":
             return sys.executable
-        home = _HOMES.get(side, side)
-        given = self._given.get(side, self._given.get(home))
+        home, package = _SIDES[side][0] or side, _SIDES[side][1]
+        given = self._given.get(side, self._given.get(home, ""))
         for candidate in (given, str(self._folder / home / "bin" / "python"), sys.executable):
-            if (
-                candidate
-                and Path(candidate).exists()
-                and _PACKAGES[side][0] in versions_in(candidate, side)
-            ):
+            if Path(candidate).is_file() and package in versions_in(candidate, side):
                 return candidate
         return None
 
     def made(self, side: str) -> str:
         """The interpreter of a side, whose environment is made first if it is not there."""
-        home = _HOMES.get(side, side)
+        home = _SIDES[side][0] or side
         if home in REQUIREMENTS and not (self._folder / home).exists():
             make(home, self._folder)
         python = self.python(side)
         if python is None:
-            raise SystemExit(f"{self._folder / home}: expected {_PACKAGES[side][0]}, got none")
+            raise SystemExit(f"{self._folder / home}: expected {_SIDES[side][1]}, got none")
         return python
 
 
 @cache
 def versions_in(python: str, side: str) -> dict[str, str]:
     """The versions of a side's packages in an environment."""
-    command = [python, "-c", _ASK, *_PACKAGES[side]]
+    command = [python, "-c", _ASK, _SIDES[side][1], *_COMMON]
     versions: dict[str, str] = json.loads(
         subprocess.run(command, capture_output=True, text=True, check=True).stdout
     )
@@ -141,7 +130,7 @@ def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, system, and how busy the machine was: JSON."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
-        "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
+        "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -155,13 +144,11 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _first_value(path: str, key: str) -> str | None:
-    if not Path(path).exists():
-        return None
-    lines = (
-        line.split(":", 1) for line in Path(path).read_text().splitlines() if line.startswith(key)
-    )
-    return next((parts[1].strip() for parts in lines), None)
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def make(peer: str, folder: Path) -> None:
@@ -172,14 +159,8 @@ def make(peer: str, folder: Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(_CONSTRAINTS.get(peer, ""))
         constraints.flush()
-        command = [
-            str(path / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            *REQUIREMENTS[peer],
-        ]
+        python = str(path / "bin" / "python")
+        command = [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]]
         # for the builds, too
         also = {"PIP_CONSTRAINT": constraints.name} if peer in _CONSTRAINTS else {}
         subprocess.run(command, check=True, env={**os.environ, **also})

@@ -73,8 +73,8 @@ class _Bench:
     def images(self, size: int | None = None, decode_on: Any = "cpu", **options: Any) -> Any:
         """Random crops with a flip, uint8, and labels."""
         crop = Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5), decode_on=decode_on)
-        path, features = self.corpora.path("few-images"), {"image": crop, **_LABEL}
-        size = min(size or self.batch, self.corpora.count("few-images"))
+        path, features = self.corpora.path("images"), {"image": crop, **_LABEL}
+        size = min(size or self.batch, self.corpora.count("images"))
         return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options)
 
     def per_second(self, step: Callable[[Any], object], **sides: Iterator[Any]) -> list[float]:
@@ -150,7 +150,7 @@ def _decoding(bench: _Bench, device: torch.device) -> None:
     from torchcodec.decoders import decode_jpeg
 
     stored = TFRecordDataset(
-        bench.corpora.path("few-images"), {"image": FixedLenFeature((), bytes)}, index="memory"
+        bench.corpora.path("images"), {"image": FixedLenFeature((), bytes)}, index="memory"
     )
     encoded = [
         torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8)
@@ -261,7 +261,7 @@ def main() -> None:
     if bench.device is not None and bench.device.type == "cuda":
         where = torch.cuda.get_device_name(bench.device)
     print(f"torch {torch.__version__}, {os.cpu_count()} processors, {where}", flush=True)
-    bench.batch = min(bench.batch, bench.corpora.count("few-images"))
+    bench.batch = min(bench.batch, bench.corpora.count("images"))
     parts: dict[str, Callable[..., None]] = {"rates": _rates, "threads": _threads}
     on_device = {"decoding": _decoding, "resnet": _resnet, "kernels": _kernels}
     for part in arguments.parts:

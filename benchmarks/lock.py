@@ -26,50 +26,32 @@ from typing import Any
 import torch
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
-from runner import SideProcess
+from runner import start
 from side import Job
+from sides.ours import features_of
 from workloads import CROP, WORKLOADS
 
 from torch_tfrecord import (
     FixedLenFeature,
     Image,
     RandomResizedCrop,
-    VarLenFeature,
     make_dataloader,
 )
 
-__all__ = ["CACHE", "WORKS", "loader_of", "numbers", "per_second"]
+__all__ = ["CACHE", "WORKS", "loader_of", "per_second"]
 
 
-def numbers() -> dict[str, FixedLenFeature]:
-    """The 40 scalars of the tabular file."""
-    floats = {f"f{n:02}": FixedLenFeature((), torch.float32) for n in range(13)}
-    return floats | {f"i{n:02}": FixedLenFeature((), torch.int64) for n in range(27)}
-
-
-_LABEL = {"label": FixedLenFeature((), torch.int64)}
+_CROPS = {
+    "image": Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5)),
+    "label": FixedLenFeature((), torch.int64),
+}
 # The file, its share that is written, the batch size, and what to read.
 WORKS: dict[str, tuple[str, float, int, Any]] = {
-    "40 scalars": ("tabular", 1, 1024, numbers()),
-    "tokens": ("tokens", 1, 64, {"tokens": FixedLenFeature((2048,), torch.int64)}),
-    "embeddings": ("embeddings", 1, 256, {"embedding": FixedLenFeature((1024,), torch.float32)}),
-    "crops": (
-        "few-images",
-        1,
-        64,
-        {"image": Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5)), **_LABEL},
-    ),
-    "texts": (
-        "texts",
-        0.25,
-        64,
-        {
-            "words": VarLenFeature(bytes),
-            "ids": VarLenFeature(torch.int64),
-            "title": FixedLenFeature((), str),
-            **_LABEL,
-        },
-    ),
+    "40 scalars": ("tabular", 1, 1024, features_of("tabular")),
+    "tokens": ("tokens", 0.25, 64, features_of("tokens")),
+    "embeddings": ("embeddings", 1, 256, features_of("embeddings")),
+    "crops": ("images", 1, 64, _CROPS),
+    "texts": ("texts", 0.25, 64, features_of("texts")),
 }
 CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
 # Before the clock starts: what was made before counts for nobody.
@@ -139,7 +121,22 @@ def _measure(work: str, seconds: float) -> tuple[float, float, float]:
     return rates[0], rates[1], loop.waits
 
 
-_LOOPS = {"crops": "images", "tokens": "tokens", "40 scalars": "tabular"}
+_IN_COLUMNS = (
+    *(("ours", "make_dataloader"), ("ours", "with_make_dataloader")),
+    ("tensorflow", "parse_example"),
+)
+# The workload of workloads.py, and the sides with their variants.
+_LOOPS = {
+    "crops": (
+        "doors-transforms",
+        (
+            *(("ours", "crop_threads"), ("ours", "crop_workers")),
+            *(("tensorflow", "decode_and_crop"), ("dali", "2 threads")),
+        ),
+    ),
+    "tokens": ("doors-tokens", _IN_COLUMNS),
+    "40 scalars": ("doors-scalars", _IN_COLUMNS),
+}
 _PAUSES = (0.0, 0.04, 0.08)
 
 
@@ -150,27 +147,25 @@ def _loop(arguments: argparse.Namespace) -> None:
     print("| work | loader | " + " | ".join(f"{1000 * pause:.0f} ms" for pause in _PAUSES) + " |")
     print("|---|---|" + "---:|" * len(_PAUSES))
     for work in arguments.works or _LOOPS:
-        workload = WORKLOADS[_LOOPS[work]]
-        path, count = str(corpora.path(workload.corpus)), corpora.count(workload.corpus)
-        processes = [
-            SideProcess(python, Job(side, workload.name, variant, path, count, os.cpu_count() or 1))
-            for side in ("ours", "tensorflow", "dali")
+        name, sides = _LOOPS[work]
+        corpus, size = WORKLOADS[name].corpus, WORKLOADS[name].batch_size
+        path, count, threads = str(corpora.path(corpus)), corpora.count(corpus), os.cpu_count() or 1
+        processes = {
+            f"{side}, {variant}": start(python, Job(side, name, variant, path, count, threads))
+            for side, variant in sides
             if (python := environments.python(side))
-            for variant in workload.variants.get(side, ())[: 2 if side == "ours" else 1]
-        ]
-        ideal = [f"{workload.batch_size / pause:,.0f}" if pause else "" for pause in _PAUSES]
-        print(f"| {work}, batch {workload.batch_size:,} | never waited for | {' | '.join(ideal)} |")
-        found: dict[SideProcess, dict[float, list[float]]] = {
-            process: {pause: [] for pause in _PAUSES} for process in processes
         }
+        ideal = [f"{size / pause:,.0f}" if pause else "" for pause in _PAUSES]
+        print(f"| {work}, batch {size:,} | never waited for | {' | '.join(ideal)} |")
+        found: dict[str, list[list[float]]] = {title: [[] for _ in _PAUSES] for title in processes}
         for _ in range(arguments.rounds):
-            for pause in _PAUSES:
-                for process in processes:
-                    found[process][pause].append(process.loop(arguments.seconds, pause))
-        for process, rates in found.items():
-            process.end()
-            cells = " | ".join(f"{statistics.median(each):,.0f}" for each in rates.values())
-            print(f"| | {process.job.side}, {process.job.variant} | {cells} |", flush=True)
+            for number, pause in enumerate(_PAUSES):
+                for title, process in processes.items():
+                    found[title][number].append(process.ask("loop", arguments.seconds, pause))
+        for title, process in processes.items():
+            process.close()
+            cells = " | ".join(f"{statistics.median(each):,.0f}" for each in found[title])
+            print(f"| | {title} | {cells} |", flush=True)
 
 
 def main() -> None:

@@ -26,13 +26,15 @@ cannot load tensorflow-io 0.37, the newest, which does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,14 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+from child import Child, ChildFailedError  # noqa: E402
 from range_server import RangeServer, range_server  # noqa: E402
-from remote_sides import SIDES  # noqa: E402
+from remote_sides import SIDES, TASKS  # noqa: E402
 from report import replace_block  # noqa: E402
 
 LATENCY, BANDWIDTH = 0.02, 60e6
 # files, records of each, bytes of a record
 DATA = {"photos": (8, 200, 100_000), "tokens": (8, 5_000, 4_096)}
-TASKS = ("open", "batch", "epoch", "blocks", "stream")
 OWN_VENV = {"WebDataset", "WebDataset, 4 workers", "s3torchconnector"}
 HEADS = {
     "open": "open",
@@ -59,12 +61,8 @@ HEADS = {
 }
 
 
-def write_data(root: Path, names: list[str], fraction: float) -> dict[str, Any]:
-    """The files of each data set with indexes and tars; what sides want to know of them."""
-    return {name: write_set(root, name, fraction) for name in names}
-
-
 def write_set(root: Path, name: str, fraction: float) -> dict[str, Any]:
+    """The files of a data set with indexes and tars; what sides want to know of them."""
     from torch_tfrecord import TFRecordDataset, TFRecordWriter
 
     num_files, num_records, size = DATA[name]
@@ -80,15 +78,14 @@ def write_set(root: Path, name: str, fraction: float) -> dict[str, Any]:
                 for payload in payloads:
                     writer.write(payload)
             write_tar(tars / f"{path.stem}.tar", payloads, number * num_records)
-    offsets = [(file, TFRecordDataset(file)) for file in map(str, paths)]
     files = [
         {
-            "name": Path(file).name,
-            "size": Path(file).stat().st_size,
-            "starts": [dataset.locate(i)[1] + 12 for i in range(len(dataset))],
+            "name": path.name,
+            "size": path.stat().st_size,
+            "starts": [TFRecordDataset(path).locate(i)[1] + 12 for i in range(num_records)],
             "lengths": [size] * num_records,
         }
-        for file, dataset in offsets
+        for path in paths
     ]
     indexes = [str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")]
     return {
@@ -114,78 +111,26 @@ def write_tar(path: Path, payloads: list[bytes], first: int) -> None:
             tar.addfile(entry, io.BytesIO(payload))
 
 
-class Process:
-    """A side's process."""
-
-    def __init__(self, name: str, python: str, url: str, spec: Path, log: Any) -> None:
-        command = [python, str(Path(__file__).with_name("remote_sides.py")), name, url, str(spec)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-        self._process = subprocess.Popen(command, **pipes, text=True, bufsize=1)
-
-    def ask(self, what: str, data: str, task: str = "", most: float = 0) -> Any:
-        self._process.stdin.write(
-            json.dumps({"what": what, "data": data, "task": task, "most": most}) + "\n"
-        )
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise ChildProcessError("the side's process ended")
-        return json.loads(answer)
-
-    def end(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(30)
-
-
 def measure(
-    server: RangeServer, side: Process, data: str, task: str, most: float
-) -> dict[str, Any]:
-    """One round of a task."""
-    side.ask("prepare", data, task)
-    server.reset()
-    round_ = side.ask("run", data, task, most)
-    return round_ | {
-        name: server.stats()[name] for name in ("requests", "most_at_once", "bytes_sent")
-    }
-
-
-def run(
-    arguments: argparse.Namespace, server: RangeServer, spec: Path, names: list[str]
-) -> dict[str, Any]:
-    """All rounds: by data, side and task, what was measured."""
-    results: dict[str, Any] = {data: {} for data in arguments.data}
-    with tempfile.TemporaryFile("w+") as log:
-        for name in names:
-            for data in arguments.data:
-                results[data][name] = {}
-        for _ in range(arguments.rounds):
-            for name in names:
-                run_side(arguments, server, spec, name, results, log)
-    return results
-
-
-def run_side(
-    arguments: argparse.Namespace,
-    server: RangeServer,
-    spec: Path,
-    name: str,
-    results: dict[str, Any],
-    log: Any,
-) -> None:
+    arguments: argparse.Namespace, server: RangeServer, spec: Path, name: str
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """A round of all tasks of one side; a first, untimed batch or stream makes its connections."""
     python = arguments.peers_python if name in OWN_VENV else sys.executable
-    side = Process(name, python, server, spec, log)
     try:
-        for data in arguments.data:
-            tasks = side.ask("tasks", data)
-            measure(server, side, data, "batch" if "batch" in tasks else "stream", 0.5)
-            for task in tasks:
-                results[data][name].setdefault(task, []).append(
-                    measure(server, side, data, task, arguments.most)
-                )
-        side.end()
-    except ChildProcessError:
-        log.seek(0)
-        print(f"{name}: failed: {''.join(log.readlines()[-3:])}", file=sys.stderr)
+        with contextlib.closing(
+            Child(name, python, "remote_sides.py", name, server, str(spec))
+        ) as side:
+            for data in arguments.data:
+                tasks = side.ask("tasks", data)
+                first = "batch" if "batch" in tasks else "stream"
+                for number, task in enumerate([first, *tasks]):
+                    side.ask("prepare", data, task)
+                    server.reset()
+                    round_ = side.ask("run", data, task, arguments.most if number else 0.5)
+                    if number:
+                        yield data, task, round_ | server.stats()
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
 
 
 def summary(rounds: list[dict[str, Any]], task: str, total: int) -> dict[str, Any]:
@@ -220,74 +165,50 @@ def table(sides: dict[str, Any]) -> str:
 def cell(result: dict[str, Any] | None, task: str) -> str:
     if result is None:
         return ""
-    speed = (
-        f"{result['seconds']:.2f} s"
-        if task in ("open", "batch")
-        else f"{in_mb(result['mb_per_second'])} MB/s"
-    )
-    about = "" if result["whole"] or task in ("open", "batch") else "about "
-    return f"{speed} ({about}{result['requests']:,}, {result['most_at_once']})"
-
-
-def in_mb(speed: float) -> str:
-    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+    requests = f"{result['requests']:,}, {result['most_at_once']}"
+    if task in ("open", "batch"):
+        return f"{result['seconds']:.2f} s ({requests})"
+    speed = result["mb_per_second"]
+    shown = f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+    return f"{shown} MB/s ({'' if result['whole'] else 'about '}{requests})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--directory", type=Path, default=Path(tempfile.gettempdir()) / "torch_tfrecord_remote"
-    )
-    parser.add_argument(
-        "--sides", type=lambda text: text.split(","), help="names, or how they begin: torch,bare"
-    )
-    parser.add_argument(
-        "--data", type=lambda text: text.split(","), default=[*DATA], help="photos,tokens"
-    )
-    parser.add_argument(
-        "--peers-python", help="the interpreter that has webdataset and s3torchconnector"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--most", type=float, default=5, help="seconds after which an epoch is ended"
-    )
-    parser.add_argument(
-        "--fraction", type=float, default=1, help="of the records, for a look at the script"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print all rounds as JSON in place of the tables"
-    )
-    parser.add_argument(
-        "--update-docs", action="store_true", help="write the tables into docs/remote.md"
-    )
+    add, several = parser.add_argument, partial(str.split, sep=",")
+    folder = Path(tempfile.gettempdir()) / "torch_tfrecord_remote"
+    add("--directory", type=Path, default=folder)
+    add("--sides", type=several, default=[""], help="names, or how they begin: torch,bare")
+    add("--data", type=several, default=[*DATA], help="photos,tokens")
+    add("--peers-python", help="the interpreter that has webdataset and s3torchconnector")
+    add("--rounds", type=int, default=5)
+    add("--most", type=float, default=5, help="seconds after which an epoch is ended")
+    add("--fraction", type=float, default=1, help="of the records, for a look at the script")
+    add("--json", action="store_true", help="print all rounds as JSON in place of the tables")
+    add("--update-docs", action="store_true", help="write the tables into docs/remote.md")
     arguments = parser.parse_args()
-    names = [name for name in SIDES if any(map(name.startswith, arguments.sides or [""]))]
+    names = [name for name in SIDES if any(map(name.startswith, arguments.sides))]
     names = [name for name in names if arguments.peers_python or name not in OWN_VENV]
     root = arguments.directory / f"{arguments.fraction:g}"
     root.mkdir(parents=True, exist_ok=True)
-    described = write_data(root, arguments.data, arguments.fraction)
+    described = {data: write_set(root, data, arguments.fraction) for data in arguments.data}
     spec = arguments.directory / f"{arguments.fraction:g}.json"
     spec.write_text(json.dumps(described))
+    rounds: dict[str, Any] = {data: {name: {} for name in names} for data in arguments.data}
     with range_server(root, latency=LATENCY, bytes_per_second=BANDWIDTH) as server:
-        rounds = run(arguments, server, spec, names)
-    results = {
-        data: {
-            name: {
-                task: summary(
-                    each, task, sum(sum(file["lengths"]) for file in described[data]["files"])
-                )
-                for task, each in tasks.items()
-            }
+        for _ in range(arguments.rounds):
+            for name in names:
+                for data, task, round_ in measure(arguments, server, spec, name):
+                    rounds[data][name].setdefault(task, []).append(round_)
+    results = {}
+    for data, sides in rounds.items():
+        total = sum(sum(file["lengths"]) for file in described[data]["files"])
+        results[data] = {
+            name: {task: summary(each, task, total) for task, each in tasks.items()}
             for name, tasks in sides.items()
         }
-        for data, sides in rounds.items()
-    }
-    report(results, arguments)
-
-
-def report(results: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(results, indent=1))
         return

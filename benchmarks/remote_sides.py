@@ -1,5 +1,4 @@
-"""The sides of `remote.py`, each in a process of its own: a line of JSON asks for a task, a line
-answers.
+"""The sides of `remote.py`, each in a process of its own.
 
 A side is a class with a method for each task it has ("open", "batch", "epoch", "blocks", "stream");
 a method yields lists of payloads, or of larger pieces where `has_records` is False. `prepare` is
@@ -20,11 +19,15 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SIDES"]
+from child import answer
+
+__all__ = ["SIDES", "TASKS"]
+
+TASKS = ("open", "batch", "epoch", "blocks", "stream")
 
 BATCH = 64
 PIECE = 4 << 20  # of a stream
@@ -58,26 +61,6 @@ class Side:
     def prepare(self, task: str) -> None:
         """What is not timed."""
 
-    def pieces(self) -> list[Range]:
-        """The files in pieces, in order."""
-        return [
-            (f"/{self.folder}/{file['name']}", begin, min(begin + PIECE, file["size"]))
-            for file in self.files
-            for begin in range(0, file["size"], PIECE)
-        ]
-
-    def shuffled(self) -> list[Range]:
-        return random.sample(self.ranges, len(self.ranges))
-
-    def drawn(self) -> list[Range]:
-        return random.sample(self.ranges, BATCH)
-
-
-def in_batches(items: Iterable[Any]) -> Iterator[list[Any]]:
-    items = iter(items)
-    while batch := [*itertools.islice(items, BATCH)]:
-        yield batch
-
 
 class Ours(Side):
     """torch_tfrecord as its users call it."""
@@ -110,10 +93,33 @@ class Ours(Side):
         yield from self.package.TFRecordIterableDataset(self.paths, batch_size=BATCH)
 
 
-class Bare(Side):
-    """What the server gives: threads that receive into one buffer each, and look at nothing."""
+class Ranges(Side):
+    """What reads ranges of bytes, and looks at nothing of them: `get` yields them as they come."""
 
     has_records = False
+
+    def get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
+        raise NotImplementedError
+
+    def batch(self) -> Iterator[list[bytes]]:
+        yield from self.get(random.sample(self.ranges, BATCH))
+
+    def epoch(self) -> Iterator[list[bytes]]:
+        yield from self.get(random.sample(self.ranges, len(self.ranges)))
+
+    def stream(self) -> Iterator[list[bytes]]:
+        yield from self.get(
+            [
+                (f"/{self.folder}/{file['name']}", begin, min(begin + PIECE, file["size"]))
+                for file in self.files
+                for begin in range(0, file["size"], PIECE)
+            ]
+        )
+
+
+class Bare(Ranges):
+    """What the server gives: threads that receive into one buffer each, and look at nothing."""
+
     connections = 64
 
     def __init__(self, url: str, data: dict[str, Any]) -> None:
@@ -144,7 +150,7 @@ class Bare(Side):
             received += client.recv(4096) or os._exit(1)  # the server ended the connection
         return received.partition(b"\r\n\r\n")
 
-    def _all(self, jobs: list[Range]) -> Iterator[list[bytes]]:
+    def get(self, jobs: list[Range]) -> Iterator[list[bytes]]:
         left, under_way = iter(jobs), 0
         try:
             for job in itertools.islice(left, self.connections):
@@ -162,17 +168,8 @@ class Bare(Side):
                 self.done.get()
 
     def open(self) -> Iterator[list[bytes]]:
-        yield from self._all([(f"/{self.folder}/", 0, 0)])
-        yield from self._all([(path, 0, 0) for path in self.indexes])
-
-    def batch(self) -> Iterator[list[bytes]]:
-        yield from self._all(self.drawn())
-
-    def epoch(self) -> Iterator[list[bytes]]:
-        yield from self._all(self.shuffled())
-
-    def stream(self) -> Iterator[list[bytes]]:
-        yield from self._all(self.pieces())
+        yield from self.get([(f"/{self.folder}/", 0, 0)])
+        yield from self.get([(path, 0, 0) for path in self.indexes])
 
 
 class Bare128(Bare):
@@ -187,45 +184,31 @@ class Bare32(Bare):
     connections = 32
 
 
-class CatRanges(Side):
-    """fsspec: all ranges of a batch in one call; the stream as pieces, 16 a call."""
-
-    has_records = False
+class CatRanges(Ranges):
+    """fsspec: the ranges of a batch in one call, 64; of the stream 16 pieces."""
 
     def prepare(self, task: str) -> None:
         import fsspec
 
         self.filesystem = fsspec.filesystem("http")
+        self.at_once = 16 if task == "stream" else BATCH
 
-    def _get(self, ranges: list[Range]) -> list[bytes]:
-        paths, begins, ends = zip(*ranges, strict=True)
-        return self.filesystem.cat_ranges(
-            [self.url + path for path in paths], begins, ends, on_error="raise"
-        )
-
-    def batch(self) -> Iterator[list[bytes]]:
-        yield self._get(self.drawn())
-
-    def epoch(self) -> Iterator[list[bytes]]:
-        yield from map(self._get, in_batches(self.shuffled()))
-
-    def stream(self) -> Iterator[list[bytes]]:
-        pieces = self.pieces()
-        for begin in range(0, len(pieces), 16):
-            yield self._get(pieces[begin : begin + 16])
+    def get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
+        for begin in range(0, len(ranges), self.at_once):
+            paths, begins, ends = zip(*ranges[begin : begin + self.at_once], strict=True)
+            urls = [self.url + path for path in paths]
+            yield self.filesystem.cat_ranges(urls, begins, ends, on_error="raise")
 
 
-class Obstore(Side):
+class Obstore(Ranges):
     """obstore by itself: a request for each range, 64 at once over all files."""
-
-    has_records = False
 
     def prepare(self, task: str) -> None:
         from obstore.store import HTTPStore
 
         self.store = HTTPStore.from_url(self.url, client_options={"allow_http": True})
 
-    def _get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
+    def get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
         """Each as it arrives: what is held no longer than needed is memory that the next one
         takes.
         """
@@ -238,7 +221,8 @@ class Obstore(Side):
 
         async def next_ones(tasks: set[Any]) -> tuple[set[Any], set[Any]]:
             tasks |= {
-                loop.create_task(one(*piece)) for piece in itertools.islice(left, 64 - len(tasks))
+                loop.create_task(one(*piece))
+                for piece in itertools.islice(left, BATCH - len(tasks))
             }
             return await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
@@ -252,15 +236,6 @@ class Obstore(Side):
             if tasks:
                 loop.run_until_complete(asyncio.wait(tasks))
             loop.close()
-
-    def batch(self) -> Iterator[list[bytes]]:
-        yield from self._get(self.drawn())
-
-    def epoch(self) -> Iterator[list[bytes]]:
-        yield from self._get(self.shuffled())
-
-    def stream(self) -> Iterator[list[bytes]]:
-        yield from self._get(self.pieces())
 
 
 class WebDataset(Side):
@@ -298,12 +273,10 @@ class WebDataset4(WebDataset):
     num_workers = 4
 
 
-class S3Connector(Side):
+class S3Connector(Ranges):
     """s3torchconnector, to which the same server is S3: ranges of objects one after another, or
     objects whole.
     """
-
-    has_records = False
 
     def prepare(self, task: str) -> None:
         from s3torchconnector import (
@@ -325,17 +298,11 @@ class S3Connector(Side):
                 f"/{self.folder}/{dataset[i].key}": dataset[i] for i in range(len(dataset))
             }
 
-    def _get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
+    def get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
         for path, begin, end in ranges:
             reader = self.readers[path]
             reader.seek(begin)
             yield [reader.read(end - begin)]
-
-    def batch(self) -> Iterator[list[bytes]]:
-        yield from self._get(self.drawn())
-
-    def epoch(self) -> Iterator[list[bytes]]:
-        yield from self._get(self.shuffled())
 
     def stream(self) -> Iterator[list[bytes]]:
         for reader in self.objects:
@@ -374,27 +341,16 @@ def timed(side: Side, task: str, most: float) -> dict[str, Any]:
     return {"seconds": seconds, "bytes": size, "whole": whole}
 
 
-def main() -> None:
+def functions() -> dict[str, Callable[..., Any]]:
     name, url, spec = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what packages print is no answer
-    data = json.loads(Path(spec).read_text())
-    sides = {folder: SIDES[name](url, data[folder]) for folder in data}
-    for line in sys.stdin:
-        order = json.loads(line)
-        side, task = sides[order["data"]], order["task"]
-        if order["what"] == "tasks":
-            answer: Any = [
-                task
-                for task in ("open", "batch", "epoch", "blocks", "stream")
-                if hasattr(side, task)
-            ]
-        elif order["what"] == "prepare":
-            answer = side.prepare(task)
-        else:
-            answer = timed(side, task, order["most"])
-        print(json.dumps(answer), file=answers, flush=True)
+    described = json.loads(Path(spec).read_text())
+    sides = {data: SIDES[name](url, each) for data, each in described.items()}
+    return {
+        "tasks": lambda data: [task for task in TASKS if hasattr(sides[data], task)],
+        "prepare": lambda data, task: sides[data].prepare(task),
+        "run": lambda data, task, most: timed(sides[data], task, most),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    answer(functions)

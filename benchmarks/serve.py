@@ -1,6 +1,4 @@
-"""The process of one side: answers "check", "round", "loop" and "end", a line of JSON each. Started by
-`runner.py`.
-"""
+"""The process of one side: answers "check", "round" and "loop". Started by `runner.py`."""
 
 from __future__ import annotations
 
@@ -14,9 +12,12 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from child import answer
 from outputs import MARK, Columns, Outputs
 from side import Job, Side
 
@@ -112,68 +113,24 @@ def _timed(items: Iterable[Any], each: list[float]) -> Iterator[Any]:
         begin = time.perf_counter()
 
 
-def peak_memory() -> dict[str, float]:
-    """MiB: of this process, and of the largest of its workers (pages that they share with it
-    counted, too).
-    """
-    # Not ru_maxrss: that survives exec, so that it would hold what the parent had.
-    return {
-        "peak_mib": _peak_mib("self"),
-        "worker_peak_mib": max(map(_peak_mib, _workers()), default=0),
-    }
-
-
 def _cpu_seconds() -> float:
     """Of this process, its workers that ended, and its workers that live."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    ticks = sum(
-        sum(map(int, _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13]))
-        for pid in _workers()
-    )
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + ticks / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    stats = (Path(f"/proc/{one.pid}/stat").read_text() for one in multiprocessing.active_children())
+    ticks = sum(sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats)
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _workers() -> list[int]:
-    return [process.pid for process in multiprocessing.active_children() if process.pid is not None]
-
-
-def _peak_mib(pid: int | str) -> float:
-    line = next(
-        line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM")
-    )
-    return round(int(line.split()[1]) / 1024)
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
-def main() -> None:
-    # What libraries print must not get between our lines.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
+def functions() -> dict[str, Any]:
     job = Job(**json.loads(sys.argv[1]))
     side: Side = importlib.import_module(f"sides.{job.side}").open_side(job)
-    answer({"ready": True})
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        if command == "check":
-            answer(check(side, job, *map(float, arguments)))
-        elif command == "round":
-            answer(timed_round(side, job, *map(float, arguments)))
-        elif command == "loop":
-            answer({"per_second": looped(side, *map(float, arguments))})
-        else:
-            answer(peak_memory())
-            break
+    return {
+        "check": partial(check, side, job),
+        "round": partial(timed_round, side, job),
+        "loop": partial(looped, side),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    answer(functions)

@@ -25,7 +25,6 @@ class Group(NamedTuple):
         title: Of the group in the chart.
         summary: Of the row with its geometric means.
         rows: By the row's title, the workload and the variant of each way that was measured.
-        others: By name, workloads and a side whose ratio to `best` was measured in another run.
         best: The library that all are held against.
         is_one_data_set: Whether the rows are ways to read the same data, so that no mean is taken.
     """
@@ -33,7 +32,6 @@ class Group(NamedTuple):
     title: str
     summary: str
     rows: dict[str, dict[str, tuple[str, str]]]
-    others: dict[str, tuple[tuple[str, ...], str]]
     best: str
     is_one_data_set: bool = False
 
@@ -69,7 +67,6 @@ GROUPS = (
             "2,048 tokens": _numbers("tokens"),
             "1,024 floats": _numbers("floats"),
         },
-        {"package tfrecord": (("tabular", "tokens", "embeddings"), "tfrecord")},
         "tensorflow",
     ),
     Group(
@@ -81,7 +78,6 @@ GROUPS = (
             "SequenceExamples": _columns("sequences"),
             "a TFDS directory": _columns("tfds"),
         },
-        {},
         "tensorflow",
     ),
     Group(
@@ -91,7 +87,6 @@ GROUPS = (
             "JPEGs, torchvision's transforms": _images("v2"),
             "JPEGs, `Image(crop=...)`": _images("crop"),
         },
-        {"tf.data": (("images",), "tensorflow"), "package tfrecord": (("images",), "tfrecord")},
         "dali",
         is_one_data_set=True,
     ),
@@ -118,23 +113,15 @@ def ratios(results: dict[str, Any], group: Group, way: str) -> dict[str, float]:
 
 
 def of_others(results: dict[str, Any], group: Group) -> dict[str, float]:
-    """By name, the geometric mean of another library's best / the group's best, of their own
-    run.
-    """
-    found = {}
-    for name, (workloads, side) in group.others.items():
-        rates = [_best_rates(results[one]) for one in workloads if one in results]
-        both = [rate[side] / rate[group.best] for rate in rates if {side, group.best} <= {*rate}]
-        if both:
-            found[name] = geometric_mean(both)
-    return found
-
-
-def _best_rates(result: dict[str, Any]) -> dict[str, float]:
-    rates: dict[str, float] = {}
-    for one in result["sides"]:
-        rates[one["side"]] = max(rates.get(one["side"], 0.0), float(one["per_second"]))
-    return rates
+    """By side, the geometric mean of another library's best / the group's best, of the same runs."""
+    found: dict[str, list[float]] = {}
+    for workload in sorted({name for row in group.rows.values() for name, _ in row.values()}):
+        rates: dict[str, float] = {}
+        for one in results.get(workload, {"sides": []})["sides"]:
+            rates[one["side"]] = max(rates.get(one["side"], 0.0), float(one["per_second"]))
+        for side in {*rates} - {"ours", group.best}:
+            found.setdefault(side, []).append(rates[side] / rates[group.best])
+    return {side: geometric_mean(each) for side, each in found.items()}
 
 
 def way_table(results: dict[str, Any]) -> str:

@@ -57,7 +57,6 @@ def _pipeline(job: Job) -> Any:
             "label": tfrec.FixedLenFeature((), tfrec.int64, -1),
         },
     )
-    in_float = job.workload.name != "images-uint8"
     image = fn.decoders.image_random_crop(
         values["image"],
         output_type=types.RGB,
@@ -67,10 +66,10 @@ def _pipeline(job: Job) -> Any:
     image = fn.resize(image, resize_x=CROP, resize_y=CROP)
     image = fn.crop_mirror_normalize(
         image,
-        dtype=types.FLOAT if in_float else types.UINT8,
+        dtype=types.FLOAT,
         output_layout="CHW",
-        mean=[255 * value for value in MEAN] if in_float else [0.0],
-        std=[255 * value for value in STD] if in_float else [1.0],
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
         mirror=fn.random.coin_flip(),
     )
     return image, values["label"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,7 @@ from torch_tfrecord import (
     tfds,
 )
 
-__all__ = ["open_side"]
+__all__ = ["features_of", "open_side"]
 
 _DTYPES = {"float": torch.float32, "int": torch.int64}
 
@@ -45,105 +44,32 @@ def open_side(job: Job) -> Side:
     """The workload as a user of the library would write it."""
     if job.variant in ("handed_over", "by_torch"):
         return _hand_over(job)
-    if job.workload.table in ("doors", "workers"):
-        return _door(job)
     if job.workload.table == "random":
         return _random(job)
-    if job.workload.table == "compressed":
-        return _compressed(job)
-    if job.workload.table == "index":
-        return _index(job)
-    if job.workload.table == "raw":
+    if job.workload.table in ("whole", "compressed"):
         return _raw(job)
-    return _loader(job)
-
-
-def _index(job: Job) -> Side:
-    return Side(
-        items=lambda: [build_index(job.path)],
-        columns=lambda index: {"offset": index.offsets, "length": index.lengths},
-        drain=lambda: build_index(job.path),
-    )
+    return _door(job)
 
 
 def _raw(job: Job) -> Side:
-    return Side(
-        items=lambda: read_records(job.path),
-        columns=lambda record: {"record": [record]},
-        drain=lambda: deque(read_records(job.path), maxlen=0),
-    )
-
-
-def _loader(job: Job) -> Side:
-    shuffle = job.variant.startswith("shuffled")
-    workers = 2 if job.variant.endswith("2 workers") else 0
-    features, transform = _features(job)
-    loader = make_dataloader(
-        job.path,
-        job.workload.batch_size,
-        features,
-        transform=transform,
-        shuffle=shuffle,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-    first = next(iter(features))
-    return Side(
-        items=lambda: loader,
-        columns=lambda batch: {name: column.numpy() for name, column in batch.items()},
-        size=lambda batch: len(batch[first]),
-        ordered=not shuffle,
-    )
-
-
-def _features(job: Job) -> tuple[Any, Any]:
-    if job.workload.corpus != "images":
-        return _features_of(job.workload.corpus), None
-    return _image_features(
-        fused=job.variant.startswith("fused"), in_float=job.workload.name == "images"
-    )
-
-
-def _image_features(*, fused: bool, in_float: bool = True) -> tuple[dict[str, Any], Any]:
-    """The features, and the transform, if it is not fused into them."""
-    label = FixedLenFeature((), torch.int64)
-    if fused:
-        crop = RandomResizedCrop(CROP, horizontal_flip=0.5)
-        return {
-            "image": Image(crop=crop, normalize=(MEAN, STD) if in_float else None),
-            "label": label,
-        }, None
-    to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)] if in_float else []
-    steps = [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip(), *to_float]
-    return {"image": Image(), "label": label}, v2.Compose(steps)
-
-
-def _random(job: Job) -> Side:
-    """Raw records, or the feature "data" of parsed ones."""
-    if job.variant.startswith("raw"):
-        dataset = TFRecordDataset(job.path)
-        return side_at_random(job, dataset.raw, dataset.__getitems__, positions_of(job))
-    dataset = TFRecordDataset(job.path, {"data": FixedLenFeature((), bytes)})
-    return side_at_random(
-        job,
-        lambda position: dataset[position]["data"],
-        lambda positions: collate(dataset.__getitems__(positions))["data"],
-        positions_of(job),
-    )
-
-
-def _compressed(job: Job) -> Side:
-    """Raw records of a compressed file, or its index. Each epoch begins anew, with nothing that is
+    """Raw records of a file, or its index. Each epoch opens it again, with nothing that is
     decompressed.
     """
     size = job.workload.batch_size
     if job.variant.startswith("index"):
+        build = partial(build_index, job.path, verify_crc=job.variant == "index")
         return Side(
-            lambda: [build_index(job.path, verify_crc=job.variant == "index")],
+            lambda: [build()],
             lambda index: {"offset": index.offsets, "length": index.lengths},
+            drain=build,
         )
-    if job.variant == "one_by_one":
-        return replace(_raw(job), is_single=True)
+    if job.variant == "read_records":
+        return Side(
+            lambda: read_records(job.path),
+            lambda record: {"record": [record]},
+            drain=lambda: deque(read_records(job.path), maxlen=0),
+            is_single=True,
+        )
     if job.variant == "ds_i":
         dataset, positions = TFRecordDataset(job.path), further_positions(job)
         return Side(
@@ -164,13 +90,38 @@ def _compressed(job: Job) -> Side:
     )
 
 
+def _image_features(*, fused: bool) -> tuple[dict[str, Any], Any]:
+    """The features, and the transform, if it is not fused into them."""
+    label = FixedLenFeature((), torch.int64)
+    if fused:
+        crop = RandomResizedCrop(CROP, horizontal_flip=0.5)
+        return {"image": Image(crop=crop, normalize=(MEAN, STD)), "label": label}, None
+    to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    steps = [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip(), *to_float]
+    return {"image": Image(), "label": label}, v2.Compose(steps)
+
+
+def _random(job: Job) -> Side:
+    """Raw records, or the feature "data" of parsed ones."""
+    if job.variant.startswith("raw"):
+        dataset = TFRecordDataset(job.path)
+        return side_at_random(job, dataset.raw, dataset.__getitems__, positions_of(job))
+    dataset = TFRecordDataset(job.path, {"data": FixedLenFeature((), bytes)})
+    return side_at_random(
+        job,
+        lambda position: dataset[position]["data"],
+        lambda positions: collate(dataset.__getitems__(positions))["data"],
+        positions_of(job),
+    )
+
+
 def _door(job: Job) -> Side:
-    """A variant of a workload of the table "doors"."""
-    if job.workload.corpus == "few-images":
+    """A way into training."""
+    if job.workload.corpus == "images":
         return _image_ways(job)
     if job.workload.corpus == "tfds":
         return _ways(job, tfds.load(job.path, "train"), lambda: iter(()), _detection)
-    features = _features_of(job.workload.corpus)
+    features = features_of(job.workload.corpus)
     dataset = TFRecordDataset(job.path, features)
     if job.variant == "its_tensors":
         return _its_tensors(job, dataset)
@@ -187,7 +138,8 @@ def _door(job: Job) -> Side:
     )
 
 
-def _features_of(corpus: str) -> Any:
+def features_of(corpus: str) -> Any:
+    """All that the records of a file have."""
     ints, label = VarLenFeature(torch.int64), FixedLenFeature((), torch.int64)
     if corpus == "ragged":
         return {"ids": ints, "weights": VarLenFeature(torch.float32), "kinds": ints, "label": label}

@@ -14,9 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from compressed import COMPRESSION_TYPES
 from side import Job, Side
-from workloads import CROP, MEAN, STD, columns_of
+from workloads import COMPRESSION_TYPES, CROP, MEAN, STD, columns_of
 
 from sides.at_random import further_positions
 
@@ -28,29 +27,18 @@ _KINDS = {"float": tf.float32, "int": tf.int64, "byte": tf.string}
 
 def open_side(job: Job) -> Side:
     """The best pipeline we know for the workload."""
-    if job.workload.table in ("doors", "workers"):
-        return _door(job)
-    if job.workload.table == "raw":
+    if job.workload.table in ("whole", "compressed"):
         return _raw(job)
-    if job.workload.table == "compressed":
-        return _compressed(job)
-    dataset = _images(job) if job.workload.corpus == "images" else _examples(job)
-    dataset = dataset.prefetch(_AUTO)
-    first = next(iter(columns_of(job.workload.corpus)))
-    return Side(
-        items=lambda: dataset,
-        columns=lambda batch: {name: column.numpy() for name, column in batch.items()},
-        size=lambda batch: batch[first].shape[0],
-    )
-
-
-def _raw(job: Job) -> Side:
-    # Record by record its Python iterator is several times slower, and so is reduce(), which hands
-    # nothing out.
-    return _batches(_records(job))
+    if job.workload.corpus == "tfds":
+        return _tfds(job)
+    if job.workload.corpus == "sequences":
+        return _sequences(job)
+    return _examples(job)
 
 
 def _batches(records: tf.data.Dataset, *, ordered: bool = True) -> Side:
+    # Record by record its Python iterator is several times slower, and so is reduce(), which hands
+    # nothing out.
     dataset = records.batch(1024).prefetch(_AUTO)
     return Side(
         items=lambda: dataset,
@@ -60,8 +48,8 @@ def _batches(records: tf.data.Dataset, *, ordered: bool = True) -> Side:
     )
 
 
-def _compressed(job: Job) -> Side:
-    if job.variant == "batches":
+def _raw(job: Job) -> Side:
+    if job.variant.startswith("batches"):
         return _batches(_records(job))
     if job.variant.startswith("shuffle buffer"):
         return _batches(_records(job).shuffle(10_000), ordered=False)
@@ -86,23 +74,32 @@ def _records(job: Job) -> tf.data.Dataset:
     return tf.data.TFRecordDataset(job.path, compression_type=kind, buffer_size=1 << 20)
 
 
-def _examples(job: Job) -> tf.data.Dataset:
-    spec = _spec(job)
-    return (
-        _records(job)
-        .batch(job.workload.batch_size)
-        .map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
-    )
-
-
-def _images(job: Job) -> tf.data.Dataset:
+def _examples(job: Job) -> Side:
     spec = _spec(job)
 
-    def sample(record: tf.Tensor) -> dict[str, tf.Tensor]:
+    def single(record: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.io.parse_single_example(record, spec)
-        return {"image": _augment(values["image"]), "label": values["label"]}
+        return (
+            {**values, "image": _augment(values["image"])}
+            if job.variant == "decode_and_crop"
+            else values
+        )
 
-    return _records(job).map(sample, _AUTO).batch(job.workload.batch_size)
+    singles, size = _records(job).map(single, _AUTO), job.workload.batch_size
+    if job.variant == "parse_single_example":
+        return _singles(singles.prefetch(_AUTO))
+    if job.variant in ("parse_single_example, batched", "decode_and_crop"):
+        dataset = singles.batch(size)
+    elif job.variant == "padded_batch":
+        dataset = singles.padded_batch(size)
+    else:
+        batches = _records(job).batch(size)
+        dataset = batches.map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
+    dataset = dataset.prefetch(_AUTO)
+    if job.variant == "ragged, to Python":
+        return Side(lambda: map(_to_python, dataset), _flat, lambda batch: len(batch["label"]))
+    columns = _padded if job.workload.corpus == "ragged" else _flat
+    return Side(lambda: dataset, columns, lambda batch: next(reversed(batch.values())).shape[0])
 
 
 def _augment(data: tf.Tensor) -> tf.Tensor:
@@ -122,29 +119,6 @@ def _augment(data: tf.Tensor) -> tf.Tensor:
     image = tf.image.random_flip_left_right(image)
     image = (image / 255 - tf.constant(MEAN)) / tf.constant(STD)
     return tf.transpose(image, (2, 0, 1))
-
-
-def _door(job: Job) -> Side:
-    """A variant of a workload of the table "doors"."""
-    if job.workload.corpus == "tfds":
-        return _tfds(job)
-    if job.workload.corpus == "sequences":
-        return _sequences(job)
-    spec = _spec(job)
-    singles = _records(job).map(lambda record: tf.io.parse_single_example(record, spec), _AUTO)
-    if job.variant == "parse_single_example":
-        return _singles(singles.prefetch(_AUTO))
-    if job.variant == "parse_single_example, batched":
-        dataset = singles.batch(job.workload.batch_size)
-    elif job.variant == "padded_batch":
-        dataset = singles.padded_batch(job.workload.batch_size)
-    else:
-        dataset = _examples(job)
-    dataset = dataset.prefetch(_AUTO)
-    if job.variant == "ragged, to Python":
-        return Side(lambda: map(_to_python, dataset), _flat, lambda batch: len(batch["label"]))
-    columns = _padded if job.workload.corpus == "ragged" else _flat
-    return Side(lambda: dataset, columns, lambda batch: next(reversed(batch.values())).shape[0])
 
 
 def _spec(job: Job) -> dict[str, Any]:

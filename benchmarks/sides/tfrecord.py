@@ -15,11 +15,9 @@ __all__ = ["open_side"]
 
 def open_side(job: Job) -> Side:
     """The workload with what the package offers."""
-    if job.workload.table == "index":
+    if job.variant == "create_index":
         return _index(job)
-    if job.workload.table == "raw":
-        return _raw(job)
-    return _loader(job)
+    return _raw(job) if job.workload.table == "whole" else _loader(job)
 
 
 def _index(job: Job) -> Side:
@@ -53,21 +51,13 @@ def _loader(job: Job) -> Side:
     from torch.utils.data import DataLoader
 
     columns = columns_of(job.workload.corpus)
-    workers = int(job.variant[0])
-    # Without an index each worker yields everything; with one and no worker it begins at a random
-    # record.
     dataset = TFRecordDataset(
         job.path,
-        job.index_path if workers else None,
+        None,  # with an index it begins at a random record
         {name: kind for name, (kind, _) in columns.items()},
         transform=_augment() if job.workload.corpus == "images" else None,
     )
-    loader = DataLoader(
-        dataset,
-        batch_size=job.workload.batch_size,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
+    loader = DataLoader(dataset, batch_size=job.workload.batch_size)
     first = next(iter(columns))
     shapes = {
         name: shape if kind != "byte" else (3, CROP, CROP)
@@ -80,7 +70,6 @@ def _loader(job: Job) -> Side:
             name: batch[name].numpy().reshape(-1, *shape) for name, shape in shapes.items()
         },
         size=lambda batch: len(batch[first]),
-        ordered=workers < 2,
     )
 
 

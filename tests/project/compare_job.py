@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import child
 import compare
-import runner
 import serve
 import torch
 
@@ -17,7 +17,7 @@ import torch_tfrecord  # noqa: F401
 
 
 class Forked:
-    """What runner.py uses of a Popen object of serve.py."""
+    """What child.py uses of a Popen object of serve.py."""
 
     def __init__(self, command, *, stdin, stdout, stderr, text, cwd):
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
@@ -29,7 +29,7 @@ class Forked:
             sys.stdin, sys.argv = open(0), command[1:]  # noqa: SIM115
             code = 1
             try:
-                serve.main()
+                serve.answer(serve.functions)
                 code = 0
             finally:
                 sys.excepthook(*sys.exc_info()) if code else None
@@ -54,5 +54,5 @@ class Forked:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    runner.subprocess = type("Subprocess", (), {**vars(runner.subprocess), "Popen": Forked})
+    child.subprocess = type("Subprocess", (), {**vars(child.subprocess), "Popen": Forked})
     compare.main()

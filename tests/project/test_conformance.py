@@ -1,6 +1,4 @@
-"""benchmarks/conformance.py: what it finds of our loaders, and of loaders with planted faults; and
-the table of processor time.
-"""
+"""benchmarks/conformance.py: what it finds of our loaders, and of loaders with planted faults."""
 
 import importlib
 import json
@@ -17,7 +15,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="not beside an installed package")
-_NAMES = ("conformance", "environments", "loaders", "loaders.ours", "play", "properties", "report")
+_NAMES = ("conformance", "environments", "loaders", "loaders.ours", "play", "properties")
 
 
 @pytest.fixture(scope="module")
@@ -284,20 +282,6 @@ def test_the_kept_results_are_those_of_the_page(suite):
     for one in kept.values():
         assert {*one["results"]} == {*suite.properties.PROPERTIES}
         assert Counter(map(len, one["results"].values())) == {2: len(one["results"])}
-
-
-def test_processor_time(suite):
-    def side(name, rate, milliseconds):
-        return {"side": name, "per_second": rate, "cpu_seconds_per_1000": milliseconds}
-
-    sides = [side("ours", 9, 0.5), side("tensorflow", 2, 3.0), side("tensorflow", 3, 4.0)]
-    table = suite.report.cpu_table({"tokens": {"sides": [*sides, side("tfrecord", 1, 1.75)]}})
-    title = suite.report.WORKLOADS["tokens"].title
-    assert table.splitlines()[2:] == [
-        f"| {title} | 0.5 | 4 | - | 1.75 | 3.5 x less than tfrecord |"
-    ]
-    alone = suite.report.cpu_table({"tokens": {"sides": sides[:1]}})
-    assert alone.endswith(f"| {title} | 0.5 | - | - | - | - |")
 
 
 @pytest.mark.slow
