@@ -391,7 +391,7 @@ def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
     """The workload with the rows of these names, and what they are compared with; None where there is no such row."""
     short = workload.name.removeprefix(f"{workload.table}-")
-    if short in rows:
+    if {short, workload.name} & {*rows}:
         return workload
     wanted = {name for name in workload.variants["ours"] if {name, f"{short}.{name}"} & {*rows}}
     bars = tuple(bar for bar in workload.bars if wanted & {*bar.ours})
