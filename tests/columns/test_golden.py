@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from batches import bits as bits_of
 from golden_cases import CASES, golden_dtype, golden_specs, golden_values, unbase64
-from test_column_plan import bits as bits_of
 
 from torch_tfrecord import (
     ParseError,

@@ -2,6 +2,8 @@
 
 import torch
 
+from torch_tfrecord import RaggedTensor, SparseList, TFRecordError
+from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.samples import is_ragged
 
 
@@ -33,3 +35,45 @@ def assert_same(one, two):
     else:
         assert type(one) is type(two)
         assert one == two
+
+
+def bits(value):
+    """A value as something that compares by type, shape, dtype and bits."""
+    if isinstance(value, dict):
+        return {name: bits(item) for name, item in value.items()}
+    if isinstance(value, Nested):
+        value = as_plain(value)
+    if isinstance(value, (list, tuple)):
+        return type(value), [bits(item) for item in value]
+    if isinstance(value, RaggedTensor):
+        return RaggedTensor, bits(value.flat_values), bits(value.row_splits)
+    if isinstance(value, SparseList):
+        return SparseList, bits(value.indices), value.values, value.shape
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.jagged:
+            return "jagged", bits(value.values()), bits(value.offsets())
+        if value.layout == torch.sparse_coo:
+            return (
+                "sparse",
+                bits(value._indices()),
+                bits(value._values()),
+                tuple(value.shape),
+                value.is_coalesced(),
+            )
+        plain = value.as_subclass(torch.Tensor).contiguous()
+        return (
+            type(value),
+            value.dtype,
+            tuple(value.shape),
+            is_ragged(value),
+            bytes(plain.flatten().view(torch.uint8).numpy()) if plain.numel() else b"",
+        )
+    return type(value), value
+
+
+def outcome(function):
+    """What it returns as bits, or its error."""
+    try:
+        return bits(function())
+    except TFRecordError as error:
+        return type(error), str(error), error.position
