@@ -1,5 +1,6 @@
 """Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds,
-errors; of Examples and of SequenceExamples.
+errors; of Examples and of SequenceExamples. Any and damaged bytes: the fuzz targets `examples` and
+`sequences`.
 
 Covers columns/column_plan, columns/sequences.
 """
@@ -12,10 +13,7 @@ import pytest
 import torch
 from batches import outcome
 from helpers import for_each, pure_python
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image as PillowImage
-from wire_examples import UNKNOWN, WIRE_EXAMPLE
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -47,11 +45,6 @@ ODD = b"\x1a\x00"  # a field that no message has: protobuf reads such a record, 
 
 needs_core = pytest.mark.skipif(
     native_module("columns") is None, reason="the compiled core was not built"
-)
-many = settings(
-    deadline=None,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -469,110 +462,6 @@ def test_columns_are_independent_for_autograd():
 def test_a_huge_shape_is_not_allocated():
     with pytest.raises(ParseError, match=r"^record 0: .*got 1, expected 1099511627776"):
         parse_example([encode_example({"a": 1})] * 3, {"a": FixedLenFeature((1 << 40,), I64)})
-
-
-PARTS = {
-    "v": VarLenFeature(I64, key="a"),
-    "s": VarLenFeature(bytes, key="b"),
-    "f": VarLenFeature(F32, key="é"),
-    "d": FixedLenFeature((), torch.int32, -1, key=""),
-}
-ONES = {
-    "i": FixedLenFeature((), I64, 0, key="a"),
-    "f": FixedLenFeature((), F32, 0.0, key="b"),
-    "t": FixedLenFeature((), str, "", key="é"),
-}
-
-
-@pytest.mark.daily
-@many
-@given(st.lists(st.one_of(WIRE_EXAMPLE, UNKNOWN), max_size=5), st.sampled_from([PARTS, ONES]))
-def test_any_wire_form(records, features):
-    check(features, records)
-
-
-ROW = st.fixed_dictionaries(
-    {"a": st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=3)},
-    optional={
-        "b": st.one_of(
-            st.lists(st.binary(max_size=3), min_size=1, max_size=2), st.floats(width=32)
-        ),
-        "é": st.one_of(st.text(max_size=3), st.floats(width=32)),
-        "": st.integers(-9, 9),
-        "skipped": st.one_of(st.text(max_size=3), st.floats(width=32), st.integers(0, 300)),
-    },
-)
-
-
-STEP = {
-    "i": st.lists(st.integers(-(1 << 40), 1 << 40), min_size=2, max_size=2).map(
-        lambda v: np.array(v, np.int64)
-    ),
-    "v": st.lists(st.integers(0, 300), max_size=3).map(lambda v: np.array(v, np.int64)),
-    "n": st.lists(st.integers(0, 2), max_size=2).map(lambda v: np.array(v, np.int64)),
-    "f": st.floats(width=32).map(lambda v: np.array([v], np.float32)),
-    "t": st.text(max_size=3),
-}
-LISTS = st.integers(0, 3).flatmap(
-    lambda steps: st.fixed_dictionaries(
-        {key: st.lists(STEP[key], min_size=steps, max_size=steps) for key in "if"},
-        optional={key: st.lists(STEP[key], min_size=steps, max_size=steps + 1) for key in "vnt"},
-    )
-)
-SEQUENCE = st.builds(
-    lambda context, lists, tail: encode_sequence_example(context, lists) + tail,
-    st.fixed_dictionaries(
-        {"i": st.integers(0, 9)}, optional={"v": STEP["v"], "t": st.text(max_size=2)}
-    ),
-    LISTS,
-    st.sampled_from([b"", b"", ODD, b"\x0a\x00", b"\x12\x00", b"\x12\x05\x0a\x03\x0a\x01i"]),
-)
-ANY_CONTEXT = {
-    "i": FixedLenFeature((), I64),
-    "v": VarLenFeature(I64),
-    "t": FixedLenFeature((), bytes, b"?"),
-}
-ANY_STEPS = {
-    "i": FixedLenSequenceFeature((2,), I64),
-    "f": FixedLenSequenceFeature((), F32, allow_missing=True),
-    "v": VarLenFeature(I64),
-    "t": FixedLenSequenceFeature((), bytes, True),
-    "r": RaggedFeature(I64, "v", [RaggedFeature.RowLengths("n")], validate=False),
-    "u": RaggedFeature(I64, "v"),
-}
-
-
-@pytest.mark.daily
-@needs_core
-@many
-@given(st.lists(SEQUENCE, max_size=4))
-def test_any_sequences(records):
-    check(SequenceFeatures(ANY_CONTEXT, ANY_STEPS), records)
-
-
-@pytest.mark.daily
-@many
-@given(
-    st.one_of(
-        st.tuples(
-            st.lists(ROW.map(encode_example), min_size=1, max_size=6),
-            st.sampled_from([PARTS, ONES]),
-        ),
-        st.tuples(
-            st.lists(SEQUENCE, min_size=1, max_size=3),
-            st.just(SequenceFeatures(ANY_CONTEXT, ANY_STEPS)),
-        ),
-    ),
-    st.data(),
-)
-def test_damaged_bytes(given, data):
-    records = [bytearray(record) for record in given[0]]
-    for _ in range(data.draw(st.integers(0, 2))):
-        record = data.draw(st.sampled_from(records))
-        record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(records[0])))
-    records[0] = records[0][: cut or None]
-    check(given[1], [bytes(record) for record in records])
 
 
 # Outputs of one key
