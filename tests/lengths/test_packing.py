@@ -68,7 +68,7 @@ def as_columns(samples):
             "name": [sample["name"] for sample in samples],
         }
 
-    return ColumnBatch(columns(), len(samples)).located("record {}".format, columns)
+    return ColumnBatch(columns(), len(samples), "record {}".format, columns)
 
 
 def shown(batch):

@@ -152,9 +152,7 @@ def test_the_same_as_of_samples(data, count, return_lengths):
         max_batch_bytes=data.draw(st.sampled_from([100, 1 << 20])),
     )
     again = copy.deepcopy(column)
-    batch = ColumnBatch(column, count).located(
-        lambda number: f"<path>: record {number + 7}", lambda: again
-    )
+    batch = ColumnBatch(column, count, lambda number: f"<path>: record {number + 7}", lambda: again)
     of_columns, of_samples = both_ways(pad, batch)
     assert of_columns == of_samples
 

@@ -1,7 +1,7 @@
 """Batches read as columns: equal to batches of single samples for every spec, and a list of samples
 for everybody.
 
-Covers loading/column_batch, columns/reading.
+Covers loading/collating, columns/reading.
 """
 
 import itertools

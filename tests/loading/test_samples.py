@@ -301,8 +301,8 @@ def test_any_rows_of_any_blocks(name, way, chosen, looked):
 @pytest.mark.parametrize("way", BOTH)
 def test_a_batch_of_columns_is_handed_on_once(way):
     columns = columns_of([5, 6, 7])
-    batch = ColumnBatch({name: columns[name] for name in ("row", "var")}, 3).located(
-        None, lambda: columns_of([5, 6, 7])
+    batch = ColumnBatch(
+        {name: columns[name] for name in ("row", "var")}, 3, None, lambda: columns_of([5, 6, 7])
     )
     first = BOTH[way](batch)
     assert first["row"].data_ptr() == columns["row"].data_ptr()  # not copied

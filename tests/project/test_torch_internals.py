@@ -187,7 +187,6 @@ LISTED = {
     },
     "torch_tfrecord/loading/transport.py": {
         "multiprocessing.reduction.ForkingPickler": "how a worker's queue sends batches",
-        "multiprocessing.reduction.ForkingPickler._extra_reducers": "whether ours are registered",
         "multiprocessing.reduction.ForkingPickler.register": "how a worker's queue sends batches",
     },
     "torch_tfrecord/errors.py": {

@@ -1,7 +1,7 @@
 """make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset,
 Mixture, RLDS.
 
-Covers loading/nested_dataset.
+Covers loading/read_ahead.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.loading.nested_dataset import NestedDataset
+from torch_tfrecord.loading.read_ahead import NestedDataset
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"

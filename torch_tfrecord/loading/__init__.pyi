@@ -1,5 +1,4 @@
-from .collating import ColumnCollate, collate
-from .column_batch import ColumnBatch
+from .collating import ColumnBatch, ColumnCollate, collate
 from .device import DevicePrefetcher
 from .map_dataset import DatasetOptions, MapDataset, StagedDataset
 from .read_ahead import ReadAheadLoader

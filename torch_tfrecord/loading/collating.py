@@ -1,44 +1,149 @@
-"""From samples to batches."""
+"""From samples to batches, and a batch of columns that is also a sequence of samples."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from collections import UserList
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate, get_worker_info
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import Array, as_tensor, empty_bytes, empty_tensor
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, as_plain, stack_samples
-from torch_tfrecord.loading.sample import (
-    UNSEEN,
-    Sample,
-    SampleBlock,
-)
+from torch_tfrecord.loading.sample import Sample, SampleBlock, join_samples, take_apart, to_html
 from torch_tfrecord.loading.transport import for_transport
 from torch_tfrecord.samples import (
     WHOLE_KINDS,
     Batch,
     Columns,
+    Places,
+    SampleList,
     Samples,
+    Transform,
     Value,
     Values,
+    check_for_torch,
     is_listed,
     is_ragged,
-    mark_listed,
     place_of,
 )
 from torch_tfrecord.shown import shown_list, shown_value
+from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
 
-__all__ = ["ColumnCollate", "collate", "finished", "numbers", "take_columns"]
+__all__ = ["ColumnBatch", "ColumnCollate", "collate"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+class ColumnBatch(UserList[Value]):
+    """The result of `TFRecordDataset.__getitems__`: the samples at several positions, as
+    columns.
+
+    `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a
+    list of samples, made on first access: sample i is what the dataset returns for position i
+    alone, and its tensors are views of their columns. From then on the list counts, not the
+    columns, since a custom `collate_fn` may sort or filter it; but a `Sample` that was not changed
+    is still joined from its columns. No batch shares memory with a sample: the columns of samples
+    that are first looked at after a batch took them are parsed again.
+
+    Args:
+        columns: Columns by name, or a tuple of such mappings and columns, nested like one sample. A
+            column is the batch of several values, or a list of the values.
+        num_samples: Number of samples.
+        places: The record of each sample; None if unknown.
+        again: Parses the columns once more, into new memory; without it they are copied for each
+            batch.
+
+    Example:
+        >>> import torch
+        >>> batch = ColumnBatch({"x": torch.tensor([4, 5]), "name": [b"a", b"b"]}, 2)
+        >>> len(batch), batch[1]
+        (2, {'x': tensor(5), 'name': b'b'})
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        num_samples: int,
+        places: Places | None = None,
+        again: Callable[[], Columns] | None = None,
+    ) -> None:
+        self._block, self._places = SampleBlock(columns, num_samples, again), places
+
+    @cached_property
+    def _first(self) -> Sample:
+        """Sample 0: torch's collate looks at one before it asks for the batch."""
+        return self._block.samples(1)[0]
+
+    @cached_property
+    def data(self) -> Values:  # type: ignore[override]
+        """The samples, from the first access on."""
+        block = self._block
+        if not block.template:
+            return SampleList(take_apart(block.columns, block.num_rows), self._places)
+        samples = block.samples(block.num_rows)
+        if "_first" in vars(self):
+            samples[0] = self._first
+        return SampleList(samples, self._places)
+
+    @property
+    def is_columns(self) -> bool:
+        """Whether no sample was accessed yet, so that the columns are up to date."""
+        return "data" not in vars(self) and ("_first" not in vars(self) or self._first.is_unseen)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns; parsed again if a batch took them."""
+        return self._block.columns
+
+    def take_columns(self) -> Columns | None:
+        """The columns, for one batch only; None if samples may differ from them or share their
+        memory.
+        """
+        return self._block.take(0, self._block.num_rows) if self.is_columns else None
+
+    @property
+    def places(self) -> Places | None:
+        """The record of each sample, by its number; None once the samples may have been
+        reordered.
+        """
+        return getattr(self.data, "places", None) if "data" in vars(self) else self._places
+
+    def __len__(self) -> int:
+        return len(self.data) if "data" in vars(self) else self._block.num_rows
+
+    def __getitem__(self, number: Any) -> Any:
+        is_first = number == 0 < len(self) and self.is_columns and self._block.template
+        return self._first if is_first else self.data[number]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.data)
+
+    def __add__(self, other: Samples) -> Values:  # type: ignore[override]
+        return [*self, *other]
+
+    _repr_html_ = to_html
+
+    def map(self, function: Transform, again: Transform | None = None) -> ColumnBatch:
+        """The batch with the columns that a function returns for these; `again` returns the same
+        once more.
+        """
+        # If the columns are needed again, they come from the records, through the same functions.
+        repeat, parse = again or function, self._block.again
+        return ColumnBatch(
+            function(self.columns), len(self), self._places, parse and (lambda: repeat(parse()))
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Without `places`, which do not pickle. Samples become dicts.
+        data = None if self.is_columns else {"data": list(self)}
+        return ColumnBatch, (self.columns, self._block.num_rows), data
+
+    __copy__ = None  # type: ignore[assignment]  # as pickle does
+
+    def __repr__(self) -> str:
+        return f"ColumnBatch({len(self)} samples)"
 
 
 def collate(samples: Samples) -> Batch:
@@ -321,161 +426,27 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Values, str], Batch]], ..
 )
 
 
-# Samples that nobody changed: a batch is joined from rows of their columns.
-
-_BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
+# The batch that torch's own collate makes of samples.
 
 
-class _Pick(NamedTuple):
-    """Rows of a block, and their places in a batch; slices if they are neighbours."""
-
-    block: SampleBlock
-    rows: slice | _Integers
-    places: slice | _Integers
+def _make_list(values: Samples, *, collate_fn_map: object = None) -> Values:
+    return list(values)
 
 
-def join_samples(samples: Samples) -> Columns | None:
-    """The columns whose rows the samples are, for one batch only; None if one was changed or is not
-    a `Sample`.
+def _collate_for_torch(samples: Samples, *, collate_fn_map: Any = None) -> Batch:
+    """``default_collate`` of samples: the batch of `collate`.
 
-    A feature that was accessed is the list of the samples' values, since those may have been
-    changed in place.
+    If a sample was changed, torch gets plain dicts instead and collates them itself.
     """
-    # A subclass or a plain dict may have anything in it.
-    if set(map(type, samples)) != {Sample}:
-        return None
-    blocks = [*map(_BLOCK, samples)]
-    # By identity: blocks do not compare, and a set would need their hash.
-    distinct: dict[int, SampleBlock] = dict(zip(map(id, blocks), blocks, strict=True))
-    names = None if id(None) in distinct else list(blocks[0].template)
-    if names is None or any(block.template.keys() != set(names) for block in distinct.values()):
-        return None
-    rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
-    chosen = _neighbours(rows)
-    if len(distinct) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
-        taken = blocks[0].take(chosen.start, chosen.stop)
-        if taken is not None:
-            return taken
-    # A sample that was not accessed cannot have been changed.
-    looked = _find_looked(samples, names, rows)
-    picks = []
-    if len(looked) < len(names):
-        picks = _find_picks(blocks, [*distinct.values()], np.where(rows < 0, ~rows, rows))
-    columns: Columns = {}
-    for name in names:
-        column = None if name in looked else _join_column(name, picks, len(samples))
-        values = [sample[name] for sample in samples] if column is None else column
-        columns[name] = [*map(_own, values)] if type(values) is list else values
-    return columns
+    columns = take_columns(samples)
+    if columns is not None:
+        return finished(samples, columns)
+    check_for_torch(samples, getattr(samples, "places", None))
+    # torch makes a batch of the first sample's class, which must be a plain dict.
+    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
+    return collate_by_kinds(plain, collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
 
-def _find_looked(
-    samples: Sequence[Sample], names: Sequence[object], rows: _Integers
-) -> set[object]:
-    """The names of features with an accessed value."""
-    looked: set[object] = set()
-    get = dict.__getitem__
-    for number in np.flatnonzero(rows < 0).tolist():
-        looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
-        # All are known: the other samples cannot add any.
-        if len(looked) == len(names):
-            break
-    return looked
-
-
-def _find_picks(
-    blocks: Sequence[SampleBlock], distinct: Sequence[SampleBlock], rows: _Integers
-) -> list[_Pick]:
-    if len(distinct) == 1:
-        return [_Pick(distinct[0], _neighbours(rows), slice(0, len(rows)))]
-    # In order, so that most are neighbours; NumPy's sort would let go of the GIL.
-    places: dict[int, list[int]] = {id(block): [] for block in distinct}
-    for number, block in enumerate(blocks):
-        places[id(block)].append(number)
-    return [
-        _Pick(block, _neighbours(rows[each]), _neighbours(np.array(each)))
-        for block, each in zip(distinct, places.values(), strict=True)
-    ]
-
-
-def _neighbours(numbers: _Integers) -> slice | _Integers:
-    is_slice = int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) and bool(
-        (np.diff(numbers) == 1).all()
-    )
-    return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_slice else numbers
-
-
-def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
-    """The picked rows of one feature, in new memory; None if only its values can be collated."""
-    blocks, rows, places = zip(*picks, strict=True)
-    firsts = [each.start if isinstance(each, slice) else int(each.min()) for each in rows]
-    columns = [block.read(first)[name] for block, first in zip(blocks, firsts, strict=True)]
-    if all(isinstance(column, list) for column in columns):
-        objects = [np.fromiter(column, object, len(column)) for column in columns]
-        return _join_arrays(objects, rows, places, num_rows).tolist()
-    found = [part for part in map(Nested.rows_of, columns) if part is not None]
-    kinds = {(part.dtype, part.values.shape[1:], len(part.row_splits)) for part in found}
-    if len(found) < len(columns) or len(kinds) > 1:
-        return None
-    dtype = found[0].dtype
-    # By NumPy: torch's threads take longer to sync than one to copy.
-    values, splits = zip(*[part.arrays() for part in found], strict=True)
-    if not splits[0]:
-        return as_tensor(_join_arrays(values, rows, places, num_rows), dtype)
-    offsets = [ends for (ends,) in splits]
-    # First each row's length in its place, then their sums: the offsets of the joined rows.
-    ends = np.zeros(num_rows + 1, np.int64)
-    for each, row, place in zip(offsets, rows, places, strict=True):
-        ends[1:][place] = np.diff(each)[row]
-    np.cumsum(ends, out=ends)
-    joined = _join_arrays(
-        values,
-        [*map(_value_rows, offsets, rows)],
-        [_value_rows(ends, place) for place in places],
-        int(ends[-1]),
-    )
-    return Nested(joined, dtype, (ends,))
-
-
-def _join_arrays(
-    arrays: Sequence[Array],
-    rows: Sequence[slice | _Integers],
-    places: Sequence[slice | _Integers],
-    num_rows: int,
-) -> Array:
-    shape, kind = (num_rows, *arrays[0].shape[1:]), arrays[0].dtype
-    if kind.hasobject:
-        joined = np.empty(shape, object)
-    else:
-        joined = empty_bytes(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
-    alike = [joined, *arrays]
-    if joined.size and joined.dtype != object and all(each.flags.c_contiguous for each in alike):
-        # Each row as one item: NumPy lets go of the GIL for more than 500, and waits for it then.
-        alike = [each.reshape(-1).view(f"V{joined[0].nbytes}") for each in alike]
-    for array, row, place in zip(alike[1:], rows, places, strict=True):
-        alike[0][place] = array[row]
-    return joined
-
-
-def _value_rows(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
-    """The values of some rows of a jagged column."""
-    if isinstance(rows, slice):
-        return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
-    begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
-    # For each value its row's begin, plus its number within the row.
-    ends = lengths.cumsum()
-    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
-    return numbers
-
-
-def _own(value: Value) -> Value:
-    """A copy of what a batch would list as it is; other tensors are about to be stacked."""
-    if isinstance(value, (bytes, str)):
-        return value
-    if type(value) is list:  # strings, or lists
-        return [*map(_own, value)] if value and type(value[0]) is list else value[:]
-    if type(value) is dict:
-        return {name: _own(part) for name, part in value.items()}
-    if is_listed(value):
-        return mark_listed(copy.deepcopy(value))  # a copy of a tv_tensor has no marks
-    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) else value
+# Here, for all processes that make samples of ours: torch keeps the functions for all loaders.
+register_as_dict(Sample, "torch_tfrecord.Sample")
+collate_functions().update({**dict.fromkeys(WHOLE_KINDS, _make_list), Sample: _collate_for_torch})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, o
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import (
     HintsOfDataset,
@@ -37,7 +37,6 @@ from torch_tfrecord.loading.sample_maker import (
     is_users,
     transform_samples,
 )
-from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.native import has_native, native_module
 from torch_tfrecord.order import DrawEpoch, Leaves, Rank
 from torch_tfrecord.per_process import num_processors
@@ -97,9 +96,6 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their
         samples: a DataLoader with ``batch_size=None`` and a batch sampler asks for these.
         """
-        # A sample that is sent alone needs it, and nothing else of ours runs in the worker.
-        if get_worker_info() is not None:
-            register_in_worker()
         if type(position) is int:
             return self._sample(position)
         if isinstance(position, slice):

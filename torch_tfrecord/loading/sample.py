@@ -1,28 +1,37 @@
 """One sample of a block of columns: a dict that reads each value from its column on first
-access.
+access; and how untouched samples become columns again.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import math
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import as_tensor
+from torch_tfrecord.batch_memory import Array, Ints, as_tensor, empty_bytes
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, rows_of
 from torch_tfrecord.extensions import attached
-from torch_tfrecord.samples import Columns, Samples, Value
+from torch_tfrecord.samples import (
+    WHOLE_KINDS,
+    Columns,
+    Samples,
+    Value,
+    is_listed,
+    mark_listed,
+)
 
 __all__ = [
-    "FILLED",
     "UNSEEN",
     "Sample",
     "SampleBlock",
     "is_plain",
+    "join_samples",
     "take_apart",
     "to_html",
 ]
@@ -32,8 +41,6 @@ UNSEEN = object()
 
 A plain object, which the garbage collector does not track.
 """
-FILLED = -(1 << 62)
-"""The row of a sample whose values were all accessed, or that is not a row of a block."""
 
 
 def to_html(value: object) -> str:
@@ -65,7 +72,7 @@ class Sample(dict[Any, Value]):
     def __init__(self, *args: Any, **kwargs: Value) -> None:
         """Make a sample that is not a row of a block, like ``dict``."""
         super().__init__(*args, **kwargs)
-        self._block, self._row = None, FILLED
+        self._block, self._row = None, -1
 
     @property
     def is_unseen(self) -> bool:
@@ -86,24 +93,18 @@ class Sample(dict[Any, Value]):
 
     def _look(self, name: object) -> Value:
         # Without a block no value is UNSEEN.
-        value = self._block.value(name, ~self._row)  # type: ignore[union-attr]
+        value = self._block.values(name)[~self._row]  # type: ignore[union-attr]
         super().__setitem__(name, value)
         return value
 
     def _fill(self) -> None:
         """Fill in all values."""
-        block = self._block
-        if block is None or self._row == FILLED:
-            return
         self._open()
-        with block.lock:
-            row = self._row
-            if row != FILLED:
-                values = block.row(~row)
-                for name, value in super().items():
-                    if value is UNSEEN:
-                        super().__setitem__(name, values[name])
-                self._row = FILLED
+        block = self._block
+        if block is not None:
+            for name, value in super().items():
+                if value is UNSEEN:
+                    super().__setitem__(name, block.values(name)[~self._row])
 
     def _change(self) -> None:
         """Detach the sample from its columns before a change."""
@@ -154,7 +155,7 @@ class Sample(dict[Any, Value]):
 
     def clear(self) -> None:
         """Like the method of ``dict``."""
-        self._block, self._row = None, FILLED
+        self._block, self._row = None, -1
         super().clear()
 
 
@@ -189,10 +190,10 @@ class SampleBlock:
     Args:
         columns: As for `ColumnBatch`; only those by name have samples.
         num_rows: Number of samples.
+        again: Parses the columns once more, into new memory: then a batch may `take` rows of them.
 
     Attributes:
-        again: Parses the columns once more, into new memory; if it is known, a batch may `take` the
-            columns.
+        again, num_rows: The same.
         lock: Held during the first access to a sample or column.
         template: The columns' names, with a mark for a value that was not accessed.
     """
@@ -201,7 +202,6 @@ class SampleBlock:
         "_columns",
         "_is_read",
         "_num_taken",
-        "_rows",
         "_values",
         "again",
         "lock",
@@ -209,32 +209,30 @@ class SampleBlock:
         "template",
     )
 
-    def __init__(self, columns: Columns, num_rows: int) -> None:
-        self._columns, self.num_rows = columns, num_rows
-        self.again: Callable[[], Columns] | None = None
+    def __init__(
+        self, columns: Columns, num_rows: int, again: Callable[[], Columns] | None = None
+    ) -> None:
+        self._columns, self.num_rows, self.again = columns, num_rows, again
         self.lock = threading.RLock()
         names = columns if isinstance(columns, dict) else ()
         self.template: dict[Any, object] = dict.fromkeys(names, UNSEEN)
         self._is_read, self._num_taken = False, 0
         self._values: dict[Any, Samples] = {}
-        self._rows: list[tuple[Value, ...]] | None = None
 
     @property
     def columns(self) -> Columns:
         """The columns; parsed again if a batch took them."""
-        with self.lock:
-            # The batch may have changed what it took.
-            if self._num_taken:
-                self._columns, self._num_taken = self.again(), 0  # type: ignore[misc]
-            self._is_read = True
-            return self._columns
+        return self.read(-1)
 
     def read(self, first: int) -> Columns:
         """The columns, to copy rows from the first of these on."""
         with self.lock:
-            # Rows after those that were taken are nobody else's.
-            is_here = self._columns is not None and first >= self._num_taken
-            return self._columns if is_here else self.columns
+            # Rows after those that were taken are nobody else's; the batch may have changed those.
+            if self._columns is None or first < self._num_taken:
+                if self._num_taken:
+                    self._columns, self._num_taken = self.again(), 0  # type: ignore[misc]
+                self._is_read = True
+            return self._columns
 
     def take(self, begin: int, end: int) -> Columns | None:
         """The columns of some rows, for one batch only; None if it must copy, as another batch or
@@ -255,39 +253,29 @@ class SampleBlock:
                 self._columns = None
             return found
 
-    def samples(self, rows: Iterable[int] | None = None) -> list[Sample]:
-        """New samples of some rows, or of all."""
+    def samples(self, num_rows: int) -> list[Sample]:
+        """New samples of the first rows."""
         samples = []
         new, set_item = dict.__new__, dict.__setitem__
-        for row in range(self.num_rows) if rows is None else rows:
+        for row in range(num_rows):
             sample = new(Sample)
             set_item(sample, UNSEEN, UNSEEN)
             sample._block, sample._row = self, row
             samples.append(sample)
         return samples
 
-    def value(self, name: object, row: int) -> Value:
-        """One value."""
-        return self._split(name)[row]
-
-    def _split(self, name: object) -> Samples:
+    def values(self, name: object) -> Samples:
         """The values of a column."""
         values = self._values.get(name)
         if values is None:  # if two threads make the values, the first one's are kept
             values = self._values.setdefault(name, take_apart(self.columns[name], self.num_rows))
         return values
 
-    def row(self, row: int) -> Value:
-        """All values of one row."""
-        if self._rows is None:
-            self._rows = list(zip(*map(self._split, self.template), strict=True))
-        return dict(zip(self.template, self._rows[row], strict=True)) if self.template else {}
-
 
 def take_apart(columns: Columns, num_rows: int) -> Samples:
     """The value of each row; for columns by name, or a tuple of columns, the samples."""
     if isinstance(columns, dict):
-        return SampleBlock(columns, num_rows).samples()
+        return SampleBlock(columns, num_rows).samples(num_rows)
     if isinstance(columns, (list, torch.Tensor, Nested, RaggedTensor, SparseList)):
         rows: Samples = rows_of(columns)
         return rows
@@ -320,3 +308,133 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
         return as_tensor(values[begin:end], rows.dtype)
     offsets = row_splits[0][begin : end + 1]
     return Nested(values[offsets[0] : offsets[-1]], rows.dtype, (offsets - offsets[0],))
+
+
+# Samples that nobody changed: a batch is joined from rows of their columns.
+
+# A block, some of its rows, and their places in a batch; slices if they are neighbours.
+_Rows: TypeAlias = "slice | Ints"
+_Pick: TypeAlias = tuple[SampleBlock, _Rows, _Rows]
+
+
+def join_samples(samples: Samples) -> Columns | None:
+    """The columns whose rows the samples are, for one batch only; None if one was changed or is not
+    a `Sample`.
+
+    A feature that was accessed is the list of the samples' values, since those may have been
+    changed in place.
+    """
+    # A subclass or a plain dict may have anything in it.
+    if set(map(type, samples)) != {Sample}:
+        return None
+    # By identity: blocks do not compare, and a set would need their hash.
+    places: dict[int, list[int]] = {}
+    for number, sample in enumerate(samples):
+        places.setdefault(id(sample._block), []).append(number)
+    blocks = [samples[numbers[0]]._block for numbers in places.values()]
+    if None in blocks or any(
+        block.template.keys() != blocks[0].template.keys() for block in blocks
+    ):
+        return None
+    names = list(blocks[0].template)
+    rows = np.fromiter([sample._row for sample in samples], np.int64, len(samples))
+    chosen = _neighbours(rows)
+    if len(blocks) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
+        taken = blocks[0].take(chosen.start, chosen.stop)
+        if taken is not None:
+            return taken
+    # A sample that was not accessed cannot have been changed.
+    unseen = names
+    for number in np.flatnonzero(rows < 0).tolist():
+        unseen = [name for name in unseen if dict.__getitem__(samples[number], name) is UNSEEN]
+    rows = np.where(rows < 0, ~rows, rows)
+    numbers = [*map(np.array, places.values())]
+    picks = [
+        (block, _neighbours(rows[each]), _neighbours(each))
+        for block, each in zip(blocks, numbers, strict=True)
+    ]
+    columns: Columns = {}
+    for name in names:
+        column = _join_column(name, picks, len(samples)) if name in unseen else None
+        values = [sample[name] for sample in samples] if column is None else column
+        columns[name] = [*map(_own, values)] if type(values) is list else values
+    return columns
+
+
+def _neighbours(numbers: Ints) -> _Rows:
+    first, end = int(numbers[0]), int(numbers[-1]) + 1
+    is_slice = end - first == len(numbers) and bool((np.diff(numbers) == 1).all())
+    return slice(first, end) if is_slice else numbers
+
+
+def _join_column(name: object, picks: Sequence[_Pick], num_rows: int) -> Columns | None:
+    """The picked rows of one feature, in new memory; None if only its values can be collated."""
+    blocks, rows, places = zip(*picks, strict=True)
+    firsts = [each.start if isinstance(each, slice) else int(each.min()) for each in rows]
+    columns = [block.read(first)[name] for block, first in zip(blocks, firsts, strict=True)]
+    if all(isinstance(column, list) for column in columns):
+        objects = [np.fromiter(column, object, len(column)) for column in columns]
+        return _join_arrays(objects, rows, places, num_rows).tolist()
+    found = [part for part in map(Nested.rows_of, columns) if part is not None]
+    kinds = {(part.dtype, part.values.shape[1:], len(part.row_splits)) for part in found}
+    if len(found) < len(columns) or len(kinds) > 1:
+        return None
+    dtype = found[0].dtype
+    # By NumPy: torch's threads take longer to sync than one to copy.
+    values, splits = zip(*[part.arrays() for part in found], strict=True)
+    if not splits[0]:
+        return as_tensor(_join_arrays(values, rows, places, num_rows), dtype)
+    offsets = [ends for (ends,) in splits]
+    # First each row's length in its place, then their sums: the offsets of the joined rows.
+    ends = np.zeros(num_rows + 1, np.int64)
+    for each, row, place in zip(offsets, rows, places, strict=True):
+        ends[1:][place] = np.diff(each)[row]
+    np.cumsum(ends, out=ends)
+    joined = _join_arrays(
+        values,
+        [*map(_value_rows, offsets, rows)],
+        [_value_rows(ends, place) for place in places],
+        int(ends[-1]),
+    )
+    return Nested(joined, dtype, (ends,))
+
+
+def _join_arrays(
+    arrays: Sequence[Array], rows: Sequence[_Rows], places: Sequence[_Rows], num_rows: int
+) -> Array:
+    shape, kind = (num_rows, *arrays[0].shape[1:]), arrays[0].dtype
+    if kind.hasobject:
+        joined = np.empty(shape, object)
+    else:
+        joined = empty_bytes(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
+    alike = [joined, *arrays]
+    if joined.size and joined.dtype != object and all(each.flags.c_contiguous for each in alike):
+        # Each row as one item: NumPy lets go of the GIL for more than 500, and waits for it then.
+        alike = [each.reshape(-1).view(f"V{joined[0].nbytes}") for each in alike]
+    for array, row, place in zip(alike[1:], rows, places, strict=True):
+        alike[0][place] = array[row]
+    return joined
+
+
+def _value_rows(offsets: Ints, rows: _Rows) -> _Rows:
+    """The values of some rows of a jagged column."""
+    if isinstance(rows, slice):
+        return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+    begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    # For each value its row's begin, plus its number within the row.
+    ends = lengths.cumsum()
+    numbers: Ints = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
+    return numbers
+
+
+def _own(value: Value) -> Value:
+    """A copy of what a batch would list as it is; other tensors are about to be stacked."""
+    if isinstance(value, (bytes, str)):
+        return value
+    if type(value) is list:  # strings, or lists
+        return [*map(_own, value)] if value and type(value[0]) is list else value[:]
+    if type(value) is dict:
+        return {name: _own(part) for name, part in value.items()}
+    if is_listed(value):
+        return mark_listed(copy.deepcopy(value))  # a copy of a tv_tensor has no marks
+    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) else value

@@ -31,12 +31,7 @@ from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access
-from torch_tfrecord.loading.column_batch import (
-    ColumnBatch,
-    WithLabel,
-    register_samples,
-    with_label,
-)
+from torch_tfrecord.loading.collating import ColumnBatch
 from torch_tfrecord.phases import Phase, count
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import (
@@ -165,7 +160,6 @@ class SampleMaker:
                 # is jagged, like every var-length feature.
                 self.parser = make_parser(stored, pads=False, max_batch_bytes=max_batch_bytes)
             check_max_batch_bytes(max_batch_bytes)
-            register_samples()
         # The user's mapping may change later.
         self.features: Any = (
             copy(features) if self._sources else getattr(self.parser, "features", None)
@@ -285,7 +279,6 @@ class SampleMaker:
                 columns, {name: make(places) for name, make in self._sources.items()}
             )
         if type(columns) not in (dict, tuple):
-            register_samples()
             # if samples are tensors, torch's default_collate takes only a list
             return SampleList(rows_of(columns), rows.places)
 
@@ -293,7 +286,7 @@ class SampleMaker:
             (batch,) = cast("list[ColumnBatch]", self.parse_batches(rows, (0, len(rows.records))))
             return batch.columns
 
-        return ColumnBatch(columns, len(rows.records)).located(rows.places, parse_again)
+        return ColumnBatch(columns, len(rows.records), rows.places, parse_again)
 
     def transform_samples(self, samples: Samples) -> Samples:
         """Apply the transform to each of a batch's samples from `load`, or to their columns."""
@@ -332,7 +325,6 @@ class SampleMaker:
         """The samples of a batch, each made alone when it is asked for; LEFT_OUT for one that
         fails.
         """
-        register_samples()  # for samples that are sent alone
         for row in range(len(rows.records)):
             try:
                 given = rows.row(row)
@@ -346,6 +338,36 @@ class SampleMaker:
 
 
 # The transform.
+
+
+class WithLabel:
+    """(features, label) of a sample. Without a transform before, also of the columns of a batch.
+
+    Args:
+        first: The user's transform, called with the sample before; None for none.
+        label_key: The label's name.
+    """
+
+    def __init__(self, first: Transform | None, label_key: str) -> None:
+        self.first, self._label_key = first, label_key
+
+    def __call__(self, sample: Value) -> tuple[dict[str, Value], Value]:
+        """Transform a sample."""
+        return self.split(sample if self.first is None else self.first(sample))
+
+    def split(self, sample: Value) -> tuple[dict[str, Value], Value]:
+        """Take the label out of a sample."""
+        if not isinstance(sample, Mapping) or self._label_key not in sample:
+            raise ValueError(
+                f"the dataset or the transform must return a mapping with the key label_key={self._label_key!r}"
+            )
+        rest = {key: value for key, value in sample.items() if key != self._label_key}
+        return rest, sample[self._label_key]
+
+
+def with_label(transform: Transform | None, label_key: str | None) -> Transform | None:
+    """The transform, and then (features, label) of its sample."""
+    return transform if label_key is None else WithLabel(transform, label_key)
 
 
 def is_users(transform: Transform | None) -> bool:

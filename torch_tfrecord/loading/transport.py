@@ -35,7 +35,6 @@ __all__ = [
     "View",
     "build",
     "for_transport",
-    "register_in_worker",
     "span",
     "view_of",
 ]
@@ -60,22 +59,7 @@ def for_transport(batch: Batch) -> Batch:
     form: Callable[[Any], Any] | None = _FORMS.get(type(batch))
     if form is None or get_worker_info() is None:
         return batch
-    register_in_worker()
     return form(batch)
-
-
-def register_in_worker() -> None:
-    """In a worker, teach multiprocessing to send batches, samples and their tensors; elsewhere
-    do nothing.
-
-    Other pickling, and copying, see plain objects.
-    """
-    if get_worker_info() is not None and _SentDict not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
-        for form in _FORMS.values():
-            ForkingPickler.register(form, _reduce)
-        ForkingPickler.register(Sample, _reduce_sample)
-        for image in _IMAGE_KINDS:  # torch fails to send those of uint16, uint32 and uint64
-            ForkingPickler.register(image, _reduce_image)
 
 
 class _Sent:
@@ -131,11 +115,20 @@ def _reduce(batch: _Sent) -> _Reduced:
 
 
 def _reduce_sample(sample: Sample) -> _Reduced:
-    return _reduce(_SentDict(sample.copy()))
+    values = sample.copy()
+    return (dict, (values,)) if get_worker_info() is None else _reduce(_SentDict(values))
 
 
 def _reduce_image(image: torch.Tensor) -> _Reduced:
     return type(image), (image.as_subclass(torch.Tensor),)
+
+
+# Other pickling, and copying, see plain objects.
+for _form in _FORMS.values():
+    ForkingPickler.register(_form, _reduce)
+ForkingPickler.register(Sample, _reduce_sample)
+for _image in _IMAGE_KINDS:  # torch fails to send those of uint16, uint32 and uint64
+    ForkingPickler.register(_image, _reduce_image)
 
 
 class Packer:

@@ -319,7 +319,7 @@ class RLDSDataset(EpisodeDataset):
         try:
             with BatchBudget(self._max_batch_bytes):
                 read = self._reading(numbers, steps, goals)
-                return ColumnBatch(read(), len(steps)).located(self._places(positions), read)
+                return ColumnBatch(read(), len(steps), self._places(positions), read)
         except (TFRecordError, DifferentNamesError, _TooLargeError) as error:
             if len(positions) == 1:
                 raise self._located(error, numbers[0]) from error.__cause__
