@@ -306,7 +306,7 @@ def test_a_feature_called_features():
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        (5, "expected a feature as an object, got int"),
+        (5, "expected an object, got int"),
         ({}, "expected the feature's class"),
         (
             {
@@ -340,7 +340,7 @@ def test_a_feature_called_features():
         ),
         (
             {"pythonClassName": CORE + "sequence_feature.Sequence", "sequence": {"length": "2"}},
-            "as an object",
+            "expected an object, got NoneType",
         ),
         (
             {

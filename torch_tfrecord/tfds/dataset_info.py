@@ -199,7 +199,7 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     """
     folder = _version_folder(local_path(directory).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
-    fields = JsonFields(read_json(path, access), path, "")
+    fields = JsonFields(read_json(path, access), path)
     formats = _formats(fields)
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     there = frozenset(_list_folder(folder, access))
@@ -306,7 +306,7 @@ def _split(fields: JsonFields) -> SplitInfo:
         raise fields.error("name", "a split's name", name)
     lengths = fields.counts("shardLengths")
     # Old files have the number of shards alone.
-    num_shards = len(lengths) or fields.count("numShards")
+    num_shards = len(lengths) or (fields.integer("numShards") or 0)
     # Names are made for all shards, so that a damaged number must not take all memory.
     if num_shards > _MOST_SHARDS:
         field = "shardLengths" if lengths else "numShards"
@@ -314,7 +314,7 @@ def _split(fields: JsonFields) -> SplitInfo:
     known = bool(lengths) or not num_shards
     template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
     return SplitInfo(
-        name, lengths if known else None, fields.count("numBytes"), template, num_shards
+        name, lengths if known else None, fields.integer("numBytes") or 0, template, num_shards
     )
 
 
@@ -431,7 +431,7 @@ def _has_version(folder: str, name: str, access: Access) -> bool:
 def _default_config(folder: str, access: Access) -> str | None:
     path = posixpath.join(folder, ".config", "metadata.json")
     try:
-        return JsonFields(read_json(path, access), path, "").text("default_config_name") or None
+        return JsonFields(read_json(path, access), path).text("default_config_name") or None
     except FileNotFoundError:
         return None
 

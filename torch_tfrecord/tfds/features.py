@@ -526,9 +526,7 @@ class TranslationVariableLanguages(Sequence):
         """Normalise."""
         # In the record two lists of the same length, whatever the languages.
         texts = FeaturesDict({"language": Text(), "translation": Text()})
-        set_fields(
-            self, feature=texts, languages=None if self.languages is None else tuple(self.languages)
-        )
+        set_fields(self, feature=texts, languages=tuple(self.languages or ()) or None)
 
 
 @dataclass(frozen=True, repr=False)

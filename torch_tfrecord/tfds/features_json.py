@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
-from types import MappingProxyType
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
@@ -51,11 +50,10 @@ def features_from_json(value: object, path: str) -> f.FeaturesDict | f.Sequence:
     Raises:
         ParseError: The JSON has none of the known forms; names the file and the field.
     """
-    place = _Place(path, ())
     try:
-        return as_root(_feature(value, place))
+        return as_root(_feature(value, path, ()))
     except TypeError as error:
-        raise place.error(f"{error}") from None
+        raise ParseError(f"{error}", path=path) from None
 
 
 def features_to_json(feature: f.FeatureConnector) -> dict[str, object]:
@@ -64,20 +62,16 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, object]:
     Raises:
         ValueError: The tree has an `UnknownFeature`.
     """
-    name = type(feature).__name__
-    if name not in _CLASSES:
-        raise ValueError(f"a feature of class {name} cannot be written")
-    known = _CLASSES[name]
+    kind = type(feature)
+    if kind not in _CLASSES:
+        raise ValueError(f"a feature of class {kind.__name__} cannot be written")
+    module, key, content = _CLASSES[kind]
     # What protobuf leaves out of its JSON is left out here: the files are compared with those of
     # TFDS.
-    content = dict(known.constants)
-    for item, key, form in known.fields():
-        value = form.write(getattr(feature, item.name))
-        if value is not None:
-            content[key] = value
+    written = {name: form.write(getattr(feature, field)) for field, name, form in _fields_of(kind)}
     node: dict[str, object] = {
-        "pythonClassName": f"{_PACKAGE}core.features.{known.module}.{name}",
-        known.key: content,
+        "pythonClassName": f"{_PACKAGE}core.features.{module}.{kind.__name__}",
+        key: content | {name: value for name, value in written.items() if value is not None},
     }
     return node | ({"description": feature.doc} if feature.doc else {})
 
@@ -105,27 +99,35 @@ _MAX_INT64 = (1 << 63) - 1
 class JsonFields:
     """The fields of one JSON object (as in proto3, absent means default), with type checks; their
     names are camelCase, or the proto's snake_case.
+
+    Args:
+        values: The object.
+        path: Path of the file, for errors.
+        where: The place of the object in it, as it begins the texts of errors.
+        names: Names of the features to this one, from the root; "" for a sequence.
     """
 
-    def __init__(self, values: object, path: str, where: str) -> None:
-        self.path, self.where = path, where
+    def __init__(
+        self, values: object, path: str, where: str = "", names: tuple[str, ...] = ()
+    ) -> None:
+        self.path, self.where, self._names = path, where, names
         if not isinstance(values, Mapping):
-            raise ParseError(
-                f"{where or 'the file'}: expected an object, got {type(values).__name__}", path=path
-            )
+            raise self.damage(f"expected an object, got {type(values).__name__}")
         self.values = values
 
-    def get(self, name: str) -> object:
+    def damage(self, text: str) -> ParseError:
+        """Build an error that names the object."""
+        return ParseError(self.where + text, path=self.path)
+
+    def error(self, name: str, expected: str, found: object) -> ParseError:
+        """Build an error that names the field."""
+        return self.damage(f"{name}: expected {expected}, got {shown_value(found, 80)}")
+
+    def get(self, name: str) -> Any:
         """The value by its camelCase name; None if there is none."""
         found = self.values.get(name)
         # Old files have the names of the proto.
         return self.values.get(snake_case(name)) if found is None else found
-
-    def error(self, name: str, expected: str, found: object) -> ParseError:
-        """Build an error that names the field."""
-        return ParseError(
-            f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path
-        )
 
     def text(self, name: str) -> str:
         """A string."""
@@ -135,36 +137,47 @@ class JsonFields:
             raise self.error(name, "a string", value)
         return value or ""
 
-    def integer(self, name: str, expected: str = "an integer") -> int | None:
+    def flag(self, name: str) -> bool:
+        """A bool; False if missing."""
+        value = self.get(name)
+        if not isinstance(value, (bool, type(None))):
+            raise self.error(name, "true or false", value)
+        return bool(value)
+
+    def number(self, name: str) -> float | None:
+        """A float."""
+        value = self.get(name)
+        try:
+            # NaN and infinity are strings in proto3 JSON.
+            return None if value is None else float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self.error(name, "a number", value) from None
+
+    def integer(self, name: str, least: int = 0) -> int | None:
         """An int64, which proto3 JSON writes as a string; None if there is none."""
         value = self.get(name)
-        number = json_integer(value)
-        if value is not None and number is None:
-            raise self.error(name, expected, value)
-        return number
-
-    def count(self, name: str) -> int:
-        """An integer of at least 0."""
-        expected = "an integer of at least 0"
-        number = self.integer(name, expected) or 0
-        if number < 0:
-            raise self.error(name, expected, number)
-        return number
+        if value is not None and not _is_integer(value, least):
+            raise self.error(name, f"an integer of at least {least}", value)
+        return None if value is None else int(value)
 
     def counts(self, name: str) -> tuple[int, ...]:
         """A list of integers of at least 0."""
-        values = self._list(name, "a list of integers")
-        numbers = [number for item in values if (number := json_integer(item)) is not None]
-        if len(numbers) < len(values) or min(numbers, default=0) < 0:
-            raise self.error(name, "a list of integers", values)
-        return tuple(numbers)
+        return tuple(map(int, self._list(name, "a list of integers", _is_integer)))
 
-    def texts(self, name: str) -> list[str]:
+    def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
-        values = self._list(name, "a list of strings")
-        if not all(isinstance(item, str) for item in values):
-            raise self.error(name, "a list of strings", values)
-        return values
+        return tuple(self._list(name, "a list of strings", lambda item: isinstance(item, str)))
+
+    def shape(self, name: str) -> Shape:
+        """The shape: a list with null, or {"dimensions": [...]} with -1."""
+        value = self.get(name)
+        # No sizes at all is the shape of a scalar.
+        sizes = value.get("dimensions", []) if isinstance(value, Mapping) else value or []
+        if not isinstance(sizes, list) or not all(
+            size is None or _is_integer(size, -1) for size in sizes
+        ):
+            raise self.error(name, "a list of sizes", value)
+        return tuple(None if size is None or int(size) == -1 else int(size) for size in sizes)
 
     def objects(self, name: str) -> list[JsonFields]:
         """A list of objects."""
@@ -178,9 +191,15 @@ class JsonFields:
         value = self.get(name)
         return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
 
-    def _list(self, name: str, expected: str) -> list[Any]:
+    def feature(self, value: object, name: str = "") -> f.FeatureConnector:
+        """A feature in this one."""
+        return _feature(value, self.path, (*self._names, name))
+
+    def _list(
+        self, name: str, expected: str, fits: Callable[[object], bool] = lambda item: True
+    ) -> list[Any]:
         values = self.get(name) or []
-        if not isinstance(values, list):
+        if not isinstance(values, list) or not all(map(fits, values)):
             raise self.error(name, expected, values)
         return values
 
@@ -190,23 +209,13 @@ def snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 
-def json_integer(value: object) -> int | None:
-    """Parse an int64 written as a number or a string; None for anything else, such as 1.5 or
-    Infinity.
-
-    Example:
-        >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
-        (-1, 3, None, None)
-    """
-    # True is an int for Python, and no number in JSON.
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return None
-    if isinstance(value, str):
-        # `int` would also take blanks, underscores and other digits.
-        if not _INTEGER.fullmatch(value):
-            return None
-        value = int(value)
-    return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
+def _is_integer(value: object, least: int = 0) -> bool:
+    """Whether it is an int64 of at least so much, as a number or a string: not 1.5 or Infinity."""
+    # True is an int for Python, and no number in JSON; `int` would also take blanks, underscores and
+    # other digits.
+    is_one = isinstance(value, int) and not isinstance(value, bool)
+    is_one = is_one or (isinstance(value, str) and _INTEGER.fullmatch(value) is not None)
+    return is_one and least <= int(value) <= _MAX_INT64  # type: ignore[call-overload, no-any-return]
 
 
 def read_text(path: str, access: Access = Access.DEFAULT) -> str:
@@ -239,89 +248,33 @@ def read_json(path: str, access: Access = Access.DEFAULT) -> object:
         raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error
 
 
-class _Place(NamedTuple):
-    """A position in features.json, for errors."""
-
-    path: str
-    names: tuple[str, ...]
-    depth: int = 0
-
-    def below(self, *names: str) -> _Place:
-        return _Place(self.path, (*self.names, *names), self.depth + 1)
-
-    def error(self, text: str) -> ParseError:
-        field = "/".join(self.names)
-        return ParseError(f"feature {field!r}: {text}" if field else text, path=self.path)
-
-
-class _Content(JsonFields):
-    """The content of one feature."""
-
-    def __init__(self, values: Mapping[str, object], place: _Place) -> None:
-        super().__init__(values, place.path, "")
-        self.place = place
-
-    def error(self, name: str, expected: str, found: object) -> ParseError:
-        """Build an error that names the feature and the field."""
-        return self.place.error(f"expected {name} as {expected}, got {shown_value(found)}")
-
-    def number(self, name: str) -> float | None:
-        """A float."""
-        value: Any = self.get(name)
-        try:
-            # NaN and infinity are strings in proto3 JSON.
-            return None if value is None else float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise self.error(name, "a number", value) from None
-
-    def flag(self, name: str) -> bool:
-        """A bool; False if missing."""
-        value = self.get(name)
-        if not isinstance(value, (bool, type(None))):
-            raise self.error(name, "true or false", value)
-        return bool(value)
-
-    def shape(self, name: str) -> Shape:
-        """The shape: a list with null, or {"dimensions": [...]} with -1."""
-        value = self.get(name)
-        # No sizes at all is the shape of a scalar.
-        sizes = value.get("dimensions", []) if isinstance(value, Mapping) else value or []
-        if not isinstance(sizes, list):
-            raise self.error("shape", "a list of sizes", value)
-        found = [-1 if size is None else json_integer(size) for size in sizes]
-        if any(size is None or size < -1 for size in found):
-            raise self.error("shape", "a list of sizes", value)
-        return tuple(None if size == -1 else size for size in found)
-
-
-def _feature(value: object, place: _Place) -> f.FeatureConnector:
-    if not isinstance(value, Mapping):
-        raise place.error(f"expected a feature as an object, got {type(value).__name__}")
+def _feature(value: object, path: str, names: tuple[str, ...]) -> f.FeatureConnector:
+    field = "/".join(filter(None, names))
+    node = JsonFields(value, path, f"feature {field!r}: " if field else "")
     # Before Python gives up, with an error that says what is wrong.
-    if place.depth > _MAX_DEPTH:
-        raise place.error(f"expected features nested at most {_MAX_DEPTH} deep, got more")
-    class_name = value.get("pythonClassName", value.get("type"))
+    if len(names) > _MAX_DEPTH:
+        raise node.damage(f"expected features nested at most {_MAX_DEPTH} deep, got more")
+    class_name = node.values.get("pythonClassName", node.values.get("type"))
     if not isinstance(class_name, str):
-        raise place.error("expected the feature's class (pythonClassName), got none")
-    content = _content(value, place)
+        raise node.damage("expected the feature's class (pythonClassName), got none")
+    content = JsonFields(_content(node), path, node.where, names)
     # Modules moved between versions of TFDS, the classes kept their names, except for one.
     name = class_name.rsplit(".", 1)[-1]
-    known = _CLASSES.get("BBoxFeature" if name == "BBox" else name)
-    if known is None or not class_name.startswith(_PACKAGE):
+    kind = _BY_NAME.get("BBoxFeature" if name == "BBox" else name)
+    if kind is None or not class_name.startswith(_PACKAGE):
         return f.UnknownFeature(class_name)
     # These texts are lists of integers whose vocabulary is in files of another kind.
     if content.get("useEncoder") is not None:
         return f.UnknownFeature(class_name, "text of the old encoders")
     values: dict[str, Any] = {
-        item.name: form.read(content, key, item.default) for item, key, form in known.fields()
+        field: form.read(content, key) for field, key, form in _fields_of(kind)
     }
-    if values.get("dtype") is MISSING:
-        raise place.error("expected a dtype, got none")
     try:
-        built = known.feature(**values)
+        built = kind(**{field: found for field, found in values.items() if found is not MISSING})
     except (TypeError, ValueError) as error:
-        raise place.error(f"{error}") from error
-    description = value.get("description")
+        is_lacking = kind in (f.Tensor, f.Scalar) and values["dtype"] is MISSING
+        raise node.damage("expected a dtype, got none" if is_lacking else f"{error}") from error
+    description = node.values.get("description")
     # Some versions wrote the message in place of its text.
     if isinstance(description, Mapping):
         description = description.get("text", description.get("description"))
@@ -330,110 +283,100 @@ def _feature(value: object, place: _Place) -> f.FeatureConnector:
     return built
 
 
-def _content(value: Mapping[str, object], place: _Place) -> _Content:
-    if "pythonClassName" in value:
+def _content(node: JsonFields) -> object:
+    found = node.values.get("content")
+    if "pythonClassName" in node.values:
         # A oneof of the proto: exactly one content, or none for a class without fields.
-        keys = [key for key in value if key in _CONTENT_KEYS]
-        found = value[keys[0]] if len(keys) == 1 else None if keys else {}
+        keys = [key for key in node.values if key in _CONTENT_KEYS]
+        if len(keys) > 1:
+            raise node.damage("expected one content, as an object")
+        found = node.values[keys[0]] if keys else None
         if keys in (["jsonFeature"], ["json_feature"]) and isinstance(found, Mapping):
             found = found.get("json")
-    else:
-        found = value.get("content")
-        found = {} if found is None else found
     # Between the two forms TFDS wrote the content as a string of JSON.
     if isinstance(found, str):
         try:
             found = json.loads(found)
         except (ValueError, RecursionError) as error:
-            raise place.error("expected the content as JSON, got another string") from error
-    if not isinstance(found, Mapping):
-        raise place.error("expected one content, as an object")
-    return _Content(found, place)
+            raise node.damage("expected the content as JSON, got another string") from error
+    return {} if found is None else found
 
 
 class _Form(NamedTuple):
     """How a field of a feature class is written in the content.
 
     Attributes:
-        read: Reads it from the content by its key; the class's default is for what is absent.
+        read: Reads it from the content by its key; MISSING for the class's default.
         write: Its JSON value; None leaves it out.
+        key: Its key; "" for its name in camelCase, as in proto3 JSON.
     """
 
-    read: Callable[[_Content, str, Any], object]
+    read: Callable[[JsonFields, str], object]
     write: Callable[[Any], object] = lambda value: value
+    key: str = ""
 
 
-def _read_features(content: _Content, name: str, _: object) -> dict[str, f.FeatureConnector]:
-    inner = content.values.get(name)
+def _read_features(content: JsonFields, key: str) -> dict[str, f.FeatureConnector]:
+    inner = content.values.get(key)
     # The old form has no key "features"; a feature of that name may be meant.
     is_wrapped = isinstance(inner, Mapping) and not isinstance(
         inner.get("type", inner.get("pythonClassName")), str
     )
     named: Any = inner if is_wrapped and len(content.values) == 1 else content.values
-    return {name: _feature(named[name], content.place.below(str(name))) for name in sorted(named)}
+    return {name: content.feature(named[name], str(name)) for name in sorted(named)}
 
 
-def _read_length(content: _Content, name: str, _: object) -> int | None:
-    length = content.integer(name)
-    if length is not None and length < -1:
-        raise content.place.error(f"expected length as a number or -1, got {length}")
-    return length
-
-
-def _read_label(content: _Content, name: str, _: object) -> int | None:
-    label = content.get(name)
-    # Old files have the number of classes, beside the pixels' fields.
-    label = label if isinstance(label, Mapping) else {"numClasses": content.get("labels")}
-    return _Content(label, content.place).integer("numClasses") or None
-
-
-def _read_box_format(content: _Content, name: str, default: object) -> object:
+def _read_box_format(content: JsonFields, key: str) -> object:
     # Before TFDS had box formats, all boxes used the default; a proto without a format means that
     # it is unknown.
-    is_old = name not in content.values and "dtype" not in content.values
-    return default if is_old else content.text(name) or None
+    is_old = key not in content.values and "dtype" not in content.values
+    return MISSING if is_old else content.text(key) or None
 
 
-_TEXT = _Form(
-    lambda content, name, default: content.text(name) or default, lambda text: text or None
-)
-_NUMBER = _Form(lambda content, name, _: content.number(name))
-_FLAG = _Form(lambda content, name, _: content.flag(name), lambda flag: flag or None)
-_TEXTS = _Form(
-    lambda content, name, default: tuple(content.texts(name)) or (None if default is None else ()),
-    lambda texts: list(texts or ()),
-)
+def _read_count(content: JsonFields, key: str) -> int | None:
+    return content.integer(key) or None
+
+
+_TEXT = _Form(lambda content, key: content.text(key) or MISSING, lambda text: text or None)
+_NUMBER = _Form(JsonFields.number)
+_FLAG = _Form(JsonFields.flag, lambda flag: flag or None)
+# By the name of the field, or where others have one of that name, by class and field.
 _FORMS = {
+    "Audio.encoding": _Form(_TEXT.read, str.upper),
+    # Old files have the number of classes beside the pixels' fields.
+    "LabeledImage.num_classes": _Form(
+        lambda content, key: (
+            _read_count(content.inner(key), "numClasses") or _read_count(content, "labels")
+        ),
+        lambda number: {"numClasses": str(number or 0)},
+        "label",
+    ),
     "bbox_format": _Form(_read_box_format),
     "dtype": _TEXT,
     "encoding": _TEXT,
     "encoding_format": _TEXT,
-    "feature": _Form(
-        lambda content, name, _: _feature(content.get(name), content.place.below()),
-        features_to_json,
-    ),
+    "feature": _Form(lambda content, key: content.feature(content.get(key)), features_to_json),
     "features": _Form(
         _read_features,
         lambda features: {name: features_to_json(item) for name, item in features.items()},
     ),
     "file_format": _TEXT,
-    "languages": _TEXTS,
+    "languages": _Form(JsonFields.texts, lambda texts: list(texts or ())),
     # Written even if it is False, as TFDS does.
-    "lazy_decode": _Form(_FLAG.read),
-    "length": _Form(_read_length, lambda length: "-1" if length is None else str(length)),
+    "lazy_decode": _Form(JsonFields.flag),
+    "length": _Form(
+        lambda content, key: content.integer(key, -1),
+        lambda length: "-1" if length is None else str(length),
+    ),
     "maximum": _NUMBER,
     "minimum": _NUMBER,
-    "names": _Form(_TEXTS.read, lambda names: None),  # written to their own file
-    "num_classes": _Form(
-        lambda content, name, _: content.integer(name) or None, lambda number: str(number or 0)
-    ),
+    # written to their own file
+    "names": _Form(lambda content, key: content.texts(key) or None, lambda names: None),
+    "num_classes": _Form(_read_count, lambda number: str(number or 0)),
     "optional": _FLAG,
-    "sample_rate": _Form(
-        lambda content, name, _: content.integer(name) or None,
-        lambda rate: str(rate) if rate else None,
-    ),
+    "sample_rate": _Form(_read_count, lambda rate: str(rate) if rate else None),
     "shape": _Form(
-        lambda content, name, _: content.shape(name),
+        JsonFields.shape,
         lambda shape: (
             {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {}
         ),
@@ -442,57 +385,40 @@ _FORMS = {
 }
 
 
-class _Class(NamedTuple):
-    """A feature class, and how TFDS writes it.
-
-    Attributes:
-        feature: The class.
-        module: Its module in TFDS.
-        key: Key of the content.
-        constants: Values written for every feature of the class.
-        own: Name of a field -> its key and form, where they are not the usual ones.
-    """
-
-    feature: type[f.FeatureConnector]
-    module: str
-    key: str
-    constants: Mapping[str, object] = MappingProxyType({})
-    own: Mapping[str, tuple[str, _Form]] = MappingProxyType({})
-
-    def fields(self) -> Iterator[tuple[Field[object], str, _Form]]:
-        """The fields of the class, their keys and forms."""
-        for item in fields(self.feature):
-            if item.init and item.name != "doc":
-                # proto3 JSON has camelCase names.
-                key = re.sub("_(.)", lambda letter: letter[1].upper(), item.name)
-                yield item, *self.own.get(item.name, (key, _FORMS[item.name]))
+def _fields_of(kind: type[f.FeatureConnector]) -> Iterator[tuple[str, str, _Form]]:
+    """The fields of a class, their keys and forms."""
+    for item in fields(kind):
+        if item.init and item.name != "doc":
+            form = _FORMS.get(f"{kind.__name__}.{item.name}") or _FORMS[item.name]
+            camel_case = re.sub("_(.)", lambda letter: letter[1].upper(), item.name)
+            yield item.name, form.key or camel_case, form
 
 
-_LABEL = _Form(_read_label, lambda number: {"numClasses": str(number or 0)})
-_BOX = {"shape": {"dimensions": ["4"]}, "dtype": "float32"}
-_VARIABLE = {"variableLanguagesPerExample": True}
-_ROWS = (
-    _Class(
-        f.Audio,
-        "audio_feature",
-        "audio",
-        own={"encoding": ("encoding", _Form(_TEXT.read, str.upper))},
+_BOX: dict[str, object] = {"shape": {"dimensions": ["4"]}, "dtype": "float32"}
+# Of each class: its module in TFDS, the key of its content, and what is written for every feature.
+_CLASSES: dict[type[f.FeatureConnector], tuple[str, str, dict[str, object]]] = {
+    f.Audio: ("audio_feature", "audio", {}),
+    f.BBoxFeature: ("bounding_boxes", "boundingBox", _BOX),
+    f.ClassLabel: ("class_label_feature", "classLabel", {}),
+    f.Dataset: ("dataset_feature", "sequence", {}),
+    f.FeaturesDict: ("features_dict", "featuresDict", {}),
+    f.Image: ("image_feature", "image", {}),
+    f.LabeledImage: ("labeled_image", "image", {}),
+    f.Scalar: ("scalar", "tensor", {"shape": {}}),
+    f.Sequence: ("sequence_feature", "sequence", {}),
+    f.Tensor: ("tensor_feature", "tensor", {}),
+    f.Text: ("text_feature", "text", {}),
+    f.Translation: ("translation_feature", "translation", {}),
+    f.TranslationVariableLanguages: (
+        "translation_feature",
+        "translation",
+        {"variableLanguagesPerExample": True},
     ),
-    _Class(f.BBoxFeature, "bounding_boxes", "boundingBox", _BOX),
-    _Class(f.ClassLabel, "class_label_feature", "classLabel"),
-    _Class(f.Dataset, "dataset_feature", "sequence"),
-    _Class(f.FeaturesDict, "features_dict", "featuresDict"),
-    _Class(f.Image, "image_feature", "image"),
-    _Class(f.LabeledImage, "labeled_image", "image", own={"num_classes": ("label", _LABEL)}),
-    _Class(f.Scalar, "scalar", "tensor", {"shape": {}}),
-    _Class(f.Sequence, "sequence_feature", "sequence"),
-    _Class(f.Tensor, "tensor_feature", "tensor"),
-    _Class(f.Text, "text_feature", "text"),
-    _Class(f.Translation, "translation_feature", "translation"),
-    _Class(f.TranslationVariableLanguages, "translation_feature", "translation", _VARIABLE),
-    _Class(f.Video, "video_feature", "video"),
-)
-_CLASSES = {row.feature.__name__: row for row in _ROWS}
+    f.Video: ("video_feature", "video", {}),
+}
+_BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 _CONTENT_KEYS = {
-    name for key in (*(row.key for row in _ROWS), "jsonFeature") for name in (key, snake_case(key))
+    name
+    for key in (*(key for _, key, _ in _CLASSES.values()), "jsonFeature")
+    for name in (key, snake_case(key))
 }
