@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -27,29 +28,27 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve, splits_of
 from torch_tfrecord.columns import (
     Column,
+    LackingError,
     Nested,
     RawTensor,
     Want,
-    decode_text,
     rows_of,
     stack,
 )
-from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, read_each
+from torch_tfrecord.errors import ParseError, TFRecordError, read_each
 from torch_tfrecord.media import decode_image, decode_sound, image_size, read_wav
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds.features import Shape, fits
 
 __all__ = [
     "BoxLeaf",
-    "BytesElement",
     "Element",
-    "EncodedTensor",
+    "EncodedElement",
     "Leaf",
-    "NumberElement",
+    "ListElement",
     "PictureElement",
-    "StringElement",
-    "TextElement",
     "decoded_sound",
+    "raw_tensor",
 ]
 
 _MAX_LENGTH = 1 << 33  # more than fits a record, since protobuf limits messages to 2 GiB
@@ -60,12 +59,12 @@ class Element:
     """How one value is decoded.
 
     Attributes:
-        stored: Dtype of the list that has it.
-        count: List values per element; None if the shape has an unknown size, inferred from the
-            list.
         what: Name of the kind of value, for errors.
         dtype: Dtype of the tensors; None if the values are not tensors.
         shape: Shape of one element.
+        stored: Dtype of the list that has it.
+        count: List values per element; None if the shape has an unknown size, inferred from the
+            list.
         is_text, is_encoded: Whether each value is UTF-8, or other bytes that `decode` reads.
         plain_mode: The mode of `decode_image` that gives the value, a `tv_tensors.Image`; None if
             that takes more, or the value is no image.
@@ -73,11 +72,11 @@ class Element:
 
     stored: DType = bytes
     count: int | None = 1
-    what: str
-    dtype: torch.dtype | None = None
-    shape: Shape = ()
     is_text = is_encoded = False
     plain_mode: str | None = None
+
+    def __init__(self, what: str, dtype: torch.dtype | None = None, shape: Shape = ()) -> None:
+        self.what, self.dtype, self.shape = what, dtype, shape
 
     def one(self, values: Any) -> Any:
         """The element of a list."""
@@ -127,72 +126,55 @@ class Element:
         return (number, *(found if size is None else size for size in self.shape))
 
 
-class NumberElement(Element):
-    """Numbers stored as a list: ints and bools in an int64_list, floats in a float_list.
+class ListElement(Element):
+    """Values in a list: ints and bools in an int64_list, floats in a float_list; byte strings, as
+    bytes or nested lists of bytes.
 
     Args:
-        dtype: Dtype of the tensor. uint64 is bit-cast from int64, as TFDS writes it.
+        dtype: Dtype of the tensor, None for byte strings. uint64 is bit-cast from int64, as TFDS
+            writes it.
         shape: Shape of one element; at most one None.
     """
 
-    dtype: torch.dtype
+    def __init__(self, dtype: torch.dtype | None, shape: Shape = ()) -> None:
+        super().__init__(str(dtype).removeprefix("torch.") if dtype else "bytes", dtype, shape)
+        if dtype is not None:
+            # Bools are stored as integers.
+            self.stored = torch.float32 if dtype.is_floating_point else torch.int64
+        self.count = None if None in shape else math.prod(size or 0 for size in shape)
 
-    def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
-        self.dtype, self.shape = dtype, shape
-        # Bools are stored as integers.
-        self.stored = torch.float32 if dtype.is_floating_point else torch.int64
-        self.count = _num_values(shape)
-        self.what = str(dtype).removeprefix("torch.")
-
-    def each(self, values: npt.NDArray[Any], number: int) -> torch.Tensor:
-        """A tensor [number, *shape]."""
+    def each(self, values: Any, number: int) -> Any:
+        """A tensor [number, *shape], or a list of nested lists."""
+        sizes = self.sizes(len(values), number)
+        if self.dtype is None:
+            flat = np.empty(len(values), object)
+            flat[:] = values
+            return flat.reshape(sizes).tolist()
         # The list has int64 of the same bits, as protobuf has no list of uint64.
-        is_unsigned = self.dtype == torch.uint64
-        tensor = Column.cast(values, torch.int64 if is_unsigned else self.dtype)
-        tensor = tensor.view(self.dtype) if is_unsigned else tensor
-        return tensor.reshape(self.sizes(len(values), number))
+        stored = torch.int64 if self.dtype == torch.uint64 else self.dtype
+        return Column.cast(values, stored).view(self.dtype).reshape(sizes)
 
 
-class StringElement(Element):
-    """Byte strings of a shape, returned as bytes or nested lists of bytes.
-
-    Args:
-        shape: Shape of one element; at most one None.
-    """
-
-    what = "bytes"
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self.count = _num_values(shape)
-
-    def each(self, values: Sequence[bytes], number: int) -> list[object]:
-        """A list of elements, each nested according to the shape."""
-        flat = np.empty(len(values), object)
-        flat[:] = values
-        nested: list[object] = flat.reshape(self.sizes(len(values), number)).tolist()
-        return nested
-
-
-class BytesElement(Element):
+class EncodedElement(Element):
     """One byte string per element, decoded by a function.
 
     Args:
-        decode: Turns bytes into the value; None returns the bytes.
-        what: Name of the kind of value, for errors.
+        what, dtype, shape: See `Element`.
+        decode: Turns bytes into the value.
+        is_text: Whether they are UTF-8.
     """
 
-    is_encoded = True
-
     def __init__(
-        self, decode: Callable[[bytes], object] | None = None, what: str = "bytes"
+        self,
+        what: str,
+        decode: Callable[..., Any] = bytes,
+        dtype: torch.dtype | None = None,
+        shape: Shape = (),
+        *,
+        is_text: bool = False,
     ) -> None:
-        self._decode = decode
-        self.what = what
-
-    def decode(self, data: bytes) -> object:
-        """Decode one value."""
-        return data if self._decode is None else self._decode(data)
+        super().__init__(what, dtype, shape)
+        self.decode, self.is_text, self.is_encoded = decode, is_text, not is_text
 
     def one(self, values: Sequence[bytes]) -> object:
         """The only value of a list."""
@@ -204,7 +186,7 @@ class BytesElement(Element):
         """Decode all values of a list."""
         # A list of empty strings takes next to nothing in the record.
         reserve(number * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
-        return self.join([self.decode(value) for value in values])
+        return self.join([*map(self.decode, values)])
 
     def join(self, items: list[Any]) -> object:
         """Stack decoded elements if they have the same shape."""
@@ -213,52 +195,35 @@ class BytesElement(Element):
         return torch.empty(self.sizes(0, 0), dtype=self.dtype)
 
 
-class TextElement(BytesElement):
-    """UTF-8 text, decoded to str."""
-
-    is_text = True
-    is_encoded = False
-
-    def __init__(self) -> None:
-        super().__init__(decode_text, "Text")
-
-
-class EncodedTensor(BytesElement):
-    """A tensor stored as its raw bytes, optionally zlib-compressed.
+def raw_tensor(dtype: torch.dtype, shape: Shape, is_zlib: bool) -> EncodedElement:
+    """A tensor stored as its raw bytes.
 
     Args:
         dtype: Dtype of the tensor.
         shape: None for unknown sizes; with two or more, the record also has the shape.
         is_zlib: Whether the bytes are compressed.
     """
-
-    dtype: torch.dtype
-
-    def __init__(self, dtype: torch.dtype, shape: Shape, is_zlib: bool) -> None:
-        name = str(dtype).removeprefix("torch.")
-        super().__init__(what=f"{name}, {'zlib' if is_zlib else 'bytes'}")
-        self.dtype, self.shape = dtype, shape
-        self._spec = RawTensor((), dtype, compression="zlib" if is_zlib else None)
-
-    def decode(self, data: bytes, shape: Shape | None = None) -> torch.Tensor:
-        """Decode a tensor, with the shape in the record or at most one unknown size."""
-        shape = self.shape if shape is None else shape
-        if not fits(shape, self.shape):
-            raise ParseError(f"expected a shape like {self.shape}, got {shape}")
-        sizes = tuple(-1 if size is None else size for size in shape)
-        return self._spec._value([memoryview(data)], sizes, 0)
+    spec = RawTensor((), dtype, compression="zlib" if is_zlib else None)
+    name = f"{str(dtype).removeprefix('torch.')}, {'zlib' if is_zlib else 'bytes'}"
+    return EncodedElement(name, partial(_raw_tensor, spec, shape), dtype, shape)
 
 
-def _num_values(shape: Shape) -> int | None:
-    """Number of values in an element; None if a size is unknown."""
-    return None if None in shape else math.prod(size for size in shape if size is not None)
+def _raw_tensor(
+    spec: RawTensor, wanted: Shape, data: bytes, shape: Shape | None = None
+) -> torch.Tensor:
+    """Decode a tensor, with the shape in the record or at most one unknown size."""
+    shape = wanted if shape is None else shape
+    if not fits(shape, wanted):
+        raise ParseError(f"expected a shape like {wanted}, got {shape}")
+    sizes = tuple(-1 if size is None else size for size in shape)
+    return spec._value([memoryview(data)], sizes, 0)
 
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Number of channels -> mode of `decode_image`, for uint8 images."""
 
 
-class PictureElement(BytesElement):
+class PictureElement(EncodedElement):
     """An image: uint8, uint16, or float32 stored in the four bytes of RGBA pixels.
 
     Args:
@@ -271,16 +236,15 @@ class PictureElement(BytesElement):
     def __init__(
         self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False
     ) -> None:
-        super().__init__(what="Image")
-        self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
+        dtype = getattr(torch, feature.dtype)
+        super().__init__("Image", self._decode, dtype, feature.shape)
         self._is_numpy_layout = as_numpy_layout
-        self._mode = _MODES.get(self.shape[-1] or 0) if self.dtype == torch.uint8 else None
+        self._mode = _MODES.get(self.shape[-1] or 0) if dtype == torch.uint8 else None
         self._one = tv_tensors.Mask if isinstance(feature, f.LabeledImage) else tv_tensors.Image
         self._many = tv_tensors.Video if is_video else self._one
         self.plain_mode = self._mode if self._many is tv_tensors.Image else None
 
-    def decode(self, data: bytes) -> torch.Tensor:
-        """Decode one image."""
+    def _decode(self, data: bytes) -> torch.Tensor:
         pixels = self._pixels(data)
         channels, height, width = pixels.shape
         stored = (height, width, channels)
@@ -291,7 +255,6 @@ class PictureElement(BytesElement):
         return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
 
     def _pixels(self, data: bytes) -> torch.Tensor:
-        channels = self.shape[-1]
         if self.dtype == torch.float32:
             # TFDS stores depth as PNG: the four bytes of a float32 are the channels of a pixel.
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
@@ -300,13 +263,11 @@ class PictureElement(BytesElement):
             return decode_image(data, self._mode)
         # Other depths and numbers of channels follow the rules of `tf.io.decode_image`.
         pixels = decode_image(data, "unchanged").numpy()
-        if self.dtype == torch.uint16:
-            # as libpng expands 8 bits to 16
-            pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
-        else:
-            # libpng drops the lower byte.
-            pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
-        return torch.from_numpy(_with_channels(pixels, channels))
+        if self.dtype == torch.uint16 and pixels.dtype == np.uint8:
+            pixels = pixels.astype(np.uint16) * 257  # as libpng expands 8 bits to 16
+        elif self.dtype == torch.uint8 and pixels.dtype == np.uint16:
+            pixels = (pixels >> 8).astype(np.uint8)  # libpng drops the lower byte
+        return torch.from_numpy(_with_channels(pixels, self.shape[-1]))
 
     def join(self, items: list[Any]) -> object:
         """Stack images of equal size; return an empty tensor if there are none."""
@@ -324,16 +285,17 @@ def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
     alpha.
     """
     found = len(pixels)
-    if channels is None or channels == found:
+    if channels in (None, found):
         return pixels
-    color = pixels[:1] if found in (1, 2) else pixels[:3]
-    # A mask or a depth has no alpha; what reads it as RGBA gets it opaque.
-    opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    color = pixels[: found - 1 + found % 2]  # without alpha
     # TensorFlow would convert to gray with weights of its own: no feature of TFDS asks for it.
     if channels in (1, 2) and len(color) == 3:
         raise ParseError(f"expected {channels} channels, got a colour image")
-    color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
-    return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
+    if channels in (3, 4):
+        color = np.broadcast_to(color, (3, *color.shape[1:]))
+    # A mask or a depth has no alpha; what reads it as RGBA gets it opaque.
+    opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
+    return np.concatenate([color, opaque] if channels in (2, 4) else [color])
 
 
 def decoded_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
@@ -376,17 +338,15 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
-        self._is_shaped = isinstance(element, EncodedTensor) and element.shape.count(None) > 1
-
-        lists = {"/value" if self._is_shaped else "": (element.stored, element.what)}
-        sizes = (torch.int64, "sizes")
+        self._is_shaped = type(element) is EncodedElement and element.shape.count(None) > 1
+        values, sizes = (element.stored, element.what), (torch.int64, "sizes")
+        lists = {"": values}
         if self._is_shaped:
-            lists["/shape"] = sizes
+            lists = {"/value": values, "/shape": sizes}
         elif len(lengths) > 1:
-            lists["/ragged_flat_values"] = lists[""]
+            lists["/ragged_flat_values"] = values
             lists |= {f"/ragged_row_lengths_{level}": sizes for level in range(len(lengths) - 1)}
         self.wants = tuple(Want(key, key + suffix, *of) for suffix, of in lists.items())
-        self._own = self.wants
 
     def read(self, columns: Sequence[Column]) -> object:
         """Read the batch's column: a tensor, or a list of the records' values.
@@ -410,26 +370,26 @@ class Leaf:
     def _labelled(self) -> Iterator[None]:
         try:
             yield
-        except (ParseError, ImageDecodeError, LimitExceededError) as error:
-            if str(error.args[0]).startswith("feature "):
-                raise
+        except LackingError:
+            raise
+        except TFRecordError as error:
             raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
     def _numbers(self, column: Column) -> object:
         """The numbers of all records at once; None if records must be read one by one."""
-        element = self.element
+        element, counts = self.element, np.diff(column.offsets)
         if (
-            not isinstance(element, NumberElement)
+            element.stored is bytes
             or not element.count
             or len(self.lengths) > 1
             or column.missing is not None
+            or not len(counts)
         ):
             return None
-        counts = column.offsets[1:] - column.offsets[:-1]
         expected = self.lengths[0] if self.lengths else 1
         wrong = counts % element.count if expected is None else counts != element.count * expected
         # Values that do not fit are read one by one, where the error says why.
-        if wrong.any() or not len(counts):
+        if wrong.any():
             return None
         if len(counts) > 1:
             reserve(column.values.nbytes)
@@ -453,7 +413,7 @@ class Leaf:
                 column.bounds(),
                 column.missing,
             )
-            for want, column in zip(self._own, columns, strict=False)
+            for want, column in zip(self.wants, columns, strict=False)
         ]
 
         def read(row: int) -> object:
@@ -468,44 +428,37 @@ class Leaf:
         return read_each(read, range(len(columns[0].offsets) - 1))
 
     def _value(self, lists: Mapping[str, Any]) -> Any:
-        values = lists.get(self._own[0].key)
+        values = lists.get(self.wants[0].key)
         if values is None:
-            if len(self.lengths) > 1 and not self._is_shaped and self._own[2].key in lists:
+            if len(self.wants) > 2 and self.wants[2].key in lists:
                 return self._ragged(lists)
             if not self.lengths:
                 if self._is_optional:
                     return self._default
-                raise self._own[0].lacking()
-            # As in TFDS, a missing sequence is empty.
+                raise self.wants[0].lacking()
             values = self._nothing
         if self._is_shaped:
-            return self._shaped(values, lists.get(self._own[1].key, ()))
+            return self._shaped(values, lists.get(self.wants[1].key, ()))
         if not self.lengths:
             return self.element.one(values)
         rows = self.element.many(values)
-        return self._nested(rows, self._static_lengths(len(rows)))
+        inner = [length or 0 for length in self.lengths[1:]]
+        each = math.prod(inner)
+        # Nested sequences in one list must have the lengths of the tree.
+        if len(rows) % each if each else len(rows):
+            raise ParseError(f"expected rows of the lengths {self.lengths}, got {len(rows)} values")
+        levels = [np.array([len(rows) // (each or 1)])]
+        for length in inner:
+            levels.append(np.full(levels[-1].sum(), length))
+        return self._nested(rows, levels)
 
     @property
     def _nothing(self) -> Any:
-        stored = self.element.stored
-        return () if stored is bytes else np.zeros(0, str(stored).removeprefix("torch."))
-
-    def _static_lengths(self, total: int) -> list[Ints]:
-        """Lengths (see `_nested`) of nested sequences stored in one list of so many elements, which
-        must match those of the tree.
-        """
-        levels: list[Ints] = []
-        found = total
-        # From the innermost rows outwards.
-        for length in reversed(self.lengths[1:]):
-            if found % length if length else found:
-                raise ParseError(f"expected rows of the lengths {self.lengths}, got {total} values")
-            found //= length or 1
-            levels.insert(0, np.full(found, length or 0))
-        return [np.array([found]), *levels]
+        """The values of a missing sequence, which is empty, as in TFDS."""
+        return np.zeros(0, np.float32 if self.element.stored is torch.float32 else np.int64)
 
     def _ragged(self, lists: Mapping[str, Any]) -> object:
-        _, flat, *wants = self._own
+        _, flat, *wants = self.wants
         rows = self.element.many(lists.get(flat.key, self._nothing))
         levels: list[Ints] = []
         found = len(rows)
@@ -530,7 +483,7 @@ class Leaf:
             levels: The number of outermost rows, and the lengths of all rows of each level.
         """
         for expected, found in zip(self.lengths, levels, strict=True):
-            wrong = found[found != expected] if expected is not None else found[:0]
+            wrong = [] if expected is None else found[found != expected]
             if len(wrong):
                 raise ParseError(f"expected {expected} values in the sequence, got {wrong[0]}")
         if isinstance(rows, torch.Tensor):
@@ -589,39 +542,29 @@ class BoxLeaf(Leaf):
 
     def read(self, columns: Sequence[Column]) -> object:
         """See `Leaf.read`."""
-        rows = rows_of(super().read(columns))
-        return self._boxes(
-            rows, [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
-        )
+        rows = rows_of(super().read(columns[:1]))
+        sizes = [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
+        return [*map(self._boxes, rows, sizes)]
 
     def one(self, lists: Mapping[str, Any]) -> object:
         """See `Leaf.one`; no image is looked at."""
-        return self._boxes([super().one(lists)], [None])[0]
+        return self._boxes(super().one(lists), None)
 
-    def _boxes(
-        self, rows: Sequence[Any], sizes: Sequence[tuple[int, int] | None]
-    ) -> Sequence[object]:
-        """The boxes of records, given as numbers, and the (height, width) of the image of each."""
+    def _boxes(self, row: Any, size: tuple[int, int] | None) -> object:
+        """The boxes of a record, given as numbers, and the (height, width) of its image."""
         is_relative = self._format.startswith("REL_")
-        if not is_relative and not any(sizes):
-            return list(rows)
-        parts = [row.numpy().reshape(-1, 4) for row in rows]
-        counts, numbers = [*map(len, parts)], np.concatenate(parts)
+        if not is_relative and size is None:
+            return row
+        height, width = size or (1, 1)
+        numbers = row.numpy().reshape(-1, 4)
         # torchvision has x first.
         if self._format.endswith("YXYX"):
             numbers = numbers[:, [1, 0, 3, 2]]
         if is_relative:
-            # (width, height, width, height)
-            scales = np.array([(size or (1, 1))[::-1] * 2 for size in sizes], numbers.dtype)
-            numbers = numbers * scales.repeat(counts, axis=0)
+            numbers = numbers * np.array([width, height] * 2, numbers.dtype)
         kind = "XYWH" if self._format == "XYWH" else "XYXY"
-        found = zip(torch.split(torch.from_numpy(numbers), counts), rows, sizes, strict=True)
-        return [
-            tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
-            if size or is_relative
-            else row
-            for part, row, size in found
-        ]
+        boxes = torch.from_numpy(numbers)
+        return tv_tensors.BoundingBoxes(boxes, format=kind, canvas_size=(height, width))
 
 
 def _image_sizes(column: Column) -> list[tuple[int, int] | None]:

@@ -20,6 +20,7 @@ from torch_tfrecord.columns import (
     Text,
     VarLenFeature,
     Want,
+    decode_text,
     make_parser,
 )
 from torch_tfrecord.errors import ParseError
@@ -29,15 +30,13 @@ from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.features import Shape
 from torch_tfrecord.tfds.leaves import (
     BoxLeaf,
-    BytesElement,
     Element,
-    EncodedTensor,
+    EncodedElement,
     Leaf,
-    NumberElement,
+    ListElement,
     PictureElement,
-    StringElement,
-    TextElement,
     decoded_sound,
+    raw_tensor,
 )
 
 __all__ = [
@@ -182,14 +181,14 @@ def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Featur
     ):
         return None
     is_list = bool(place.lengths)
-    if isinstance(element, TextElement):
+    if element.is_text:
         return VarLenFeature(str, key=key) if is_list else Text(key=key)
     if element.plain_mode is not None:
         if is_list or decoding.as_numpy_layout:
             return None
         return Image(element.plain_mode, key=key, shape=element.shape)
     # No list has uint64 as it is, and no spec an element of no values.
-    if not isinstance(element, (NumberElement, StringElement)) or element.dtype == torch.uint64:
+    if not isinstance(element, ListElement) or element.dtype == torch.uint64:
         return None
     dtype = element.dtype or bytes
     if is_list:
@@ -207,11 +206,11 @@ def make_element(
     element = _own_element(place, decoding, path)
     if place.path not in decoding.decoders:
         return element
-    if not isinstance(element, BytesElement):
+    if isinstance(element, ListElement):
         raise ValueError(
             f"decoders: feature {place.path!r} is not an encoded value, but {element.what}"
         )
-    return BytesElement(decoding.decoders[place.path], "bytes")
+    return EncodedElement("bytes", decoding.decoders[place.path] or bytes)
 
 
 def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Element:
@@ -220,33 +219,34 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
     def error(text: str) -> ParseError:
         return ParseError(f"feature {place.path!r}: {text}", path=path)
 
-    if isinstance(feature, (f.Image, f.LabeledImage)):
-        return PictureElement(feature, decoding.as_numpy_layout)
-    if isinstance(feature, f.Video):
-        return PictureElement(feature.frame, decoding.as_numpy_layout, is_video=True)
-    if isinstance(feature, f.Text):
-        return TextElement()
-    if isinstance(feature, f.ClassLabel):
-        return NumberElement(torch.int64, ())
-    if isinstance(feature, f.BBoxFeature):
-        return NumberElement(torch.float32, (4,))
+    match feature:
+        case f.Image() | f.LabeledImage():
+            return PictureElement(feature, decoding.as_numpy_layout)
+        case f.Video():
+            return PictureElement(feature.frame, decoding.as_numpy_layout, is_video=True)
+        case f.Text():
+            return EncodedElement("Text", decode_text, is_text=True)
+        case f.ClassLabel():
+            return ListElement(torch.int64)
+        case f.BBoxFeature():
+            return ListElement(torch.float32, (4,))
     if not isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
         reason, name = "an unsupported class", type(feature).__name__
         if isinstance(feature, f.UnknownFeature):
             reason, name = feature.reason, feature.class_name
         raise error(f"{reason}, {name!r}; to skip it, name the features you want")
     if feature.dtype == f.STRING:
-        return StringElement(feature.shape)
+        return ListElement(None, feature.shape)
     dtype = f.torch_dtype_of(feature.dtype)
     if dtype is None:
         raise error(f"torch has no dtype {feature.dtype!r}")
     if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return BytesElement(partial(decoded_sound, shape=feature.shape, dtype=dtype), "Audio")
+        return EncodedElement("Audio", partial(decoded_sound, shape=feature.shape, dtype=dtype))
     if feature.encoding != "none":
-        return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
+        return raw_tensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:
         raise error(f"no list can hold {feature.dtype} without an encoding")
-    return NumberElement(dtype, feature.shape)
+    return ListElement(dtype, feature.shape)
 
 
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
