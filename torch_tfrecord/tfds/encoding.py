@@ -20,11 +20,11 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.columns import RaggedTensor, rows_of
-from torch_tfrecord.errors import locate_value
+from torch_tfrecord.errors import ParseError, locate_value
 from torch_tfrecord.media import encode_image
 from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.tfds.features import fits, innermost
-from torch_tfrecord.tfds.parser import LeafPlace, leaves_of
+from torch_tfrecord.tfds.parser import Decoding, LeafPlace, leaves_of
 
 __all__ = ["SampleEncoder"]
 
@@ -49,7 +49,7 @@ class SampleEncoder:
         self._features = features
         # TFDS writes nothing for a dict of nothing.
         self._places = [leaf for leaf in leaves_of(features) if not leaf.is_empty]
-        self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
+        self._encoders = [_LeafEncoder(place, as_numpy_layout) for place in self._places]
 
     def encode(self, sample: Mapping[str, object]) -> bytes:
         """Return the serialized Example of one sample.
@@ -60,78 +60,67 @@ class SampleEncoder:
         values: dict[str, object] = {}
         self._collect(self._features, sample, (), values)
         record: dict[str, _Values] = {}
-        for leaf, encoder in zip(self._places, self._encoders, strict=True):
+        for place, encoder in zip(self._places, self._encoders, strict=True):
             try:
-                record.update(encoder.entries(values[leaf.path]))
+                record.update(encoder.entries(values[place.path]))
             except (TypeError, ValueError, OverflowError) as error:
-                raise locate_value(error, f"feature {leaf.path!r}") from error
+                raise locate_value(error, f"feature {place.path!r}") from error
         return RowEncoder().encode(record)
 
     def _collect(
-        self, feature: object, value: Any, names: tuple[str, ...], values: dict[str, object]
+        self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, object]
     ) -> None:
         """Collect the value of each leaf, nested by the sequences around it."""
         # Before the test for a dict and a sequence, which it is, too.
         if isinstance(feature, f.TranslationVariableLanguages):
-            _collect_languages(value, names, values)
-        elif isinstance(feature, f.FeaturesDict):
+            value = _languages(value, names)
+        if isinstance(feature, f.FeaturesDict):
             _check_names(feature, value, names)
             for name, item in feature.items():
                 self._collect(item, value.get(name), (*names, name), values)
         elif isinstance(feature, f.Sequence) and isinstance(innermost(feature), f.FeaturesDict):
-            self._collect_sequence(feature.feature, value, names, values)
+            if isinstance(value, Mapping):  # columns, as `load` returns them
+                self._collect(feature.feature, value, names, values)
+                return
+            if not isinstance(value, Sequence):
+                raise _no_dict("a list of dicts or a dict of lists", value, names)
+            # A list of dicts becomes a dict of lists, one for each leaf below.
+            rows: list[dict[str, object]] = [{} for _ in value]
+            for item, row in zip(value, rows, strict=True):
+                self._collect(feature.feature, item, names, row)
+            for leaf in self._places:
+                if leaf.names[: len(names)] == names:
+                    values[leaf.path] = [row[leaf.path] for row in rows]
         else:
             values["/".join(names)] = value
 
-    def _collect_sequence(
-        self, inner: object, value: object, names: tuple[str, ...], values: dict[str, object]
-    ) -> None:
-        if isinstance(value, Mapping):  # columns, as `load` returns them
-            self._collect(inner, value, names, values)
-            return
-        if not isinstance(value, Sequence):
-            raise TypeError(
-                f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}"
-            )
-        # A list of dicts becomes a dict of lists, one for each leaf below.
-        rows: list[dict[str, object]] = [{} for _ in value]
-        for item, row in zip(value, rows, strict=True):
-            self._collect(inner, item, names, row)
-        for leaf in self._places:
-            if leaf.names[: len(names)] == names:
-                values[leaf.path] = [row[leaf.path] for row in rows]
+
+def _no_dict(expected: str, value: object, names: tuple[str, ...]) -> TypeError:
+    where = f"feature {'/'.join(names)!r}" if names else "the sample"
+    return TypeError(f"{where}: expected {expected}, got {_kind(value)}")
 
 
-def _collect_languages(value: object, names: tuple[str, ...], values: dict[str, object]) -> None:
+def _languages(value: object, names: tuple[str, ...]) -> Mapping[str, object]:
+    """The texts of a sample in the form that `load` returns; they may be a dict of languages, each with
+    one text or several.
+    """
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}"
-        )
-    # The form that `load` returns; else a dict of languages, each with one text or several.
+        raise _no_dict("a dict of languages", value, names)
     if set(value) == {"language", "translation"}:
-        pairs = list(zip(value["language"], value["translation"], strict=True))
-    else:
-        texts = {
-            code: [text] if isinstance(text, str) else list(text) for code, text in value.items()
-        }
-        # TFDS sorts them, so that equal samples are equal bytes.
-        pairs = sorted((code, text) for code, several in texts.items() for text in several)
-    for number, name in enumerate(("language", "translation")):
-        values["/".join((*names, name))] = [pair[number] for pair in pairs]
+        return value
+    texts = {code: [text] if isinstance(text, str) else list(text) for code, text in value.items()}
+    # TFDS sorts them, so that equal samples are equal bytes.
+    pairs = sorted((code, text) for code, several in texts.items() for text in several)
+    return {"language": [code for code, _ in pairs], "translation": [text for _, text in pairs]}
 
 
 def _check_names(expected: Mapping[str, object], value: object, names: tuple[str, ...]) -> None:
-    where = f"feature {'/'.join(names)!r}" if names else "the sample"
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where}: expected a dict, got {_kind(value)}")
+        raise _no_dict("a dict", value, names)
     # An optional feature may be left out, or be None.
-    missing = [
-        name
-        for name in expected
-        if name not in value and not getattr(expected[name], "optional", False)
-    ]
-    unknown = [name for name in value if name not in expected]
-    if missing or unknown:
+    needed = {name for name in expected if not getattr(expected[name], "optional", False)}
+    if not needed <= value.keys() <= expected.keys():
+        where = f"feature {'/'.join(names)!r}" if names else "the sample"
         raise ValueError(
             f"{where}: expected the names {sorted(expected)}, got {sorted(map(str, value))}"
         )
@@ -141,43 +130,41 @@ class _LeafEncoder:
     """Encodes the record entries of one leaf."""
 
     def __init__(self, place: LeafPlace, as_numpy_layout: bool) -> None:
-        self._place = place
-        self._encode, dtype = _value_encoder(place, as_numpy_layout)
-        self._empty = np.zeros(0, dtype)
-        shape = getattr(place.feature, "shape", ())
-        # TFDS then writes each shape beside the bytes.
-        self._has_shapes = (
-            getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
+        self._lengths = place.lengths
+        self._is_optional = getattr(place.feature, "optional", False)
+        try:
+            self._encode = _value_encoder(place.feature, as_numpy_layout)
+            # Under the keys that reading looks for; boxes as plain numbers, without an image.
+            leaf = place.reader(Decoding(as_numpy_layout=True))
+        except (ParseError, ValueError) as error:
+            raise locate_value(error, f"feature {place.path!r}") from None
+        self._keys = [want.key for want in leaf.wants]
+        # An empty list of bytes is an array of no strings, so that its kind is written.
+        stored = leaf.element.stored
+        self._empty = np.zeros(
+            0, np.float32 if stored is torch.float32 else "S1" if stored is bytes else np.int64
         )
-        self._depth = len(place.lengths)
 
     def entries(self, value: object) -> dict[str, _Values]:
         """Return the entries as key -> values."""
-        key = self._place.path
-        if value is None and not self._depth:
-            if getattr(self._place.feature, "optional", False):
+        if value is None and not self._lengths:
+            if self._is_optional:
                 return {}
             raise TypeError("expected a value, got None")
         # The lengths of all rows of each level, as a ragged tensor is stored.
-        row_lengths: list[list[int]] = [[] for _ in range(self._depth)]
-        items = _flatten(value, self._place.lengths, row_lengths)
-        values = self._join([self._encode(item) for item in items])
-        if self._has_shapes:
-            shapes = [_numbers(item).shape for item in items]
-            return {f"{key}/shape": np.array(shapes, np.int64).ravel(), f"{key}/value": values}
-        if self._depth < 2:
-            return {key: values}
-        levels = {
-            f"{key}/ragged_row_lengths_{at}": np.array(rows, np.int64)
-            for at, rows in enumerate(row_lengths[1:])
-        }
-        return {f"{key}/ragged_flat_values": values, **levels}
-
-    def _join(self, parts: list[_Values]) -> _Values:
-        # An empty list of bytes is an array of no strings, so that its kind is written.
+        row_lengths: list[list[int]] = [[] for _ in self._lengths]
+        items = _flatten(value, self._lengths, row_lengths)
+        parts, values = [self._encode(item) for item in items], self._empty
         if parts and isinstance(parts[0], list):
-            return [item for part in parts for item in part] or self._empty
-        return np.concatenate([self._empty, *parts])
+            values = [item for part in parts for item in part] or values
+        else:
+            values = np.concatenate([values, *parts])
+        sizes, keys = row_lengths[1:], self._keys
+        if len(keys) == 2:  # TFDS then writes each shape beside the bytes
+            sizes = [[size for item in items for size in _numbers(item).shape]]
+        elif len(keys) > 2:
+            keys = keys[1:]
+        return dict(zip(keys, [values, *(np.array(each, np.int64) for each in sizes)], strict=True))
 
 
 def _flatten(
@@ -203,46 +190,32 @@ def _rows(value: Any) -> Any:
 
 
 def _value_encoder(
-    place: LeafPlace, as_numpy_layout: bool
-) -> tuple[Callable[[object], _Values], npt.DTypeLike]:
-    """Return the function that turns one value into list values, and the dtype of an empty list."""
-    feature = place.feature
-    if isinstance(feature, f.Video):
-        feature = feature.frame
-    if isinstance(feature, (f.Image, f.LabeledImage)):
-        return lambda value: [_picture(value, feature, as_numpy_layout)], "S1"
-    if isinstance(feature, f.Text):
-        return lambda value: [_text(value)], "S1"
-    if isinstance(feature, f.ClassLabel):
-        return lambda value: _label(value, feature), np.int64
-    if isinstance(feature, f.BBoxFeature):
-        return lambda value: _box(value, feature), np.float32
-    if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return lambda value: [_sound(value)], "S1"
-    if not isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
-        raise ValueError(f"feature {place.path!r}: cannot write {feature!r}")
-    if feature.dtype == f.STRING:
-        return lambda value: _strings(value, feature.shape), "S1"
-    if feature.encoding != "none":
-        return lambda value: [_raw(value, feature)], "S1"
-    if feature.shape.count(None) > 1:
-        raise ValueError(
-            f"feature {place.path!r}: two unknown sizes need encoding 'bytes' or 'zlib'"
-        )
-    if not np.issubdtype(_numpy_dtype(feature.dtype), np.number) and feature.dtype != "bool":
-        raise ValueError(
-            f"feature {place.path!r}: cannot write {feature.dtype} without an encoding"
-        )
-    return lambda value: _list_numbers(value, feature), np.float32 if feature.dtype.startswith(
-        "float"
-    ) else np.int64
-
-
-def _numpy_dtype(name: str) -> np.dtype[np.generic]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        raise ValueError(f"numpy has no dtype {name!r}") from None
+    feature: f.FeatureConnector, as_numpy_layout: bool
+) -> Callable[[object], _Values]:
+    """Return the function that turns one value into list values."""
+    match feature:
+        case f.Video():
+            return _value_encoder(feature.frame, as_numpy_layout)
+        case f.Image() | f.LabeledImage():
+            return lambda value: [_picture(value, feature, as_numpy_layout)]
+        case f.Text():
+            return lambda value: [_text(value)]
+        case f.ClassLabel():
+            return lambda value: _label(value, feature)
+        case f.BBoxFeature():
+            return lambda value: _box(value, feature)
+        case f.Audio(lazy_decode=True):
+            # Samples need an encoder for each file format; TFDS stores the file.
+            return lambda value: [_bytes(value)]
+        case f.Tensor() | f.Scalar() | f.Audio():
+            if feature.dtype == f.STRING:
+                return lambda value: _strings(value, feature.shape)
+            if feature.encoding != "none":
+                return lambda value: [_raw(value, feature)]
+            if feature.shape.count(None) > 1:
+                raise ValueError("two unknown sizes need encoding 'bytes' or 'zlib'")
+            return lambda value: _list_numbers(value, feature)
+    raise ValueError(f"cannot write {feature!r}")
 
 
 def _numbers(value: object) -> _Array:
@@ -255,22 +228,20 @@ def _numbers(value: object) -> _Array:
 
 def _array(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     """Cast a value to the feature's dtype and shape; integers must not change."""
-    found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
+    found = _numbers(value)
     if not fits(found.shape, feature.shape):
         raise ValueError(f"expected shape {feature.shape}, got {found.shape}")
     # NumPy wraps around without a word; floats may lose digits, integers must not change.
-    array = found.astype(dtype)
-    if dtype.kind in "iub" and not np.array_equal(array, found):
-        raise ValueError(f"a value does not fit {dtype}")
+    array = found.astype(feature.dtype)
+    if array.dtype.kind in "iub" and not np.array_equal(array, found):
+        raise ValueError(f"a value does not fit {array.dtype}")
     return array
 
 
 def _list_numbers(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> _Array:
     array = _array(value, feature).ravel()
-    # The bits of the int64 that it is stored as.
-    if array.dtype == np.uint64:
-        return array.view(np.int64)
-    return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
+    # The bits of a uint64 are those of the int64 that it is stored as.
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
 def _raw(value: object, feature: f.Tensor | f.Scalar | f.Audio) -> bytes:
@@ -286,7 +257,7 @@ def _strings(value: Any, shape: tuple[int | None, ...]) -> list[bytes]:
         if any(isinstance(item, (str, bytes)) or size not in (None, len(item)) for item in flat):
             raise ValueError(f"expected strings of shape {shape}")
         flat = [inner for item in flat for inner in item]
-    return [_bytes(item.encode() if isinstance(item, str) else item) for item in flat]
+    return [*map(_encoded, flat)]
 
 
 def _bytes(value: object) -> bytes:
@@ -294,21 +265,18 @@ def _bytes(value: object) -> bytes:
     if isinstance(value, os.PathLike):
         return Path(value).read_bytes()
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError(f"expected bytes, got {_kind(value)}")
+        raise TypeError(
+            f"expected bytes, got {_kind(value)}; what is in a file: its bytes, or its Path"
+        )
     return bytes(value)
 
 
-def _sound(value: object) -> bytes:
-    # Samples need an encoder for each file format; TFDS stores the file.
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        raise TypeError(
-            f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}"
-        )
-    return _bytes(value)
+def _encoded(value: object) -> bytes:
+    return value.encode() if isinstance(value, str) else _bytes(value)
 
 
 def _text(value: object) -> bytes:
-    data = value.encode() if isinstance(value, str) else _bytes(value)
+    data = _encoded(value)
     data.decode()  # TFDS writes any bytes, and nothing reads them as text then
     return data
 
@@ -323,17 +291,15 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
 
 
 def _box(value: object, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
-    found = _numbers(value)
+    found, bbox_format = _numbers(value), feature.bbox_format or ""
     if found.size != 4:
         raise ValueError(f"expected four numbers, got {found.size}")
     box = found.reshape(4).astype(np.float64)
     # Plain numbers are taken to be in the format of the feature already.
-    if isinstance(value, tv_tensors.BoundingBoxes) and feature.bbox_format is not None:
-        box = _stored_box(box, value, feature.bbox_format)
-    if (feature.bbox_format or "").startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
-        raise ValueError(
-            f"expected numbers from 0 to 1 for {feature.bbox_format}, got {box.tolist()}"
-        )
+    if isinstance(value, tv_tensors.BoundingBoxes) and bbox_format:
+        box = _stored_box(box, value, bbox_format)
+    if bbox_format.startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
+        raise ValueError(f"expected numbers from 0 to 1 for {bbox_format}, got {box.tolist()}")
     return box.astype(np.float32)
 
 
@@ -361,26 +327,21 @@ def _picture(value: object, feature: f.Image | f.LabeledImage, as_numpy_layout: 
         raise ValueError(f"expected an image of three dimensions, got {pixels.shape}")
     if as_numpy_layout:
         pixels = pixels.transpose(2, 0, 1)
-    stored = (*pixels.shape[1:], pixels.shape[0])
-    if not fits(stored, feature.shape):
+    channels, height, width = pixels.shape
+    if not fits((height, width, channels), feature.shape):
         raise ValueError(
-            f"expected an image of (height, width, channels) {feature.shape}, got {stored}"
+            f"expected an image of (height, width, channels) {feature.shape}, got {(height, width, channels)}"
         )
     # Casting would change pixels, or scale them in a way that nobody chose.
     if str(pixels.dtype) != feature.dtype:
         raise ValueError(f"expected pixels of {feature.dtype}, got {pixels.dtype}")
-    if feature.dtype == "float32":
-        return encode_image(_as_rgba(pixels), "png")
-    return encode_image(np.ascontiguousarray(pixels), feature.encoding_format or "png")
-
-
-def _as_rgba(pixels: _Array) -> npt.NDArray[np.uint8]:
-    """View the four bytes of each float32 as one RGBA pixel."""
-    if len(pixels) != 1:
-        raise ValueError(f"expected one channel of float32, got {len(pixels)}")
-    height, width = pixels.shape[1:]
-    raw = np.ascontiguousarray(pixels[0], dtype="<f4").view(np.uint8).reshape(height, width, 4)
-    return np.ascontiguousarray(raw.transpose(2, 0, 1))
+    if feature.dtype != "float32":
+        return encode_image(pixels, feature.encoding_format or "png")
+    if channels != 1:
+        raise ValueError(f"expected one channel of float32, got {channels}")
+    # The four bytes of each float32 are one RGBA pixel.
+    raw = np.ascontiguousarray(pixels[0], dtype="<f4").view(np.uint8)
+    return encode_image(raw.reshape(height, width, 4).transpose(2, 0, 1), "png")
 
 
 def _kind(value: object) -> str:
