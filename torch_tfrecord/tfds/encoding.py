@@ -114,11 +114,11 @@ def _languages(value: object, names: tuple[str, ...]) -> Mapping[str, object]:
     return {"language": [code for code, _ in pairs], "translation": [text for _, text in pairs]}
 
 
-def _check_names(expected: Mapping[str, object], value: object, names: tuple[str, ...]) -> None:
+def _check_names(expected: Mapping[str, Any], value: object, names: tuple[str, ...]) -> None:
     if not isinstance(value, Mapping):
         raise _no_dict("a dict", value, names)
     # An optional feature may be left out, or be None.
-    needed = {name for name in expected if not getattr(expected[name], "optional", False)}
+    needed = {name for name in expected if not expected[name].optional}
     if not needed <= value.keys() <= expected.keys():
         where = f"feature {'/'.join(names)!r}" if names else "the sample"
         raise ValueError(
@@ -131,7 +131,7 @@ class _LeafEncoder:
 
     def __init__(self, place: LeafPlace, as_numpy_layout: bool) -> None:
         self._lengths = place.lengths
-        self._is_optional = getattr(place.feature, "optional", False)
+        self._is_optional = place.feature.optional
         try:
             self._encode = _value_encoder(place.feature, as_numpy_layout)
             # Under the keys that reading looks for; boxes as plain numbers, without an image.

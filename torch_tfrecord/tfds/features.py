@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+
+from torch_tfrecord.arguments import one_of
+from torch_tfrecord.shown import show_code
 
 __all__ = [
     "STRING",
@@ -47,8 +50,6 @@ __all__ = [
 ]
 
 STRING = "string"
-# As TFDS names them; "none" is a plain list of numbers.
-_ENCODINGS = ("none", "bytes", "zlib")
 _MAX_ELEMENTS = 1 << 48  # far above what fits a record, far below where torch's sizes overflow
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -63,6 +64,7 @@ class FeatureConnector:
     """
 
     doc: str = field(default="", kw_only=True)
+    optional = False  # a field of those that TFDS lets be None
 
     def __post_init__(self) -> None:
         """Check and normalise the shape, dtype and encoding, if the feature has them."""
@@ -75,16 +77,7 @@ class FeatureConnector:
 
     def __repr__(self) -> str:
         """Show the code that builds the feature, without default arguments."""
-        shown = [
-            _code(value)
-            if item.default is MISSING and not item.kw_only
-            else f"{item.name}={_code(value)}"
-            # Positional fields first, as the code that builds it must have them; the base class
-            # puts `doc` before them.
-            for item in sorted(fields(self), key=lambda item: item.kw_only is True)
-            if item.init and (value := getattr(self, item.name)) != item.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return show_code(self, _code)
 
 
 def torch_dtype_of(name: str) -> torch.dtype | None:
@@ -92,13 +85,8 @@ def torch_dtype_of(name: str) -> torch.dtype | None:
     # torch also has functions and aliases of these names ("float"), and quantised dtypes, which no
     # array can be made of.
     found = vars(torch).get(name)
-    if (
-        not isinstance(found, torch.dtype)
-        or str(found) != f"torch.{name}"
-        or name.startswith(("q", "bits"))
-    ):
-        return None
-    return found
+    is_own = isinstance(found, torch.dtype) and str(found) == f"torch.{name}"
+    return found if is_own and not name.startswith(("q", "bits")) else None
 
 
 def set_fields(feature: FeatureConnector, /, **values: object) -> None:
@@ -143,14 +131,10 @@ def _check_dtype(dtype: Any) -> str:
 
 
 def _check_encoding(encoding: object) -> str:
-    """The encoding name in lower case.
-
-    Raises:
-        ValueError: The encoding is unknown.
-    """
+    """The encoding name in lower case."""
     name = str(encoding).lower()
-    if name not in _ENCODINGS:
-        raise ValueError(f"encoding must be one of {_ENCODINGS}, got {encoding!r}")
+    # As TFDS names them; "none" is a plain list of numbers.
+    one_of("encoding", name, "none", "bytes", "zlib")
     return name
 
 
@@ -180,10 +164,6 @@ def _code(value: object) -> str:
     if isinstance(value, tuple) and len(value) > 8:
         return f"({few(value)})"
     return repr(value)
-
-
-_IMAGE_FORMATS = (None, "png", "jpeg")
-_BBOX_FORMATS = (None, "REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,12 +289,8 @@ class _Pixels(FeatureConnector):
         super().__post_init__()
         if len(self.shape) != self._num_dimensions:
             raise ValueError(f"shape must have {self._num_dimensions} entries, got {self.shape}")
-        if self.dtype not in ("uint8", "uint16", "float32"):
-            raise ValueError(f"dtype must be uint8, uint16 or float32, got {self.dtype}")
-        if self.encoding_format not in _IMAGE_FORMATS:
-            raise ValueError(
-                f"encoding_format must be one of {_IMAGE_FORMATS}, got {self.encoding_format!r}"
-            )
+        one_of("dtype", self.dtype, "uint8", "uint16", "float32")
+        one_of("encoding_format", self.encoding_format, None, "png", "jpeg")
 
 
 @dataclass(frozen=True, repr=False)
@@ -405,10 +381,8 @@ class BBoxFeature(FeatureConnector):
 
     def __post_init__(self) -> None:
         """Check the format."""
-        if self.bbox_format not in _BBOX_FORMATS:
-            raise ValueError(
-                f"bbox_format must be one of {_BBOX_FORMATS}, got {self.bbox_format!r}"
-            )
+        formats = ("REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")
+        one_of("bbox_format", self.bbox_format, None, *formats)
 
 
 @dataclass(frozen=True, repr=False)

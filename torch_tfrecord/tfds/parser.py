@@ -120,22 +120,18 @@ class LeafPlace:
             ParseError: The feature class is unknown, or torch lacks the dtype; names the feature.
         """
         element, feature = make_element(self, decoding, path), self.feature
-        box_format = feature.bbox_format if isinstance(feature, f.BBoxFeature) else None
+        box_format = getattr(feature, "bbox_format", None)
         # Nested rows of boxes have no class in torchvision.
         if box_format is not None and len(self.lengths) < 2 and not decoding.as_numpy_layout:
-            key, image = self.image_key, None
-            if key is not None:
-                # The same `Want` as the image's own reader, so that one pass over the records
-                # serves both.
-                num_values = 1 if key in plain else None
-                image = Want(self.path, key, bytes, "Image", num_values=num_values)
+            # The same `Want` as the image's own reader, so that one pass over the records serves both.
+            key, number = self.image_key, 1 if self.image_key in plain else None
+            image = key and Want(self.path, key, bytes, "Image", num_values=number)
             return BoxLeaf(self.path, element, self.lengths, box_format, image)
         return Leaf(
             self.path,
             element,
             self.lengths,
-            # Only tensors and scalars have the argument.
-            is_optional=getattr(feature, "optional", False),
+            is_optional=feature.optional,
             default=decoding.defaults.get(self.path),
         )
 
@@ -171,30 +167,28 @@ def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Featur
     None. Arguments and errors are those of `LeafPlace.reader`.
     """
     element = make_element(place, decoding, path)
-    feature, key = place.feature, place.path
+    key, is_list = place.path, isinstance(element, ListElement)
     # A fixed length is checked by `Leaf`, a box needs its image.
     if (
-        key in decoding.decoders
-        or place.lengths not in ((), (None,))
-        or getattr(feature, "optional", False)
-        or isinstance(feature, f.BBoxFeature)
+        place.lengths not in ((), (None,))
+        or place.feature.optional
+        or isinstance(place.feature, f.BBoxFeature)
+        # No list has uint64 as it is.
+        or element.dtype == torch.uint64
     ):
         return None
-    is_list = bool(place.lengths)
+    dtype = element.dtype or (str if element.is_text else bytes)
+    if place.lengths:
+        is_known = (is_list or element.is_text) and not element.shape
+        return VarLenFeature(dtype, key=key) if is_known else None
     if element.is_text:
-        return VarLenFeature(str, key=key) if is_list else Text(key=key)
-    if element.plain_mode is not None:
-        if is_list or decoding.as_numpy_layout:
-            return None
+        return Text(key=key)
+    if element.plain_mode is not None and not decoding.as_numpy_layout:
         return Image(element.plain_mode, key=key, shape=element.shape)
-    # No list has uint64 as it is, and no spec an element of no values.
-    if not isinstance(element, ListElement) or element.dtype == torch.uint64:
-        return None
-    dtype = element.dtype or bytes
-    if is_list:
-        return None if element.shape else VarLenFeature(dtype, key=key)
+    # No spec has an element of no values.
     shape = tuple(size for size in element.shape if size)
-    return FixedLenFeature(shape, dtype, key=key) if len(shape) == len(element.shape) else None
+    is_known = is_list and len(shape) == len(element.shape)
+    return FixedLenFeature(shape, dtype, key=key) if is_known else None
 
 
 def make_element(
@@ -407,7 +401,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
                     f"{argument}: no feature {path!r}; there are {shown_list(sorted(leaves))}"
                 )
     for path in decoding.defaults:
-        if not getattr(leaves[path].feature, "optional", False):
+        if not leaves[path].feature.optional:
             raise ValueError(f"defaults: feature {path!r} is not optional")
 
 

@@ -23,8 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.shown import shown_list, shown_value
+from torch_tfrecord.shown import show_code, shown_list, shown_value
 
 __all__ = [
     "DEFAULT_TEMPLATE",
@@ -40,8 +41,6 @@ __all__ = [
     "shard_paths",
 ]
 
-_UNITS = ("abs", "%", "shard")
-_ROUNDINGS = ("closest", "pct1_dropremainder")
 # Any name, as TFDS takes it; bounds are checked apart, for better errors.
 _SPEC = re.compile(r"(?P<name>[\w-]+)(\[(?P<slice>[\d\w%:.-]+)\])?")
 _BOUND = re.compile(r"((?P<value>-?[\d_.]+)(?P<unit>%|shard)?)?")
@@ -96,10 +95,8 @@ class ReadInstruction(_Part):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        if self.unit not in _UNITS:
-            raise ValueError(f"unit must be one of {_UNITS}, got {self.unit!r}")
-        if self.rounding not in _ROUNDINGS:
-            raise ValueError(f"rounding must be one of {_ROUNDINGS}, got {self.rounding!r}")
+        one_of("unit", self.unit, "abs", "%", "shard")
+        one_of("rounding", self.rounding, "closest", "pct1_dropremainder")
         for bound in (self.from_, self.to):
             # Written so that NaN is refused, too.
             if self.unit == "%" and bound is not None and not abs(bound) <= 100:
@@ -109,13 +106,7 @@ class ReadInstruction(_Part):
 
     def __repr__(self) -> str:
         """Show the code that builds it."""
-        options = {"from_": self.from_, "to": self.to, "unit": self.unit, "rounding": self.rounding}
-        shown = [
-            f"{name}={value!r}"
-            for name, value in options.items()
-            if value not in (None, "abs", "closest")
-        ]
-        return f"ReadInstruction({', '.join([repr(self.split_name), *shown])})"
+        return show_code(self)
 
 
 @dataclass(frozen=True)
@@ -148,14 +139,14 @@ def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[E
         drop_remainder: Drop the examples that would make the parts unequal.
 
     Raises:
+        TypeError: n is no integer.
         ValueError: n is below 1.
 
     Example:
         >>> train, validation, test = even_splits("train", 3)
         >>> digits = load("mnist/3.0.1", validation)  # doctest: +SKIP
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be an integer of at least 1, got {n!r}")
+    n = at_least(1, "n", n)
     return [EvenSplit(split, index, n, drop_remainder) for index in range(n)]
 
 
@@ -215,11 +206,9 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
     values = [bound["value"] if bound else None for bound in bounds]
     # One bound with a unit gives it to both: "10:20%".
     unit = next((bound["unit"] for bound in bounds if bound and bound["unit"]), "abs")
+    kind = float if unit == "%" else int
     try:
-        numbers = [
-            None if value is None else float(value) if unit == "%" else int(value)
-            for value in values
-        ]
+        numbers = [None if value is None else kind(value) for value in values]
     except ValueError:
         raise _unreadable(spec, split) from None
     # 400 digits are inf
@@ -232,7 +221,7 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
             )
         # "[-1shard]" goes from -1 to 0, and 0 as an end means the last shard; see `_bounds`.
         numbers.append(numbers[0] + 1)
-    return ReadInstruction(name, numbers[0], numbers[1], unit)
+    return ReadInstruction(name, *numbers, unit=unit)
 
 
 def _unreadable(spec: str, split: str) -> ValueError:
