@@ -80,7 +80,7 @@ def test_a_dimension_is_an_integer(size):
     with pytest.raises(ParseError) as error:
         features_from_json(features_dict({"a": tensor([size])}), "d/features.json")
     assert str(error.value).startswith(
-        "d/features.json: feature 'a': expected shape as a list of sizes, got "
+        "d/features.json: feature 'a': shape: expected a list of sizes, got "
     )
     assert len(str(error.value)) < 300
 

@@ -16,7 +16,7 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.tfds.leaves import BytesElement, EncodedTensor
+from torch_tfrecord.tfds.leaves import EncodedElement
 
 f = tfds.features
 
@@ -140,10 +140,14 @@ def hostile(folder, kind):
 @pytest.fixture
 def walked(monkeypatch):
     """Each call that reads a step's value, or looks at a row of it."""
-    calls = []
-    for owner in (EncodedTensor, BytesElement):
-        own = owner.decode
-        monkeypatch.setattr(owner, "decode", lambda *args, own=own: calls.append(own) or own(*args))
+    calls, make = [], EncodedElement.__init__
+
+    def counted(self, *args, **options):
+        make(self, *args, **options)
+        own = self.decode
+        self.decode = lambda *given: calls.append(own) or own(*given)
+
+    monkeypatch.setattr(EncodedElement, "__init__", counted)
     return calls
 
 

@@ -248,7 +248,11 @@ def test_boxes_of_every_format(tmp_path):
         (f.BBoxFeature(), [0, 0, 2, 1], "from 0 to 1"),
         (f.Sequence(f.Scalar("int64")), 3, "expected a sequence"),
         (f.Sequence(f.Scalar("int64"), 2), [1], "expected a sequence of 2, got 1"),
-        (f.Audio(lazy_decode=True), np.zeros(3), "expected bytes, got ndarray; what is in a file: "),
+        (
+            f.Audio(lazy_decode=True),
+            np.zeros(3),
+            "expected bytes, got ndarray; what is in a file: ",
+        ),
         (f.FeaturesDict({"a": f.Text()}), {"b": "x"}, "expected the names"),
     ],
 )

@@ -331,16 +331,13 @@ def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
 
 def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
     """Parse one of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
-    if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
+    match value if depth <= _MAX_DEPTH else None:
         # The second is the proto's own name.
-        name = value.get("featureKey", value.get("feature_key"))
-        if isinstance(name, str):
+        case {"featureKey": str(name)} | {"feature_key": str(name)}:
             return name
-        items = value["tuple"].get("items") if isinstance(value.get("tuple"), Mapping) else None
-        if isinstance(items, list):
+        case {"tuple": {"items": list(items)}}:
             return tuple(_keys(item, fields, depth + 1) for item in items)
-        inner = value["dict"].get("dict") if isinstance(value.get("dict"), Mapping) else None
-        if isinstance(inner, Mapping):
+        case {"dict": {"dict": dict(inner)}}:
             return {str(key): _keys(item, fields, depth + 1) for key, item in inner.items()}
     raise fields.error("supervisedKeys", "featureKey, tuple or dict", value)
 
@@ -405,14 +402,13 @@ def _version_folder(folder: str, access: Access) -> str:
         if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
     ]
     default = _default_config(folder, access) if ".config" in entries else None
-    if default in configs:
-        return _version_folder(posixpath.join(folder, str(default)), access)
-    if len(configs) == 1:
-        return _version_folder(posixpath.join(folder, configs[0]), access)
-    if configs:
+    configs = [default] if default in configs else configs
+    if len(configs) > 1:
         raise ValueError(
             f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}"
         )
+    if configs:
+        return _version_folder(posixpath.join(folder, configs[0]), access)
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
     place = without_secrets(posixpath.join(folder, INFO_FILE))
     raise FileNotFoundError(

@@ -154,7 +154,8 @@ class _LeafEncoder:
         # The lengths of all rows of each level, as a ragged tensor is stored.
         row_lengths: list[list[int]] = [[] for _ in self._lengths]
         items = _flatten(value, self._lengths, row_lengths)
-        parts, values = [self._encode(item) for item in items], self._empty
+        parts = [self._encode(item) for item in items]
+        values: Any = self._empty
         if parts and isinstance(parts[0], list):
             values = [item for part in parts for item in part] or values
         else:

@@ -215,7 +215,7 @@ def _is_integer(value: object, least: int = 0) -> bool:
     # other digits.
     is_one = isinstance(value, int) and not isinstance(value, bool)
     is_one = is_one or (isinstance(value, str) and _INTEGER.fullmatch(value) is not None)
-    return is_one and least <= int(value) <= _MAX_INT64  # type: ignore[call-overload, no-any-return]
+    return is_one and least <= int(value) <= _MAX_INT64  # type: ignore[call-overload]
 
 
 def read_text(path: str, access: Access = Access.DEFAULT) -> str:
@@ -274,12 +274,10 @@ def _feature(value: object, path: str, names: tuple[str, ...]) -> f.FeatureConne
     except (TypeError, ValueError) as error:
         is_lacking = kind in (f.Tensor, f.Scalar) and values["dtype"] is MISSING
         raise node.damage("expected a dtype, got none" if is_lacking else f"{error}") from error
-    description = node.values.get("description")
-    # Some versions wrote the message in place of its text.
-    if isinstance(description, Mapping):
-        description = description.get("text", description.get("description"))
-    if isinstance(description, str) and description:
-        set_fields(built, doc=description)
+    match node.values.get("description"):
+        # Some versions wrote the message in place of its text.
+        case str(text) | {"text": str(text)} | {"description": str(text)} if text:
+            set_fields(built, doc=text)
     return built
 
 

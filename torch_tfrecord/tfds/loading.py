@@ -6,9 +6,8 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import Access, is_remote
+from torch_tfrecord.files import is_remote
 from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.records import IndexKeeper, RecordIndex, RecordTable
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
@@ -120,14 +119,18 @@ def load(  # type: ignore[misc]  # which does not take any option
             f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys"
         )
     # Specs of features are read as in `TFRecordDataset`, whatever features.json says.
-    parser: object = features
+    parser: Any = features
     if are_specs(features):
-        _check_unused(
-            as_supervised=as_supervised,
-            as_numpy_layout=as_numpy_layout,
-            decoders=decoders,
-            defaults=defaults,
-        )
+        for name, value in (
+            ("as_supervised", as_supervised),
+            ("as_numpy_layout", as_numpy_layout),
+            ("decoders", decoders),
+            ("defaults", defaults),
+        ):
+            if value:
+                raise ValueError(
+                    f"{name} must not be given with feature specs: it is for features of features.json"
+                )
     else:
         parser = TFDSParser(
             found.features,
@@ -138,13 +141,13 @@ def load(  # type: ignore[misc]  # which does not take any option
             max_batch_bytes=max_batch_bytes,
         )
         # Plain features are read as those of a `TFRecordDataset`, with all its short cuts.
-        parser = parser if parser.plain_features is None else parser.plain_features
+        parser = parser.plain_features or parser
     keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
 
     def opened(split: Split) -> TFRecordDataset:
         files = open_split(found, split, keeper)
         return TFRecordDataset._from_source(
-            files.source(verify_crc, found.access),
+            RecordFiles.of(RecordTable(files.files, files.indexes), verify_crc, found.access),
             parser,
             positions=files.positions,
             transform=transform,
@@ -155,16 +158,7 @@ def load(  # type: ignore[misc]  # which does not take any option
     return (ds, found) if with_info else ds
 
 
-def _check_unused(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value:
-            raise ValueError(
-                f"{name} must not be given with feature specs: it is for features of features.json"
-            )
-
-
-@dataclass(frozen=True)
-class SplitFiles:
+class SplitFiles(NamedTuple):
     """The files of a split, and the positions of its records.
 
     Attributes:
@@ -177,10 +171,6 @@ class SplitFiles:
     indexes: Sequence[RecordIndex]
     positions: Sequence[int]
 
-    def source(self, verify_crc: bool, access: Access) -> RecordFiles:
-        """The features that read the records."""
-        return RecordFiles.of(RecordTable(self.files, self.indexes), verify_crc, access)
-
 
 def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFiles:
     """Find and check the shards of a split.
@@ -188,55 +178,47 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     Raises:
         FileNotFoundError, IndexMismatchError, ValueError: See `load`.
     """
-    # ArrayRecord files have their own index inside.
-    is_array = info.file_format == "array_record"
-
-    def indexes(files: Sequence[str]) -> Sequence[RecordIndex]:
-        return [*map(RecordIndex._of_array_record, files)] if is_array else keeper.indexes(files)
-
     known: dict[str, RecordIndex] = {}
-    counted = {name: _shard_lengths(info, name, indexes, known) for name in info.splits}
-    ranges = resolve_split(split, counted)
-    shards = {name: [*zip(info.files(name), found, strict=True)] for name, found in counted.items()}
+
+    def counted(files: Sequence[str]) -> tuple[int, ...]:
+        """How many records files have; each is indexed once."""
+        new = [path for path in files if path not in known]
+        _check_there(new)
+        # ArrayRecord files have their own index inside.
+        is_array = info.file_format == "array_record"
+        found = map(RecordIndex._of_array_record, new) if is_array else keeper.indexes(new)
+        known.update(zip(new, found, strict=True))
+        return tuple(len(known[path]) for path in files)
+
+    lengths: dict[str, tuple[int, ...]] = {}
+    shards: dict[str, dict[str, int]] = {}
+    every: dict[str, int] = {}
+    for name, described in info.splits.items():
+        paths, own = info.files(name), described.shard_lengths
+        # An old dataset_info.json lists none.
+        lengths[name] = counted(paths) if own is None else own
+        shards[name] = dict(zip(paths, lengths[name], strict=True))
+        every |= shards[name]
+    ranges = resolve_split(split, lengths)
     pieces = [piece for part in ranges for piece in _pieces(part, shards[part.split])]
     # A split may name a shard twice ("train+train"): it is opened once.
     files = list(dict.fromkeys(path for path, _, _ in pieces))
-    _check_there(files)
-    # Old datasets were indexed to count their records.
-    new = [path for path in files if path not in known]
-    known.update(zip(new, indexes(new), strict=True))
-    lengths = dict(shard for several in shards.values() for shard in several)
-    for path in files:
+    expected = [every[path] for path in files]
+    for path, length, found in zip(files, expected, counted(files), strict=True):
         # Else all positions after it would be of other records than in TFDS.
-        if len(known[path]) != lengths[path]:
+        if found != length:
             raise IndexMismatchError(
-                f"expected {lengths[path]} records (shardLengths in dataset_info.json), got {len(known[path])} "
-                "in the shard",
+                f"expected {length} records (shardLengths in dataset_info.json), got {found} in the shard",
                 path=path,
             )
-    return SplitFiles(files, [known[path] for path in files], _positions(pieces, files, lengths))
+    return SplitFiles(files, [known[path] for path in files], _positions(pieces, files, expected))
 
 
-def _shard_lengths(
-    info: DatasetInfo,
-    name: str,
-    indexes: Callable[[Sequence[str]], Sequence[RecordIndex]],
-    known: dict[str, RecordIndex],
-) -> tuple[int, ...]:
-    lengths = info.splits[name].shard_lengths
-    if lengths is None:  # an old dataset_info.json: count the records in the files
-        files = info.files(name)
-        _check_there(files)
-        known.update(zip(files, indexes(files), strict=True))
-        lengths = tuple(len(known[path]) for path in files)
-    return lengths
-
-
-def _pieces(part: SplitRange, shards: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
+def _pieces(part: SplitRange, shards: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """(file, first record, end) of each shard that the range touches; the end is exclusive."""
     pieces = []
     begin = 0
-    for path, length in shards:
+    for path, length in shards.items():
         start, stop = max(part.start - begin, 0), min(part.stop - begin, length)
         if start < stop:
             pieces.append((path, start, stop))
@@ -245,11 +227,9 @@ def _pieces(part: SplitRange, shards: Sequence[tuple[str, int]]) -> list[tuple[s
 
 
 def _positions(
-    pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Mapping[str, int]
+    pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Sequence[int]
 ) -> Any:
-    begins = dict(
-        zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False)
-    )
+    begins = dict(zip(files, accumulate(lengths, initial=0), strict=False))
     ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
     # A range takes no memory, and shows loaders that the order is that of the files.
     if all(left.stop == right.start for left, right in pairwise(ranges)):

@@ -125,7 +125,9 @@ class LeafPlace:
         if box_format is not None and len(self.lengths) < 2 and not decoding.as_numpy_layout:
             # The same `Want` as the image's own reader, so that one pass over the records serves both.
             key, number = self.image_key, 1 if self.image_key in plain else None
-            image = key and Want(self.path, key, bytes, "Image", num_values=number)
+            image = None
+            if key is not None:
+                image = Want(self.path, key, bytes, "Image", num_values=number)
             return BoxLeaf(self.path, element, self.lengths, box_format, image)
         return Leaf(
             self.path,

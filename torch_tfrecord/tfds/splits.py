@@ -221,7 +221,7 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
             )
         # "[-1shard]" goes from -1 to 0, and 0 as an end means the last shard; see `_bounds`.
         numbers.append(numbers[0] + 1)
-    return ReadInstruction(name, *numbers, unit=unit)
+    return ReadInstruction(name, numbers[0], numbers[1], unit)
 
 
 def _unreadable(spec: str, split: str) -> ValueError:

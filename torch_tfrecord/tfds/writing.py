@@ -9,10 +9,12 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.arguments import true_or_false
+from torch_tfrecord.arguments import at_least, true_or_false
+from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import (
     Access,
     AtomicFile,
@@ -208,11 +210,7 @@ def _target(path: str) -> Path:
 
 def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
     number = num_shards.get(split) if isinstance(num_shards, Mapping) else num_shards
-    if number is not None and (
-        isinstance(number, bool) or not isinstance(number, int) or number < 1
-    ):
-        raise ValueError(f"num_shards must be an integer of at least 1, got {number!r}")
-    return number
+    return None if number is None else at_least(1, "num_shards", number)
 
 
 def _write_split(
@@ -233,11 +231,8 @@ def _write_split(
         for sample in samples:
             try:
                 record = encoder.encode(sample)
-            # The same class with the place added, which callers may expect.
-            except TypeError as error:
-                raise TypeError(f"split {split!r}, sample {count}: {error}") from error
-            except ValueError as error:
-                raise ValueError(f"split {split!r}, sample {count}: {error}") from error
+            except (TypeError, ValueError) as error:
+                raise locate_value(error, f"split {split!r}, sample {count}") from error
             writer.write(record)
             count, num_bytes = count + 1, num_bytes + len(record)
     if not count:
@@ -248,8 +243,8 @@ def _write_split(
         raise ValueError(f"split {split!r}: {number} shards need as many samples, got {count}")
     ends = shard_borders(count, number)
     paths = shard_paths(str(folder), "", dataset=name, split=split, num_shards=number)
-    _divide(whole, paths, ends)
-    lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    lengths = [end - start for start, end in pairwise([0, *ends])]
+    _divide(whole, paths, lengths)
     return {
         "name": split,
         "shardLengths": [str(length) for length in lengths],
@@ -258,7 +253,7 @@ def _write_split(
     }
 
 
-def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
+def _divide(whole: Path, paths: list[str], lengths: list[int]) -> None:
     # Most datasets are small: nothing is copied.
     if len(paths) == 1:
         os.replace(whole, paths[0])
@@ -266,12 +261,10 @@ def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
     file = LocalFile(str(whole)).ahead()
     blocks = read_blocks(file, "", verify_crc=True, on_error="raise")
     records = (record for block in blocks for record in block.payloads or ())
-    start = 0
-    for path, end in zip(paths, ends, strict=True):
+    for path, length in zip(paths, lengths, strict=True):
         with TFRecordWriter(path, compression_type=None) as writer:
-            for _ in range(start, end):
-                writer.write(next(records))
-        start = end
+            for record in islice(records, length):
+                writer.write(record)
     whole.unlink()
 
 
@@ -282,9 +275,9 @@ def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeatureConnecto
         raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
     # TFDS looks the keys up at the top of the sample.
     there = dict.fromkeys(leaf.names[0] for leaf in leaves_of(tree))
-    for key in flat_keys(keys):
-        if key not in there:
-            raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(there)}")
+    unknown = [key for key in flat_keys(keys) if key not in there]
+    if unknown:
+        raise KeyError(f"supervised_keys: no feature {unknown[0]!r}; there are {', '.join(there)}")
 
 
 def _keys_to_json(keys: SupervisedKeys) -> dict[str, object]:
