@@ -100,7 +100,7 @@ def test_the_product_of_dimensions_is_bounded(dimensions):
 )
 def test_a_length_is_an_int64(value):
     with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a': expected length as an integer, got "
+        ParseError, match=r"^d/features.json: feature 'a': length: expected an integer of at least -1, got "
     ):
         features_from_json(features_dict({"a": sequence(tensor([]), value)}), "d/features.json")
 
@@ -108,7 +108,7 @@ def test_a_length_is_an_int64(value):
 @pytest.mark.parametrize("value", [10**400, MANY_DIGITS, "x", [1]], ids=shown_value)
 def test_a_minimum_is_a_float(value):
     with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a': expected minimum as a number, got "
+        ParseError, match=r"^d/features.json: feature 'a': minimum: expected a number, got "
     ):
         features_from_json(features_dict({"a": tensor([], minimum=value)}), "d/features.json")
 
