@@ -13,7 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from index_tools._outputs import Output, add_output, create_folders
 from index_tools._terminal import (
@@ -24,7 +24,7 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools.pictures import Encoding, add_image_options, map_in_threads, print_prices
-from torch_tfrecord import ImageDecodeError, decode_image, encode_example
+from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.files import AtomicFile, open_file
 from torch_tfrecord.media import guess_content, image_format, image_size
 from torch_tfrecord.progress import ProgressBar
@@ -84,37 +84,16 @@ FOLDER_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ImageFile(NamedTuple):
-    """A file of a class folder; reading it shows whether it is an image."""
+_File: TypeAlias = tuple[str, int]
+"""The path of a file, and its label; reading it shows whether it is an image."""
 
-    path: str
-    label: int
+_Folder: TypeAlias = tuple[list[str], list[_File], int]
+"""Classes in the order of their labels, sorted files, and the number of files without a class."""
 
-
-class ImageFolder(NamedTuple):
-    """The contents of an image folder: the classes in the order of their labels, and the sorted
-    files.
-    """
-
-    classes: tuple[str, ...]
-    files: tuple[ImageFile, ...]
-    num_outside: int  # files directly in the folder, without a class
-
-
-class LoadedImage(NamedTuple):
-    """An image, and what is written of it.
-
-    Attributes:
-        file: The file that it is from.
-        source: The bytes of the file.
-        encoded: The bytes of the record; the same object where the image keeps its own.
-        kept: Why an image that should be re-encoded was not; empty if it was, or need not be.
-    """
-
-    file: ImageFile
-    source: bytes
-    encoded: bytes
-    kept: str
+_Loaded: TypeAlias = tuple[_File, bytes, bytes, str]
+"""A file, its bytes, those of the record (the same object where it keeps its own), and why they were
+not re-encoded although they should be; empty if they were, or need not be.
+"""
 
 
 class _Report(NamedTuple):
@@ -134,16 +113,6 @@ class _Report(NamedTuple):
     skipped: list[str]
     classes: Counter[str]
 
-    def add(self, image: LoadedImage, class_name: str) -> None:
-        """Count an image that was written."""
-        counts = self.formats[image_format(image.source) or ""]
-        counts["images"] += 1
-        counts["re-encoded"] += image.encoded is not image.source
-        counts["bytes before"] += len(image.source)
-        counts["bytes after"] += len(image.encoded)
-        self.kept.update([image.kept] if image.kept else [])
-        self.classes[class_name] += 1
-
 
 def _run(
     folder: str,
@@ -162,24 +131,24 @@ def _run(
         output.check()
     content = read_labels(folder, labels_csv) if labels_csv else find_images(folder)
     report = _Report([], defaultdict(Counter), Counter(), [], Counter())
-    files = shuffled(content.files, seed) if shuffle or is_table else content.files
+    files = shuffled(content[1], seed) if shuffle or is_table else content[1]
 
-    def load(file: ImageFile) -> LoadedImage | None:
+    def load(file: _File) -> _Loaded | None:
         try:
-            return load_image(file, None if is_table else encoding)
+            return file, *load_image(file[0], None if is_table else encoding)
         except (ImageDecodeError, OSError) as error:
             report.skipped.append(error_text(error))
             return None
 
     if is_table and encoding:
-        pictures = (image.source for image in map(load, files) if image)
+        pictures = (image[1] for image in map(load, files) if image)
         print_prices(pictures, encoding, jobs, as_json=as_json)
         for error in report.skipped:
             print(f"skipped: {error}", file=sys.stderr)
         return 0
     loaded = map_in_threads(load, files, jobs)
     bar = ProgressBar(loaded, total=len(files), desc="converting", unit="image")
-    _write_shards(filter(None, bar), content.classes, output, report)
+    _write_shards(filter(None, bar), content[0], output, report)
     report.skipped.sort()
     if as_json:
         print(json.dumps(report._asdict()))
@@ -205,18 +174,19 @@ FROM_IMAGES = Verb(
 )
 
 
-def _print_report(report: _Report, content: ImageFolder) -> None:
+def _print_report(report: _Report, content: _Folder) -> None:
     """Print what was written, the bytes per format before and after, and what was skipped; warnings
     go to stderr.
     """
+    names, _, num_outside = content
     if report.paths:
         labels, *shards = map(escape, report.paths)
-        total = sum(report.formats.values(), Counter[str]())
         num_records = pluralize(report.classes.total(), "record")
-        num_classes = pluralize(len(content.classes), "class", "classes")
-        names = " to ".join(dict.fromkeys((shards[0], shards[-1])))
-        print(f"wrote {num_records} of {num_classes} in {pluralize(len(shards), 'shard')}: {names}")
-        print(f"wrote {pluralize(len(content.classes), 'class name')}: {labels}\n")
+        num_classes = pluralize(len(names), "class", "classes")
+        paths = " to ".join(dict.fromkeys((shards[0], shards[-1])))
+        print(f"wrote {num_records} of {num_classes} in {pluralize(len(shards), 'shard')}: {paths}")
+        print(f"wrote {pluralize(len(names), 'class name')}: {labels}\n")
+        total = sum(report.formats.values(), Counter[str]())
         rows = [*sorted(report.formats.items()), ("total", total)]
         cells = [(name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in rows]
         print("\n".join(align([("format", *_COLUMNS), *cells], "<>>>>")))
@@ -227,21 +197,19 @@ def _print_report(report: _Report, content: ImageFolder) -> None:
     if report.skipped:
         print(f"\nskipped {pluralize(len(report.skipped), 'file')}:")
         print("\n".join(f"  {error}" for error in report.skipped))
-    sys.stdout.flush()
-    if content.num_outside:
-        outside = pluralize(content.num_outside, "file")
-        print(
-            f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
-        )
-    for label, name in enumerate(content.classes):
+    outside = f"skipped {pluralize(num_outside, 'file')} directly in the folder, without a class"
+    warnings = [outside] * bool(num_outside)
+    for label, name in enumerate(names):
         if name not in report.classes:
-            print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
+            warnings.append(f"no images in class {label}: {escape(name)}")
+    sys.stdout.flush()
+    sys.stderr.writelines(f"warning: {text}\n" for text in warnings)
 
 
 # Images.
 
 
-def find_images(folder: str) -> ImageFolder:
+def find_images(folder: str) -> _Folder:
     """List an image folder like torchvision's ImageFolder; hidden files and folders are skipped.
 
     Every sub-folder is a class, even an empty one, so that the labels of a training and a test
@@ -257,21 +225,21 @@ def find_images(folder: str) -> ImageFolder:
         # the file of class names has one on each line
         if "\n" in name or "\r" in name:
             raise ValueError(f"{folder}: expected class names without line breaks, got {name!r}")
-    files = tuple(
-        ImageFile(path, label)
+    files = [
+        (path, label)
         for label, name in enumerate(classes)
         for path in _walk(os.path.join(folder, name))
-    )
+    ]
     num_outside = len(visible) - len(classes)
     if not files:
         raise ValueError(
             f"{folder}: expected sub-folders with images, one per class, such as {folder}/cat/1.jpg, got "
             f"{len(classes)} empty ones, and {pluralize(num_outside, 'file')} without a class directly in the folder"
         )
-    return ImageFolder(tuple(classes), files, num_outside)
+    return classes, files, num_outside
 
 
-def read_labels(folder: str, labels_csv: str) -> ImageFolder:
+def read_labels(folder: str, labels_csv: str) -> _Folder:
     """List the images that a CSV names, with or without their endings, and their labels.
 
     The classes are sorted: by their value if all are integers.
@@ -292,9 +260,8 @@ def read_labels(folder: str, labels_csv: str) -> ImageFolder:
         raise ValueError(f"{labels_csv}: expected rows with another file of {folder} and its label")
     is_integer = all(map(str.isdecimal, labels.values()))
     classes = sorted({*labels.values()}, key=int if is_integer else os.fsencode)
-    numbers = {name: number for number, name in enumerate(classes)}
-    files = tuple(ImageFile(str(path), numbers[label]) for path, label in labels.items())
-    return ImageFolder(tuple(classes), files, len(paths) - len(files))
+    files = [(str(path), classes.index(label)) for path, label in labels.items()]
+    return classes, files, len(paths) - len(files)
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -316,18 +283,21 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def load_image(file: ImageFile, encoding: Encoding | None = None) -> LoadedImage:
+def load_image(path: str, encoding: Encoding | None = None) -> tuple[bytes, bytes, str]:
     """Read an image, decode it to check that it is complete, and re-encode it if wanted.
 
     Args:
-        file: The file.
+        path: The file.
         encoding: How to re-encode it. None keeps every file's bytes.
+
+    Returns:
+        See `_Loaded`.
 
     Raises:
         ImageDecodeError: The file is not an image, or is damaged.
         OSError: The file cannot be read, or is a pipe or device.
     """
-    opened = open_file(file.path)
+    opened = open_file(path)
     # a film in the folder may have gigabytes
     head = opened.read(_HEAD_BYTES, 0)
     try:
@@ -338,39 +308,23 @@ def load_image(file: ImageFile, encoding: Encoding | None = None) -> LoadedImage
             )
         source = opened.read(opened.file_size, 0)
         if encoding:
-            return LoadedImage(file, source, *encoding.encode(source))
+            return source, *encoding.encode(source)
         decode_image(source, "unchanged")
-        return LoadedImage(file, source, source, "")
+        return source, source, ""
     except ImageDecodeError as error:
-        raise error.locate(path=file.path) from error.__cause__
+        raise error.locate(path=path) from error.__cause__
 
 
 # Shards.
 
 
-def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
-    """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on
-    disk.
-    """
-    height, width = image_size(image.encoded)
-    return encode_example(
-        {
-            "image/encoded": image.encoded,
-            "image/format": str(image_format(image.encoded)).upper(),
-            "image/height": height,
-            "image/width": width,
-            "image/class/label": image.file.label,
-            "image/class/text": os.fsencode(class_name),
-            "image/filename": os.fsencode(os.path.basename(image.file.path)),
-        }
-    )
-
-
 def _write_shards(
-    images: Iterator[LoadedImage], classes: Sequence[str], output: Output, report: _Report
+    images: Iterator[_Loaded], classes: Sequence[str], output: Output, report: _Report
 ) -> None:
     """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders,
     and says in the report what was written: nothing if there is no image.
+
+    Records have the keys of TensorFlow's ImageNet files; names are the bytes on disk.
 
     Raises:
         OSError: A file cannot be written. Then, as after an interrupt, nothing is left.
@@ -386,10 +340,23 @@ def _write_shards(
             labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
             labels.prepare()
             with output.writer([labels]) as writer:
-                for image in itertools.chain([first], images):
-                    class_name = classes[image.file.label]
-                    writer.write(encode_image_example(image, class_name))
-                    report.add(image, class_name)
+                for (path, label), source, encoded, kept in itertools.chain([first], images):
+                    height, width = image_size(encoded)
+                    example = {
+                        "image/encoded": encoded,
+                        "image/format": str(image_format(encoded)).upper(),
+                        "image/height": height,
+                        "image/width": width,
+                        "image/class/label": label,
+                        "image/class/text": os.fsencode(classes[label]),
+                        "image/filename": os.fsencode(os.path.basename(path)),
+                    }
+                    writer.write(example)
+                    numbers = 1, encoded is not source, len(source), len(encoded)
+                    format = image_format(source) or ""
+                    report.formats[format].update(dict(zip(_COLUMNS, numbers, strict=True)))
+                    report.kept.update([kept] if kept else [])
+                    report.classes[classes[label]] += 1
         finally:
             labels.discard()  # does nothing once it is published
     report.paths.extend([labels.path, *writer.paths])
