@@ -4,22 +4,20 @@ import json
 import os
 import re
 
+import fsspec
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.files import Access
-from torch_tfrecord.remote import disk_cache
-from torch_tfrecord.remote.disk_cache import DiskCache
-from torch_tfrecord.remote.store import FileRange, RemotePart
+from torch_tfrecord.files import Access, open_file
 
 
 def fill(folder, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.0)
-    cache, file = DiskCache(folder, 64_000_000), RemotePart("s3://bucket/file", 900_000, "1")
+    monkeypatch.setattr("torch_tfrecord.remote.disk_cache._LOOK_SECONDS", 0.0)
+    fsspec.filesystem("memory").pipe("/cached", bytes(900_000))
+    file = open_file("memory://cached", Access(cache_dir=folder, cache_bytes=64_000_000))
     for _ in range(4):
-        missing, finish = cache.start([FileRange(file, 0, 900_000)])
-        finish([bytes(one.end - one.begin) for one in missing])
-    return cache
+        assert file.read(900_000, 0) == bytes(900_000)
+    return file
 
 
 @pytest.mark.parametrize("is_default", [False, True])

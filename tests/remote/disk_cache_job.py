@@ -9,18 +9,21 @@ import sys
 import threading
 import time
 import warnings
+from collections import namedtuple
+from importlib import import_module
 
-from torch_tfrecord.remote import cache_info, disk_cache
-from torch_tfrecord.remote.disk_cache import DiskCache
-from torch_tfrecord.remote.store import FileRange, RemotePart
+from torch_tfrecord.remote import STORAGES, cache_info
 
 warnings.simplefilter("error")
+DiskCache = STORAGES.cache
+RemotePart = namedtuple("RemotePart", "path size etag mtime_ns", defaults=(None, 0))
+FileRange = namedtuple("FileRange", "file begin end")
 SIZES = [700_001, 300_000, 1_000_000, 12_345]  # bytes of the files
 
 
 def small_sectors():
     """As if these files were a hundred times larger."""
-    disk_cache._SECTOR_BYTES = 4092
+    import_module("torch_tfrecord.remote.disk_cache")._SECTOR_BYTES = 4092
 
 
 def read_through(cache, ranges, fetch):

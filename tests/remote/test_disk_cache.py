@@ -20,22 +20,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from disk_cache_job import SIZES, Storage, folder_bytes, read_through
+from disk_cache_job import SIZES, DiskCache, FileRange, Storage, folder_bytes, read_through
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.remote import cache_info, disk_cache
-from torch_tfrecord.remote.disk_cache import LEAST_BYTES, STATE_NAME, DiskCache
-from torch_tfrecord.remote.store import FileRange
+from torch_tfrecord.remote import cache_info
 
 JOB = Path(__file__).with_name("disk_cache_job.py")
 ENOUGH = 8_000_000
+CACHE = "torch_tfrecord.remote.disk_cache"
+STATE_NAME = "torch_tfrecord.cache"
+LEAST_BYTES = 1 << 14
 
 
 @pytest.fixture(autouse=True)
 def small_sectors(monkeypatch):
     """As if these files were a hundred times larger."""
-    monkeypatch.setattr(disk_cache, "_SECTOR_BYTES", 4092)
+    monkeypatch.setattr(f"{CACHE}._SECTOR_BYTES", 4092)
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, mo
     assert epoch(b, of_b) > 0.9  # it has the room that was left
     assert epoch(a, of_a) < 0.51
     now = time.time()
-    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(f"{CACHE}._LOOK_SECONDS", -1.0)
     monkeypatch.setattr(time, "time", lambda: now + 601)
     of_b = DiskCache(folder, cap, group="b")
     epoch(b, of_b)
@@ -241,7 +242,7 @@ def test_another_file_in_its_place_is_left_alone(folder, storage, content):
 
 @pytest.mark.parametrize("how", ["clear", "remove"])
 def test_cleared_while_it_is_used(folder, storage, how, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(f"{CACHE}._LOOK_SECONDS", 0.0)
     cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     if how == "clear":
@@ -324,7 +325,7 @@ def test_a_disk_with_little_left(folder, storage, monkeypatch):
     storage.check(cache, records(storage)[:16])
     disk = SimpleNamespace(free=100, total=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
-    monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(f"{CACHE}._LOOK_SECONDS", -1.0)
     with pytest.warns(UserWarning, match="the disk is nearly full, 100 bytes are left") as caught:
         assert epoch(storage, cache) > 0.8
     assert len(caught) == 1
@@ -399,7 +400,7 @@ def test_all_that_threads_read_first_is_kept(folder, storage):
 
 
 def test_a_lock_that_somebody_keeps(folder, storage, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(f"{CACHE}._LOCK_SECONDS", 0.05)
     cache = DiskCache(folder, ENOUGH)
     storage.check(cache, records(storage)[:32])
     fd = os.open(os.path.join(folder, STATE_NAME), os.O_RDONLY)

@@ -10,17 +10,13 @@ import pytest
 from range_server import Fault, range_server
 
 from torch_tfrecord import CorruptRecordError, RemoteError, TFRecordDataset, TFRecordWriter
-from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import stores, transfers
 
 pytest.importorskip("aiohttp")
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "obstore_stores", lambda: None)
-    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
-    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
+def server(tmp_path, take_client):
+    take_client("fsspec")
     write(tmp_path, b"old")
     with range_server(tmp_path) as url:
         yield url

@@ -13,10 +13,8 @@ import pytest
 from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import Access
-from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import stores, transfers
-from torch_tfrecord.remote.transfers import listing, start_info
+from torch_tfrecord.files import Access, open_file
+from torch_tfrecord.remote import RemoteNames
 
 pytest.importorskip("aiohttp")
 
@@ -25,17 +23,10 @@ RECORDS = [b"%d" % number * 1000 for number in range(9)]
 KEYS = {"Authorization": "Bearer s3ntinel", "X-Key": "s3ntinel", "Cookie": "id=s3ntinel"}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
-
-
-@pytest.fixture(params=["obstore", "fsspec"])
-def query(request, monkeypatch):
+@pytest.fixture
+def query(client):
     """At the end of each address: what has a query goes to fsspec."""
-    pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
-    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
-    return "?by=fsspec" if request.param == "fsspec" else ""
+    return "?by=fsspec" if client == "fsspec" else ""
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +193,7 @@ def test_a_page_without_an_end_is_not_listed():
 
         def fails():
             with pytest.raises(RemoteError, match="expected a page of at most"):
-                listing(f"{server.url}/folder/", Access.DEFAULT)
+                RemoteNames(Access.DEFAULT).listing(f"{server.url}/folder/")
 
         assert peak_of(fails) < 100 * MIB
 
@@ -254,8 +245,8 @@ def test_no_header_goes_to_another_host(server, far, query, options):
         "s3ntinel" in request.path for request in server.requests if "params" not in options
     )
     with pytest.raises(FileNotFoundError):
-        start_info(f"{far.url}/missing{query}", Access(options)).answers()
-    listing(f"{far.url}/a.tfrecord/", Access(options))
+        open_file(f"{far.url}/missing{query}", Access(options))
+    RemoteNames(Access(options)).listing(f"{far.url}/a.tfrecord/")
     assert not sent(server)
 
 

@@ -6,11 +6,13 @@ Covers remote/stores.
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import threading
 import traceback
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from jobs import run_job
@@ -27,8 +29,7 @@ from torch_tfrecord import (
     errors,
     per_process,
 )
-from torch_tfrecord.files import Access
-from torch_tfrecord.remote import fsspec_store, stores, transfers
+from torch_tfrecord.files import Access, RemoteInfo, open_file
 
 NUM_RECORDS = 40
 ALL = [b"%04d" % number * 500 for number in range(2 * NUM_RECORDS)]
@@ -51,9 +52,7 @@ def paths(request, server):
     """Of the files; what has a query goes to fsspec, in every process."""
     pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
     query = "?by=fsspec" if request.param == "fsspec" else ""
-    found = [f"{server}/x-{shard:05d}-of-00002{query}" for shard in range(2)]
-    assert type(stores.store_of(found[0])[0]).__name__ == ("HttpStore" if query else "ObstoreStore")
-    return found
+    return [f"{server}/x-{shard:05d}-of-00002{query}" for shard in range(2)]
 
 
 def in_child(check):
@@ -88,12 +87,14 @@ def test_a_child_leaves_the_connections_of_a_client_that_was_dropped(tmp_path, m
         headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "ETag": '"1"'}
         request.send(206 if "Range" in request.headers else 200, headers, data[begin:end])
 
-    monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 2)  # else it waits five minutes
-    monkeypatch.setattr(transfers, "MOST_ATTEMPTS", 1)
+    # else it waits five minutes
+    monkeypatch.setattr("torch_tfrecord.remote.fsspec_store.REQUEST_SECONDS", 2)
+    monkeypatch.setattr("torch_tfrecord.remote.transfers.MOST_ATTEMPTS", 1)
     options = {"storage_options": {"headers": {"X-Key": "1"}}, "index": "memory"}
     with odd_server(answer) as server:
         assert TFRecordDataset(f"{server.url}/a", **options)[1] == ALL[1]
-        stores._STORES.get().found.clear()  # as after many other options
+        # as after many other options
+        resolve_name("torch_tfrecord.remote.stores._STORES").get().found.clear()
         other = TFRecordDataset(f"{server.url}/a?by=fsspec", index="memory")
         assert in_child(lambda: other[2] == ALL[2] and gc.collect() >= 0)
         assert TFRecordDataset(f"{server.url}/a", **options)[3] == ALL[3]
@@ -146,28 +147,23 @@ def test_a_child_reads_and_lists_by_obstore_as_its_parent_does(server):
     pytest.importorskip("obstore")
     path = f"{server}/x-00000-of-00002"
 
-    def is_forked(store):
-        return type(store).__name__ == "_ForkedStore"
-
     def answers():
-        (store, name), found = stores.store_of(path), []
+        found = []
         for call in (
-            lambda: store.info(name)[:2],
-            lambda: bytes(store.read_range(name, 3, 70_000)),
-            lambda: store.info("nothing"),
-            lambda: store.read_range(name, 3, 9, "another"),
-            lambda: store.path_of(name),
+            lambda: open_file(path).read(70_000, 3),
+            lambda: open_file(f"{path}.no"),
+            lambda: open_file(path, info=RemoteInfo(90_000, "another")).read(9, 3),
         ):
             try:
                 found.append(call())
             except Exception as error:
-                found.append((type(error), str(error).partition(":")[0]))
+                found.append((type(error), str(error)))
         return found
 
     here = answers()
-    assert [kind for kind, _ in here[2:4]] == [FileNotFoundError, CorruptRecordError]
-    assert len(here[1]) == 69_997 and here[4] == path
-    assert in_child(lambda: answers() == here and is_forked(stores.store_of(path)[0]))
+    assert [kind for kind, _ in here[1:]] == [FileNotFoundError, CorruptRecordError]
+    assert len(here[0]) == 70_000
+    assert in_child(lambda: answers() == here)
 
 
 @needs_fork
@@ -203,36 +199,38 @@ def test_the_process_of_a_child_ends(server):
     os.close(theirs)
 
 
-def test_an_obstore_that_does_not_load_is_told(monkeypatch):
+def test_an_obstore_that_does_not_load_is_told(server, monkeypatch, take_client):
     """In one warning with the reason, not in silence."""
-    pytest.importorskip("obstore")
+    take_client("obstore")
+    import_module = importlib.import_module
 
     def broken(name):
-        raise ImportError(f"{name}: undefined symbol: PyFoo")
+        if name == "obstore":
+            raise ImportError(f"{name}: undefined symbol: PyFoo")
+        return import_module(name)
 
     monkeypatch.setattr(per_process, "_loaded", {})
-    monkeypatch.setattr(errors.importlib, "import_module", broken)
+    monkeypatch.setattr(importlib, "import_module", broken)
     errors.warn_once.cache_clear()
     text = r"^obstore is installed, but does not load \(obstore: undefined symbol: PyFoo\): fsspec"
     with pytest.warns(RuntimeWarning, match=text):
-        assert stores.obstore_stores() is None
-    assert stores.obstore_stores() is None  # and not again
+        assert TFRecordDataset(f"{server}/x-00000-of-00002", index="memory")[1] == ALL[1]
+    assert TFRecordDataset(f"{server}/x-00001-of-00002", index="memory")[0]  # and not again
 
 
 @pytest.mark.slow
-def test_options_that_obstore_does_not_take_are_told(monkeypatch):
-    pytest.importorskip("s3fs")
+def test_options_that_obstore_does_not_take_are_told(monkeypatch, take_client):
+    take_client("s3fs")
 
     def refuse(root, config, access):
         raise ValueError("no key of this kind: top-s3cret")
 
-    monkeypatch.setattr(stores, "_STORES", per_process.PerProcess(stores._Stores))
-    monkeypatch.setattr(stores, "obstore_stores", lambda: refuse)
+    monkeypatch.setattr("torch_tfrecord.remote.stores.obstore_stores", lambda: refuse)
     errors.warn_once.cache_clear()
     text = r"^s3://bucket: obstore: no key of this kind: \.\.\.: fsspec reads in its place$"
-    with pytest.warns(RuntimeWarning, match=text):
-        store, _ = stores.store_of("s3://bucket/x", Access({"secret": "top-s3cret"}))
-    assert type(store).__name__ == "FsspecStore"
+    options = {"key": "me", "secret": "top-s3cret", "endpoint_url": "http://127.0.0.1:1"}
+    with pytest.warns(RuntimeWarning, match=text), pytest.raises(RemoteError, match="EndpointConn"):
+        open_file("s3://bucket/x", Access(options))
 
 
 @pytest.mark.slow

@@ -23,9 +23,7 @@ from torch_tfrecord import (
     read_records,
 )
 from torch_tfrecord.files import open_file
-from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.remote import stores, transfers
 
 NUM_FILES, NUM_RECORDS, LENGTH = 4, 50, 20_000
 OVERHEAD = 16
@@ -59,17 +57,8 @@ def server(folder):
 
 
 @pytest.fixture(autouse=True)
-def fresh(server, monkeypatch):
-    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
+def fresh(server):
     server.reset()
-
-
-@pytest.fixture(params=["obstore", "fsspec"])
-def client(request, monkeypatch):
-    pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
-    if request.param == "fsspec":
-        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
-    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
 
 
 def paths(server):
@@ -118,11 +107,8 @@ def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
         def refresh(self, *arguments, **options):
             shown.append("listing")
 
-    monkeypatch.setattr(transfers, "ProgressBar", Bar)
-    is_late, wait = iter([False] * 3), transfers.Transfer.wait
-    monkeypatch.setattr(
-        transfers.Transfer, "wait", lambda self, seconds: next(is_late, wait(self, 60))
-    )
+    monkeypatch.setattr("torch_tfrecord.remote.transfers.ProgressBar", Bar)
+    monkeypatch.setattr("torch_tfrecord.remote.transfers._SHOWN_AFTER", 0.001)
     assert find_files(f"{server}/train-*") == paths(server)
     assert set(shown) == {"listing"}
 

@@ -22,11 +22,6 @@ from torch_tfrecord import (  # noqa: E402
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files import Access  # noqa: E402
-from torch_tfrecord.per_process import PerProcess  # noqa: E402
-from torch_tfrecord.remote import stores  # noqa: E402
-from torch_tfrecord.remote.fsspec_store import FsspecStore  # noqa: E402
-from torch_tfrecord.remote.obstore_store import ObstoreStore  # noqa: E402
 
 NUM_FILES, NUM_RECORDS = 3, 20
 SECRET = "top-s3cret-word"
@@ -78,12 +73,9 @@ def bucket(server, tmp_path_factory):
 
 
 @pytest.fixture(params=["obstore", "s3fs"])
-def store(request, monkeypatch, bucket):
-    pytest.importorskip(request.param)
-    if request.param == "s3fs":
-        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
-    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
-    return {"obstore": ObstoreStore, "s3fs": FsspecStore}[request.param]
+def store(request, take_client, bucket):
+    take_client(request.param)
+    return request.param
 
 
 ALL = [payload(number) for number in range(NUM_FILES * NUM_RECORDS)]
@@ -107,7 +99,6 @@ FILES = [f"s3://data/set/train-{shard:05d}-of-00003.tfrecord" for shard in range
 )
 def test_names(store, options, paths):
     assert find_files(paths, storage_options=options) == FILES
-    assert isinstance(stores.store_of(FILES[0], Access(options))[0], store)
 
 
 def test_names_that_are_not_there(store, options):
@@ -161,7 +152,7 @@ def test_a_file_that_changed_behind_its_index(store, options, bucket, tmp_path):
         "s3://data/changing/x.tfrecord", index_dir=tmp_path / "i", storage_options=options
     )
     put(1)  # of the same size
-    if store is ObstoreStore:
+    if store == "obstore":
         with pytest.raises(
             Exception, match=r"s3://data/changing/x.tfrecord: .*got another one in its place \(ETag"
         ):

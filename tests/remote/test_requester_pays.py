@@ -16,8 +16,6 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.remote import stores
-from torch_tfrecord.remote.obstore_options import obstore_config
 
 FEATURES = {"n": FixedLenFeature((), torch.int64)}
 S3 = ("x-amz-request-payer", "requester", 403)
@@ -51,11 +49,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "payer"), CASES)
-def test_every_request_says_who_pays(bucket, kind, payer, monkeypatch):
+def test_every_request_says_who_pays(bucket, kind, payer, take_client):
     pytest.importorskip("s3fs" if kind == "s3fs" else "obstore")
     if kind == "s3fs":
-        monkeypatch.setattr(stores, "obstore_stores", lambda: None)
-        monkeypatch.setattr(stores, "_STORES", stores.PerProcess(stores._Stores))
+        take_client(kind)
     kind = kind[:2]
     with range_server(bucket, payer=GCS if kind == "gs" else S3) as url:
         options, paths = options_of(kind, url), f"{kind}://bucket/train-*"
@@ -76,14 +73,3 @@ def test_every_request_says_who_pays(bucket, kind, payer, monkeypatch):
         assert len([*read_records(one, storage_options=options)]) == 10
         found = [status for *_, status in url.requests()]
         assert len(found) > 6 and not {400, 403} & {*found}
-
-
-def test_what_gcsfs_is_asked_instead(monkeypatch):
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
-    for payer in (True, 5):  # its default project, and what it may know
-        assert obstore_config("gs", "bucket", {"requester_pays": payer}) is None
-    for payer in (None, False):
-        config = obstore_config("gs", "bucket", {"requester_pays": payer, "project": "p"})
-        assert config.client == {}
-    config = obstore_config("gs", "bucket", {"requester_pays": True, "project": "p"})
-    assert config.client == {"default_headers": {"x-goog-user-project": "p"}}

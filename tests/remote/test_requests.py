@@ -18,11 +18,6 @@ from torch_tfrecord.remote.store import StoreError
 from torch_tfrecord.remote.transfers import Job, Transfer
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.001)
-
-
 def transfer(*calls, num_bytes=1):
     return Transfer(
         [Job("memory://x", f"part {number}", num_bytes, call) for number, call in enumerate(calls)],

@@ -41,8 +41,6 @@ from torch_tfrecord import (
     shown,
     tfds,
 )
-from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote import stores, transfers
 
 pytest.importorskip("aiohttp")
 
@@ -100,9 +98,8 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(transfers, "_FIRST_WAIT", 0.0001)
-    monkeypatch.setattr(stores, "_STORES", PerProcess(stores._Stores))
+def new_clients(take_client):
+    take_client("obstore")
 
 
 def urls(server, name):
