@@ -4,15 +4,13 @@ import zlib
 
 import pytest
 
-from torch_tfrecord.compression import gzip_members, inflated
-
 
 @pytest.fixture(params=["isal", "zlib"])
 def engine(request, monkeypatch):
     """What decompresses: its name."""
     if request.param == "zlib":
-        for module in (inflated, gzip_members):
-            monkeypatch.setattr(module, "fastest", lambda: zlib)
+        for module in ("inflated", "gzip_members"):
+            monkeypatch.setattr(f"torch_tfrecord.compression.{module}.fastest", lambda: zlib)
     else:
         pytest.importorskip("isal")
     return request.param

@@ -22,7 +22,6 @@ from helpers import BGZIP_END, framed, pure_python, run_python
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import TFRecordDataset, TFRecordWriter, build_index, read_records
-from torch_tfrecord.compression import inflated, seek_points
 from torch_tfrecord.native import has_native, optional_module
 
 pytestmark = pytest.mark.filterwarnings(
@@ -342,10 +341,12 @@ def put(name, folder, path, monkeypatch):
         content = (FOLDER / f"{stored}.tfrecord").read_bytes()
     else:
         records, content = RECORDS, made(name, folder)
-    monkeypatch.setattr(inflated, "_OUTPUT_BYTES", 1 << 14)  # a block begins in few pieces
-    monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 14)
-    monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 13)
-    monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
+    room = "torch_tfrecord.compression"
+    # a block begins in few pieces
+    monkeypatch.setattr(f"{room}.inflated._OUTPUT_BYTES", 1 << 14)
+    monkeypatch.setattr(f"{room}.seek_points._BLOCK_SPACING", 1 << 14)
+    monkeypatch.setattr(f"{room}.seek_points._MEMBER_SPACING", 1 << 13)
+    monkeypatch.setattr(f"{room}.seek_points._LEAST_BYTES", 1 << 20)
     path.write_bytes(content)
     return path, records, case
 

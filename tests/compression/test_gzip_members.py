@@ -554,10 +554,9 @@ import resource, struct, sys, zlib
 sys.path.insert(0, sys.argv[1])
 from crc32c import crc32c
 from helpers import header
-from torch_tfrecord import read_records, build_index, TFRecordDataset, TFRecordError
-from torch_tfrecord.compression import gzip_members
 from torch_tfrecord import per_process
-gzip_members.num_processors = per_process.num_processors = lambda: 8
+per_process.num_processors = lambda: 8
+from torch_tfrecord import read_records, build_index, TFRecordDataset, TFRecordError
 kind, path = sys.argv[2:]
 
 def member(data, copies, size=None, lengths=b""):

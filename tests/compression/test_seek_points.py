@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from helpers import framed
 
+from index_tools.main import main
 from torch_tfrecord import (
     IndexMismatchError,
+    RecordIndex,
     TFRecordDataset,
     TFRecordError,
     build_index,
 )
-from torch_tfrecord.compression import InflatedFiles, inflated, seek_points
-from torch_tfrecord.compression.codecs import InflatedFile
-from torch_tfrecord.compression.inflated import InflatedSource
-from torch_tfrecord.compression.seek_points import PointFinder, SeekPoints
-from torch_tfrecord.files import FileSource, open_file
+from torch_tfrecord.compression import CODECS
+from torch_tfrecord.files import open_file
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.records import IndexKeeper
 
 needs_inflate = pytest.mark.skipif(
     optional_module("inflate") is None, reason="built without zlib's headers"
@@ -72,27 +72,25 @@ WAYS = {
 
 @pytest.fixture(autouse=True)
 def close_points(monkeypatch):
-    monkeypatch.setattr(inflated, "_OUTPUT_BYTES", 1 << 14)  # a block begins in few pieces
-    monkeypatch.setattr(seek_points, "_BLOCK_SPACING", 1 << 15)
-    monkeypatch.setattr(seek_points, "_MEMBER_SPACING", 1 << 14)
-    monkeypatch.setattr(seek_points, "_LEAST_BYTES", 1 << 20)
+    room = "torch_tfrecord.compression"
+    # a block begins in few pieces
+    monkeypatch.setattr(f"{room}.inflated._OUTPUT_BYTES", 1 << 14)
+    monkeypatch.setattr(f"{room}.seek_points._BLOCK_SPACING", 1 << 15)
+    monkeypatch.setattr(f"{room}.seek_points._MEMBER_SPACING", 1 << 14)
+    monkeypatch.setattr(f"{room}.seek_points._LEAST_BYTES", 1 << 20)
 
 
 @needs_inflate
-def test_points_keep_to_their_budget(monkeypatch):
-    monkeypatch.setattr(seek_points, "_LEAST_BYTES", 100_000)
-    packed = WAYS["GZIP9"]
-    finder = PointFinder(len(packed), ratio=0.0)
+def test_points_keep_to_their_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch_tfrecord.compression.seek_points._LEAST_BYTES", 100_000)
+    (tmp_path / "x").write_bytes(WAYS["GZIP9"])
+    assert main(["index", str(tmp_path / "x"), "--index-bytes-ratio", "0"]) == 0
+    points = RecordIndex.load(IndexKeeper.place(str(tmp_path / "x")))._points
+    assert len(points) >= 2 and len(points.to_bytes()) <= 100_000
 
-    class Memory(FileSource):
-        path, size, chunk_bytes = "x", len(packed), 1 << 19
 
-        def read(self, num_bytes, offset):
-            return packed[offset : offset + num_bytes]
-
-    source = InflatedSource(Memory(), "GZIP", finder=finder)
-    assert source.read(len(DATA), 0) == DATA
-    assert len(finder.points()) >= 2 and len(finder.points().to_bytes()) <= 100_000
+def points_of(table, windows, file_size):
+    return CODECS.points_from(table.astype("<i8").tobytes() + windows, len(table), file_size)
 
 
 @needs_inflate
@@ -106,8 +104,8 @@ def test_a_point_that_lies_is_an_error(tmp_path):
         table = points._table.copy()
         row = rng.randrange(1, len(table))
         table[row, rng.choice([0, 1])] += rng.choice([-9, -8, -1, 1, 3, 8, 64])
-        lying = SeekPoints(table, points._windows, len(WAYS["GZIP6"]))
-        file = InflatedFile(open_file(str(path)), "GZIP", len(DATA), lying, InflatedFiles())
+        lying = points_of(table, points._windows, len(WAYS["GZIP6"]))
+        file = CODECS.inflated_files().open(open_file(str(path)), "GZIP", len(DATA), lying)
         number = int(np.searchsorted(offsets, points.offsets[row]))
         ds = TFRecordDataset(path, index="require")
         ds._record_files._sources.find(0, lambda _, file=file: file)
@@ -121,7 +119,6 @@ def test_a_point_that_lies_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "table",
     [
-        [],
         [(-8, 0, 0, 0)],
         [(0, 1, 0, 0)],
         [(0, 0, 2, 0)],
@@ -137,4 +134,4 @@ def test_a_point_that_lies_is_an_error(tmp_path):
 )
 def test_points_that_cannot_be(table):
     with pytest.raises(IndexMismatchError, match="expected ascending seek points"):
-        SeekPoints(np.array(table, np.int64).reshape(-1, 4), b"", 100)
+        points_of(np.array(table, np.int64).reshape(-1, 4), b"", 100)
