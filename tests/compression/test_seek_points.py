@@ -85,7 +85,7 @@ def test_points_keep_to_their_budget(tmp_path, monkeypatch):
     monkeypatch.setattr("torch_tfrecord.compression.seek_points._LEAST_BYTES", 100_000)
     (tmp_path / "x").write_bytes(WAYS["GZIP9"])
     assert main(["index", str(tmp_path / "x"), "--index-bytes-ratio", "0"]) == 0
-    points = RecordIndex.load(IndexKeeper.place(str(tmp_path / "x")))._points
+    points = RecordIndex.load(IndexKeeper.place(str(tmp_path / "x")))._seek_points()
     assert len(points) >= 2 and len(points.to_bytes()) <= 100_000
 
 
