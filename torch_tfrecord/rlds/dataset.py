@@ -37,7 +37,6 @@ from torch_tfrecord.rlds.windows import (
     DROID_KEY,
     Keep,
     KeepKey,
-    Span,
     StepRanges,
     UniformGoals,
     Windows,
@@ -151,8 +150,8 @@ class RLDSEpisodes(EpisodeDataset):
         )
 
     def _whole(self, episode: Episode) -> dict[str, object]:
-        batch = StepBatch([Span(0, episode.num_steps)], [0], None)
         # One window of all steps.
+        batch = StepBatch([episode], np.zeros(1, np.int64), episode.num_steps)
         steps = each_leaf(episode.steps, lambda column: ColumnBatch(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
@@ -276,7 +275,13 @@ class RLDSDataset(EpisodeDataset):
         check_max_batch_bytes(max_batch_bytes)
         if not isinstance(goals, (UniformGoals, type(None))):
             raise TypeError(f"goals must be a tfds.UniformGoals or None, got {shown_value(goals)}")
-        self._windows = Windows(window_size, action_horizon, pad)
+        # NumPy integers become int, so that equal windows are equal text.
+        self._windows = Windows(
+            at_least(1, "window_size", window_size),
+            at_least(1, "action_horizon", action_horizon),
+            pad,
+        )
+        one_of("pad", pad, "repeat", "zero", None)
         one_of("decode_on", decode_on, "cpu", "device", "auto")
         store = EpisodeStore(
             directory,
@@ -293,8 +298,7 @@ class RLDSDataset(EpisodeDataset):
         self._goals, self._decode_on = goals, decode_on
         self._epoch = None if goals is None else DrawEpoch()
         self._first_steps = np.cumsum(store.num_steps) - store.num_steps
-        firsts = np.full(len(store), self._windows.step(0), np.int64)
-        stops = firsts + self._windows.num_positions(store.num_steps)
+        firsts, stops = self._windows.ends(store.num_steps)
         if keep is None:
             self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
         else:
@@ -315,23 +319,50 @@ class RLDSDataset(EpisodeDataset):
 
     def _load(self, positions: Sequence[int]) -> Sequence[object]:
         """The samples at positions, which must be `salted`."""
-        numbers, steps, goals = self._find(positions)
+        # One search for all positions of a batch.
+        numbers, steps = self._ranges.find(np.array([*map(self._absolute, positions)], np.int64))
+        goals = None
+        if self._goals is not None and self._epoch is not None:
+            # By the step among all steps of the split: the same whichever of them are positions.
+            at = self._first_steps[numbers] + steps
+            keys = self._epoch.keys(positions, at, self._goals.seed)
+            goals = self._goals.draw(steps, self.num_steps[numbers], keys)
+        # A transform may draw at random, so that it is called once.
+        kept: list[Episode] = []
+
+        def read() -> dict[str, object]:
+            """The columns, each time in new memory."""
+            episodes = kept or self._episodes(numbers.tolist())
+            if self._store.episode_transform is not None:
+                kept[:] = episodes
+            columns = step_columns(self._windows, episodes, steps, goals, self._decode_on)
+            return {**columns, "dataset_name": [self.info.name] * len(steps)}
+
         try:
             with BatchBudget(self._max_batch_bytes):
-                read = self._reading(numbers, steps, goals)
                 return ColumnBatch(read(), len(steps), self._places(positions), read)
         except (TFRecordError, DifferentNamesError, _TooLargeError) as error:
             if len(positions) == 1:
-                raise self._located(error, numbers[0]) from error.__cause__
+                raise self._located(error, int(numbers[0])) from error.__cause__
         # One by one, to raise the error of the first bad position.
         with BatchBudget(self._max_batch_bytes):
             samples = [self._load([position])[0] for position in positions]
             return SampleList(samples, self._places(positions))
 
+    def _episodes(self, numbers: list[int]) -> list[Episode]:
+        found: dict[int, Episode] = {}
+        num_bytes = 0
+        for number in sorted(set(numbers)):  # in the order of the files
+            found[number] = self._store.episode(number)
+            num_bytes += found[number].num_bytes
+            if num_bytes > _MOST_HELD_BYTES and len(found) > 1:
+                raise _TooLargeError
+        return [found[number] for number in numbers]
+
     def locate(self, position: int) -> tuple[int, int]:
         """Return (episode number, step number) of a position."""
         numbers, steps = self._ranges.find(np.array([self._absolute(position)]))
-        return numbers[0], steps[0]
+        return int(numbers[0]), int(steps[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, for the draws of `goals`; applies to running workers, too.
@@ -350,42 +381,6 @@ class RLDSDataset(EpisodeDataset):
             return f"{self._store.place(episode)}, episode {episode}, step {step}"
 
         return place
-
-    def _find(self, positions: Sequence[int]) -> tuple[list[int], list[int], list[int] | None]:
-        """The episodes, the steps and the goal steps of positions, which must be `salted`."""
-        absolute = np.array([*map(self._absolute, positions)], np.int64)
-        # One search for all positions of a batch.
-        episodes, steps = self._ranges.find(absolute)
-        if self._goals is None or self._epoch is None:
-            return episodes, steps, None
-        # By the step among all steps of the split: the same whichever of them are positions.
-        chosen, at = np.array(episodes, np.int64), np.array(steps, np.int64)
-        keys = self._epoch.keys(positions, self._first_steps[chosen] + at, self._goals.seed)
-        return episodes, steps, self._goals.draw(at, self.num_steps[chosen], keys).tolist()
-
-    def _reading(
-        self, numbers: list[int], steps: list[int], goals: list[int] | None
-    ) -> Callable[[], dict[str, object]]:
-        """Reads the columns, each time into new memory."""
-
-        def episodes() -> list[Episode]:
-            found: dict[int, Episode] = {}
-            num_bytes = 0
-            for number in sorted(set(numbers)):  # in the order of the files
-                found[number] = self._store.episode(number)
-                num_bytes += found[number].num_bytes
-                if num_bytes > _MOST_HELD_BYTES and len(found) > 1:
-                    raise _TooLargeError
-            return [found[number] for number in numbers]
-
-        # A transform may draw at random, so that it is called once.
-        kept = None if self._store.episode_transform is None else episodes()
-
-        def read() -> dict[str, object]:
-            columns = step_columns(self._windows, kept or episodes(), steps, goals, self._decode_on)
-            return {**columns, "dataset_name": [self.info.name] * len(steps)}
-
-        return read
 
     def __repr__(self) -> str:
         transforms = {

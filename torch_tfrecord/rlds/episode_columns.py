@@ -198,9 +198,7 @@ def read_encoded(columns: Sequence[ValueColumn], spans: Spans) -> list[bytes]:
         return read_frames(frames, spans)
     windows = zip(columns, spans, strict=True)
     return [
-        value
-        for column, (first, stop, *_) in windows
-        for value in part_of(column.values, first, stop)
+        value for column, (first, stop) in windows for value in part_of(column.values, first, stop)
     ]
 
 

@@ -37,8 +37,8 @@ _MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
-Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
-"""`Span`s of windows; only their first step and end (exclusive) are used here."""
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""The first step of each window, and the step after its last."""
 
 
 class EpisodeReader:
@@ -268,7 +268,7 @@ class Frames:
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
         try:
-            return read_frames([self], [(first, stop, 0, 0)])
+            return read_frames([self], [(first, stop)])
         except CorruptRecordError as error:
             raise self.record.locate(self.record.blame(error)) from error.__cause__
         except TFRecordError as error:
@@ -283,7 +283,7 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
     """
     windows = [
         (item, first, item.places[first:stop])
-        for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+        for item, (first, stop) in zip(frames, spans, strict=True)
         if first < stop
     ]
     if not windows:

@@ -135,7 +135,7 @@ def dataset_statistics(
     if keep is not None:
         ranges = find_kept_ranges(store, keep, keep_key)
         chosen = cut_ranges(np.zeros_like(store.num_steps), store.num_steps, ranges)
-        numbers, steps = map(np.array, chosen.find(np.arange(len(chosen))))
+        numbers, steps = chosen.find(np.arange(len(chosen)))
         ends = np.searchsorted(numbers, np.arange(len(store) + 1)).tolist()
         kept = [steps[begin:end] for begin, end in pairwise(ends)]
     is_kept = cache and episode_transform is None

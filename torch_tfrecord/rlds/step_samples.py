@@ -4,10 +4,9 @@ columns.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,32 +14,24 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, as_array, as_tensor, reserve
+from torch_tfrecord.batch_memory import (
+    OBJECT_BYTES,
+    TENSOR_BYTES,
+    Ints,
+    as_array,
+    as_tensor,
+    reserve,
+)
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.media import decode_stack
-from torch_tfrecord.rlds.episode_columns import (
-    EpisodeColumn,
-    NumberColumn,
-    ValueColumn,
-    read_encoded,
-)
+from torch_tfrecord.rlds.episode_columns import EpisodeColumn, Pictures, read_encoded
 from torch_tfrecord.rlds.episode_store import Episode
-from torch_tfrecord.rlds.windows import Span, Windows, lay_out
+from torch_tfrecord.rlds.windows import Windows
 from torch_tfrecord.samples import is_ragged
 from torch_tfrecord.torch_internals import as_kind_of
 
-__all__ = [
-    "DifferentNamesError",
-    "StepBatch",
-    "own",
-    "shared_names",
-    "step_columns",
-    "together",
-    "window",
-]
-
-_T = TypeVar("_T")
+__all__ = ["DifferentNamesError", "StepBatch", "own", "step_columns"]
 
 # Batches.
 
@@ -49,66 +40,68 @@ class DifferentNamesError(ValueError):
     """The episodes of a batch have different column names."""
 
 
-def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Merge trees with the same names, joining the leaves with the same path.
-
-    Raises:
-        DifferentNamesError: The names differ.
-
-    Example:
-        >>> together([{"x": 1}, {"x": 2}], sum)
-        {'x': 3}
-    """
+def _together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Merge trees with the same names, joining the leaves with the same path."""
     # by their types, of which there are few: a batch has thousands of leaves
-    if any(map(_is_tree, set(map(type, trees)))):
-        return {name: together(parts, join) for name, parts in shared_names(trees)}
+    if any(issubclass(kind, Mapping) for kind in set(map(type, trees))):
+        names = _same_names(trees)
+        return {name: _together([tree[name] for tree in trees], join) for name in names}
     return join(list(trees))
 
 
-def _is_tree(kind: type) -> bool:
-    return kind is dict or issubclass(kind, Mapping)
-
-
-def shared_names(trees: Sequence[Mapping[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
-    """Yield each name with its values in all mappings.
+def _same_names(trees: Sequence[Any]) -> Iterable[str]:
+    """The names of mappings.
 
     Raises:
-        DifferentNamesError: The names differ.
+        DifferentNamesError: They differ, or not all are mappings.
     """
-    if not all(map(_is_tree, set(map(type, trees)))):
+    are_trees = all(issubclass(kind, Mapping) for kind in set(map(type, trees)))
+    if not are_trees or any(tree.keys() != trees[0].keys() for tree in trees[1:]):
         raise DifferentNamesError
-    names = trees[0].keys()
-    if any(tree.keys() != names for tree in trees[1:]):
-        raise DifferentNamesError
-    for name in names:
-        yield name, [tree[name] for tree in trees]
+    names: Iterable[str] = trees[0]
+    return names
 
 
 class StepBatch:
-    """Takes windows of equal size from the columns of several episodes.
+    """Takes windows of equal size from the columns of several episodes, each of another or of the
+    same one.
 
     Args:
-        spans: The window of each sample; columns are passed in the same order.
-        order: Sample numbers in the best order for reading frames.
+        episodes: The episode of each sample; columns are passed in the same order.
+        begins: int64 [B]: the step that each window begins at. Those before the episode, and after
+            it, are padding.
+        size: Number of steps of each window.
         pad: Padding of missing steps: "repeat", "zero" or None.
+        decode_on: See `RLDSDataset`.
         is_step: Whether the windows are of one step each, whose value is taken without the
             dimension of steps.
-        decode_on: See `RLDSDataset`.
+
+    Attributes:
+        steps: int64 [B, size]: the steps, where padding repeats the nearest one.
+        is_real: bool [B, size]: whether it is a step of the episode.
     """
 
     def __init__(
         self,
-        spans: Sequence[Span],
-        order: Sequence[int],
-        pad: Pad,
+        episodes: Sequence[Episode],
+        begins: Ints,
+        size: int = 1,
+        pad: Pad = None,
+        decode_on: str = "cpu",
         *,
         is_step: bool = False,
-        decode_on: str = "cpu",
     ) -> None:
-        self._spans, self._order, self._pad = spans, order, pad
-        self._size, self._is_step = spans[0].size, is_step
+        stops = np.array([episode.num_steps for episode in episodes])
+        places = begins[:, None] + np.arange(size)
+        self.steps = np.minimum(np.maximum(places, 0), stops[:, None] - 1)
+        self.is_real = self.steps == places
+        self._begins, self._size, self._pad, self._is_step = begins, size, pad, is_step
+        # Frames are read in the order of the files.
+        self._order = np.lexsort((begins, [episode.number for episode in episodes])).tolist()
+        firsts, stops = np.maximum(begins, 0), np.minimum(begins + size, stops)
+        self._spans = [*zip(firsts.tolist(), stops.tolist(), strict=True)]
         # Padding is made of frames that are there.
-        self._decode_on = "cpu" if any(span.before or span.behind for span in spans) else decode_on
+        self._decode_on = decode_on if self.is_real.all() else "cpu"
 
     def take(self, columns: Sequence[EpisodeColumn]) -> object:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
@@ -122,42 +115,30 @@ class StepBatch:
             return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
         values: list[object] = [None] * len(columns)
         for number in self._order:
-            column, span = columns[number], self._spans[number]
-            values[number] = (
-                column.at(span.first) if self._is_step else window(column, span, self._pad)
-            )
+            values[number] = self._window(columns[number], number)
         return values
 
     def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
-        first = columns[0].array if isinstance(columns[0], NumberColumn) else None
-        if first is None:
-            return None
-        arrays = [
-            item.array
-            for item in columns
-            if isinstance(item, NumberColumn) and item.array is not None
-        ]
+        arrays: list[Any] = [getattr(column, "array", None) for column in columns]
         # Episodes may differ if a transform made the columns.
-        if len(arrays) < len(columns):
+        if any(array is None for array in arrays):
             return None
+        first, sizes = arrays[0], (len(arrays), self._size)
         # Before the memory is allocated: a window may be of a million steps.
-        reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
-        out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
-        pieces: list[npt.NDArray[np.generic]] = []
-        for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
-            real = array[begin:stop]
-            if before or behind:
-                pieces += [real[:1].repeat(before, 0), real, real[-1:].repeat(behind, 0)]
-            else:
-                pieces.append(real)
+        reserve(math.prod((*sizes, *first.shape[1:])) * first.itemsize)
+        out = np.empty((*sizes, *first.shape[1:]), first.dtype)
+        pieces = [
+            # A slice copies nothing.
+            array[begin:stop] if stop - begin == self._size else array[steps]
+            for array, (begin, stop), steps in zip(arrays, self._spans, self.steps, strict=True)
+        ]
         try:  # one call, which also checks that all have the same dtype and shape
-            np.concatenate(
-                pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no"
-            )
+            rows = out.reshape(math.prod(sizes), *first.shape[1:])
+            np.concatenate(pieces, out=rows, casting="no")
         except (TypeError, ValueError):
             return None
         if self._pad == "zero":
-            self._pad_rows(out)
+            out[~self.is_real] = 0
         return out
 
     def _pictures(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
@@ -166,73 +147,45 @@ class StepBatch:
         """
         # The plan is one object for each feature of a dataset: by it columns of the same files are
         # known.
-        plan = columns[0].pictures if isinstance(columns[0], ValueColumn) else None
-        alike = [
-            item for item in columns if isinstance(item, ValueColumn) and item.pictures is plan
-        ]
-        if plan is None or len(alike) < len(columns):
+        plan: Pictures | None = getattr(columns[0], "pictures", None)
+        if plan is None or any(getattr(column, "pictures", None) is not plan for column in columns):
             return None
-        spans = [self._spans[number] for number in self._order]
+        shape = len(columns), self._size
+        rows = np.arange(math.prod(shape)).reshape(shape)[self._order]
         try:
-            values = read_encoded([alike[number] for number in self._order], spans)
-            stack = decode_stack(
-                values, plan.mode, self._rows, len(columns) * self._size, self._decode_on
+            values = read_encoded(
+                [columns[number] for number in self._order],
+                [self._spans[number] for number in self._order],
             )
+            places = rows[self.is_real[self._order]].tolist()
+            stack = decode_stack(values, plan.mode, places, math.prod(shape), self._decode_on)
         except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
         # A view of [N, H, W, C] memory.
-        shape = len(columns), self._size, *stack.shape[1:]
-        batch = as_tensor(as_array(stack), stack.dtype, shape)
-        self._pad_rows(batch)
+        batch = as_tensor(as_array(stack), stack.dtype, (*shape, *stack.shape[1:]))
+        for number, place in np.argwhere(~self.is_real).tolist():
+            nearest = self.steps[number, place] - self._begins[number]
+            batch[number, place] = batch[number, nearest] if self._pad == "repeat" else 0
         return batch
 
-    @functools.cached_property
-    def _rows(self) -> list[int]:
-        """The place among all steps of each step that is read, in reading order."""
-        rows: list[int] = []
-        for number in self._order:
-            first, stop, before, _ = self._spans[number]
-            start = number * self._size + before
-            rows += range(start, start + stop - first)
-        return rows
-
-    def _pad_rows(self, batch: Any) -> None:
-        """Fill the padding of an array or tensor [B, steps, ...]."""
-        for number, (_, _, before, behind) in enumerate(self._spans):
-            end = self._size - behind
-            if before:
-                batch[number, :before] = batch[number, before] if self._pad == "repeat" else 0
-            if behind:
-                batch[number, end:] = batch[number, end - 1] if self._pad == "repeat" else 0
-
-
-# One window.
-
-
-def window(column: EpisodeColumn, span: Span, pad: Pad) -> object:
-    """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
-    if isinstance(column, NumberColumn):
-        return _numbers(column.values, span, pad)
-    is_list = getattr(column, "is_list", False)
-    reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
-    # Padding is not read again.
-    values: list[object] = column.read(span.first, span.stop)
-    if span.before or span.behind:
-        is_zero = pad == "zero"
-        front = _empty(values[0], is_list) if is_zero else values[0]
-        values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
-    return values if is_list else _stack_alike(values)
-
-
-def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
-    reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
-    [steps], [is_real] = lay_out([span])
-    padded = torch.as_tensor(values[steps])  # indexing copies
-    if pad == "zero":
-        padded[~torch.from_numpy(is_real)] = 0
-    return padded
+    def _window(self, column: EpisodeColumn, number: int) -> object:
+        """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a
+        list.
+        """
+        first, stop = self._spans[number]
+        if self._is_step:
+            return column.at(first)
+        is_list = getattr(column, "is_list", False)
+        reserve(self._size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
+        # Padding is not read again.
+        read = column.read(first, stop)
+        values = [read[step - first] for step in self.steps[number].tolist()]
+        if self._pad == "zero":
+            empty, is_real = _empty(values[0], is_list), self.is_real[number]
+            values = [value if real else empty for value, real in zip(values, is_real, strict=True)]
+        return values if is_list else _stack_alike(values)
 
 
 def _empty(value: object, is_list: bool) -> object:
@@ -270,63 +223,44 @@ INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruc
 def step_columns(
     windows: Windows,
     episodes: Sequence[Episode],
-    steps: list[int],
-    goals: list[int] | None,
-    decode_on: str = "cpu",
+    steps: Ints,
+    goals: Ints | None,
+    decode_on: str,
 ) -> dict[str, object]:
     """The columns of the samples of these steps, each of one episode, with their goal steps if
     there are any.
     """
-    numbers = [item.number for item in episodes]
-    lengths = [item.num_steps for item in episodes]
-    seen = [windows.observations(step) for step in steps]
-    done = [*map(windows.actions, steps, lengths)]
-
-    def in_file_order(at: Sequence[int]) -> list[int]:
-        return sorted(range(len(at)), key=[*zip(numbers, at, strict=True)].__getitem__)
-
-    def one(at: Sequence[int]) -> Callable[[Sequence[EpisodeColumn]], object]:
-        spans = [Span(step, step + 1) for step in at]
-        return StepBatch(spans, in_file_order(at), None, is_step=True, decode_on=decode_on).take
-
-    order, take_one = in_file_order(steps), one(steps)
-    ways = {
-        _OBSERVATION: StepBatch(seen, order, windows.pad, decode_on=decode_on).take,
-        _ACTION: StepBatch(done, order, windows.pad, decode_on=decode_on).take,
-    }
+    past, future, pad = windows
+    seen = StepBatch(episodes, steps - (past - 1), past, pad, decode_on)
+    done = StepBatch(episodes, steps, future, pad, decode_on)
+    one = StepBatch(episodes, steps, decode_on=decode_on, is_step=True)
+    ways = {_OBSERVATION: seen.take, _ACTION: done.take}
+    trees = [episode.steps for episode in episodes]
     columns = {
-        name: together(trees, ways.get(name, take_one))
-        for name, trees in shared_names([episode.steps for episode in episodes])
+        name: _together([tree[name] for tree in trees], ways.get(name, one.take))
+        for name in _same_names(trees)
     }
     task: dict[str, object] = {}
     if goals is not None:
-        task = together([*map(_seen_at_goal, episodes)], one(goals)) | {"timestep": goals}
-    task["language_instruction"] = [*map(instruction, episodes, steps)]
-    _add_masks(columns, lay_out(seen), lay_out(done))
-    metadata = {
-        name: together(trees, lambda values: [*map(own, values)])
-        for name, trees in shared_names([episode.metadata for episode in episodes])
-    }
+        at_goal = StepBatch(episodes, goals, decode_on=decode_on, is_step=True)
+        task = _together([*map(_seen_at_goal, episodes)], at_goal.take)
+        task["timestep"] = goals.tolist()
+    task["language_instruction"] = [*map(instruction, episodes, steps.tolist())]
+    observation = columns.setdefault(_OBSERVATION, {})
+    if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
+        observation["timestep"] = torch.from_numpy(seen.steps)
+        observation["pad_mask"] = torch.from_numpy(seen.is_real)
+    columns["action_pad_mask"] = torch.from_numpy(done.is_real)
+    metadata = [episode.metadata for episode in episodes]
     # Lists, as a sample has these as int.
     return {
         **columns,
         "task": task,
-        **metadata,
-        "_len": lengths,
-        "_traj_index": numbers,
-        "_frame_index": steps,
+        **_together(metadata, lambda values: [*map(own, values)]),
+        "_len": [episode.num_steps for episode in episodes],
+        "_traj_index": [episode.number for episode in episodes],
+        "_frame_index": steps.tolist(),
     }
-
-
-_Layout: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
-
-
-def _add_masks(columns: dict[str, object], seen: _Layout, done: _Layout) -> None:
-    """Add the step numbers of observations, and which observations and actions are padding."""
-    observation = columns.setdefault(_OBSERVATION, {})
-    if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
-        observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, seen)
-    columns["action_pad_mask"] = torch.from_numpy(done[1])
 
 
 def _seen_at_goal(episode: Episode) -> Mapping[str, object]:

@@ -8,20 +8,19 @@ Cosmos (``filter_dict_path`` of its DROID dataset): ``{"<key>": [[0, 100], [200,
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import reduce
 from operator import getitem
 from string import Formatter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from torch_tfrecord.arguments import Pad, at_least, integer, one_of
+from torch_tfrecord.arguments import Pad, at_least, integer
+from torch_tfrecord.batch_memory import Ints, Keys
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import local_path
@@ -35,102 +34,39 @@ __all__ = [
     "Keep",
     "KeepKey",
     "Ranges",
-    "Span",
     "StepRanges",
     "UniformGoals",
     "Windows",
     "cut_ranges",
     "find_kept_ranges",
-    "lay_out",
 ]
 
 
-class Span(NamedTuple):
-    """A half-open range of steps of one episode, and the number of padding steps before and after
-    it.
-    """
-
-    first: int
-    stop: int
-    before: int = 0
-    behind: int = 0
-
-    @property
-    def size(self) -> int:
-        """Number of steps with the padding."""
-        return self.before + self.stop - self.first + self.behind
-
-
-def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The step at each place of spans of equal size, where padding repeats the nearest step, and
-    whether it is a step of the episode: int64 and bool, each [N, steps].
-
-    Example:
-        >>> lay_out([Span(4, 6, before=1)])
-        (array([[4, 4, 5]]), array([[False,  True,  True]]))
-    """
-    # Faster than `np.array`, which looks at each tuple as a sequence.
-    rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
-    first, stop, before, _ = rows.T[:, :, None]
-    places = np.arange(spans[0].size) + (first - before)
-    steps: npt.NDArray[np.int64] = np.minimum(np.maximum(places, first), stop - 1)
-    return steps, steps == places
-
-
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The windows around a step: `window_size` steps up to and including it, and `action_horizon`
     steps from it on.
 
     A window never crosses an episode border. At the ends of an episode it is padded; with
     `pad=None`, such steps are excluded.
 
-    Args:
+    Attributes:
         window_size: Number of observations per sample: the current step and those before it.
         action_horizon: Number of actions per sample: the current step and those after it.
         pad: "repeat" (the first observation, the last action), "zero", or None.
-
-    Raises:
-        TypeError: A size is not an integer.
-        ValueError: A size is below 1, or `pad` is unknown.
-
-    Example:
-        >>> windows = Windows(window_size=3, action_horizon=4)
-        >>> windows.observations(1), windows.actions(8, num_steps=10)
-        (Span(first=0, stop=2, before=1, behind=0), Span(first=8, stop=10, before=0, behind=2))
     """
 
-    window_size: int = 1
-    action_horizon: int = 1
-    pad: Pad = "repeat"
+    window_size: int
+    action_horizon: int
+    pad: Pad
 
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        for name in ("window_size", "action_horizon"):
-            value = getattr(self, name)
-            # NumPy integers become int, so that equal windows are equal text.
-            object.__setattr__(self, name, at_least(1, name, value))
-        one_of("pad", self.pad, "repeat", "zero", None)
-
-    def num_positions(self, num_steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Number of positions in episodes of these lengths, int64 of the same shape."""
+    def ends(self, num_steps: Ints) -> tuple[Ints, Ints]:
+        """The first step that has a sample, and the step after the last, of episodes of these
+        lengths: int64 of the same shape; an end before its beginning where none has.
+        """
         if self.pad is not None:
-            return num_steps
-        return np.maximum(num_steps - (self.window_size + self.action_horizon - 2), 0)
-
-    def step(self, number: int) -> int:
-        """The step at a position within an episode."""
-        return number if self.pad is not None else number + self.window_size - 1
-
-    def observations(self, step: int) -> Span:
-        """The observation steps of the sample at a step."""
-        first = step - self.window_size + 1
-        return Span(max(first, 0), step + 1, before=max(-first, 0))
-
-    def actions(self, step: int, num_steps: int) -> Span:
-        """The action steps of the sample at a step."""
-        stop = step + self.action_horizon
-        return Span(step, min(stop, num_steps), behind=max(stop - num_steps, 0))
+            return np.zeros_like(num_steps), num_steps
+        firsts = np.full_like(num_steps, self.window_size - 1)
+        return firsts, num_steps - self.action_horizon + 1
 
 
 @dataclass(frozen=True)
@@ -171,10 +107,10 @@ class UniformGoals:
 
     def draw(
         self,
-        steps: npt.NDArray[np.int64],
-        num_steps: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.uint64],
-    ) -> npt.NDArray[np.int64]:
+        steps: Ints,
+        num_steps: Ints,
+        keys: Keys,
+    ) -> Ints:
         """The goals of steps, each of an episode of some number of steps, by the random numbers of
         their keys.
         """
@@ -186,16 +122,12 @@ class UniformGoals:
         span = np.maximum(stop - first, 1)
         # The 53 bits of a float64's fraction.
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
-        goals: npt.NDArray[np.int64] = first + np.minimum(
-            (chances * span).astype(np.int64), span - 1
-        )
+        goals: Ints = first + np.minimum((chances * span).astype(np.int64), span - 1)
         return goals
 
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
-"""Ranges of steps of an episode: the first one, and the one behind the last."""
-
-_Integers = npt.NDArray[np.int64]
+"""Ranges of steps of an episode: the first one, and the one after the last."""
 
 
 class StepRanges:
@@ -209,26 +141,25 @@ class StepRanges:
     Example:
         >>> ranges = StepRanges(np.array([0, 2]), np.array([5, 0]), np.array([7, 3]))
         >>> len(ranges), ranges.find(np.array([1, 2]))
-        (5, ([0, 2], [6, 0]))
+        (5, (array([0, 2]), array([6, 0])))
     """
 
-    def __init__(self, episodes: _Integers, firsts: _Integers, stops: _Integers) -> None:
+    def __init__(self, episodes: Ints, firsts: Ints, stops: Ints) -> None:
         counts = np.maximum(stops - firsts, 0)
         self._episodes = episodes  # ascending
         self._ends = np.cumsum(counts)
-        self._begins = self._ends - counts
-        self._offsets = firsts - self._begins  # from a position to its step
+        self._offsets = firsts - self._ends + counts  # from a position to its step
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def find(self, positions: _Integers) -> tuple[list[int], list[int]]:
+    def find(self, positions: Ints) -> tuple[Ints, Ints]:
         """The episodes and the steps at these positions."""
         numbers = self._ends.searchsorted(positions, side="right")
-        return self._episodes[numbers].tolist(), (positions + self._offsets[numbers]).tolist()
+        return self._episodes[numbers], positions + self._offsets[numbers]
 
 
-def cut_ranges(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> StepRanges:
+def cut_ranges(firsts: Ints, stops: Ints, kept: Iterable[Ranges]) -> StepRanges:
     """The steps of each episode that are in one of the kept ranges of that episode.
 
     Args:
@@ -309,22 +240,30 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
 
 def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     """The keys of all episodes, in order."""
-    places = leaves_of(store.info.features)
-    there = [_NUMBER, *(leaf.path for leaf in places if leaf.names[0] != STEPS)]
-    make: Any = keep_key
-    if not callable(keep_key):
-        make, there = (
-            functools.partial(_KeyText().vformat, keep_key, ()),
-            _names_in(keep_key, there),
-        )
-    wanted = [name for name in there if name != _NUMBER]
+    leaves = leaves_of(store.info.features)
+    names = {leaf.path: leaf.names for leaf in leaves if leaf.names[0] != STEPS}
+    there = [_NUMBER, *names]
+    wanted = {*(there if callable(keep_key) else _names_in(keep_key, there))} - {_NUMBER}
     # A key of the number alone reads nothing.
-    part = store.only(wanted) if wanted else None
+    part = store.only([*wanted]) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
-        key = make((part.episode(number).metadata if part else {}) | {_NUMBER: number})
+        metadata = part.episode(number).metadata if part else {}
+        key: object
+        if callable(keep_key):
+            key = keep_key(metadata | {_NUMBER: number})
+        else:
+            values = {path: _shown(reduce(getitem, names[path], metadata)) for path in wanted}
+            key = keep_key.format_map(values | {_NUMBER: number})
         if not isinstance(key, (str, type(None))):
             raise TypeError(f"keep_key must return a str or None, got {type(key).__name__}")
         yield key
+
+
+def _shown(value: Any) -> object:
+    """A value of the metadata, as text has it."""
+    if isinstance(value, bytes):
+        return decode_text(value)
+    return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
 
 
 def _names_in(keep_key: object, there: Sequence[str]) -> list[str]:
@@ -344,16 +283,3 @@ def _names_in(keep_key: object, there: Sequence[str]) -> list[str]:
                 f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
             )
     return names
-
-
-class _KeyText(Formatter):
-    """Makes a key from text with features' paths in braces."""
-
-    def get_field(self, path: str, args: Sequence[Any], metadata: Mapping[str, Any]) -> Any:
-        """The value at a path, and what the base class asks for."""
-        value: Any = functools.reduce(getitem, path.split("/"), metadata)
-        if isinstance(value, bytes):
-            value = decode_text(value)
-        elif isinstance(value, torch.Tensor) and not value.dim():
-            value = value.item()
-        return value, path
