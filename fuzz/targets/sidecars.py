@@ -10,6 +10,7 @@ import contextlib
 import copy
 import glob
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,11 @@ from torch_tfrecord import (
     read_records,
     tfds,
 )
-from torch_tfrecord.files import Access, open_file
+from torch_tfrecord.files import open_file
 from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.rlds.episode_index import EpisodeIndex, build_episode_index, episode_indexes
-from torch_tfrecord.rlds.episode_reader import EpisodeReader
+from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeKeeper
+from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord
 from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns
 
 COMPILED = True
@@ -78,7 +79,8 @@ _COLUMNS = {
     "x": KeptColumn(np.arange(_NUM, dtype=np.float32), np.arange(_NUM) % 2 == 0),
     "s": KeptColumn(np.arange(_NUM) % 3, np.arange(_NUM) % 5 == 0, (b"a", b"bc", b"")),
 }
-_EPISODES = build_episode_index(_SOURCE, _RECORDS, _STEP_LISTS)
+_FILE = EpisodeFile(_DATA, _RECORDS, _STEP_LISTS)
+_EPISODES = EpisodeKeeper("memory", None).find(_FILE)
 _WANTS = tfds.RLDSDataset(_INFO)._store._wants
 _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
 (_PLACES[b"s"],) = (
@@ -88,15 +90,15 @@ _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
 )
 _TRUE = {
     b"r": _RECORDS.to_bytes(),
-    b"e": _EPISODES.to_bytes(_RECORDS),
+    b"e": _EPISODES.to_bytes(),
     b"s": Path(_PLACES[b"s"]).read_bytes(),
 }
 
 
 def _lists(episodes):
     """All lists of all episodes."""
-    reader = EpisodeReader([_DATA], [_RECORDS], [episodes])
-    found = [reader.record(0, number).lists(_WANTS) for number in range(len(_RECORDS))]
+    reader = EpisodeReader([episodes])
+    found = [EpisodeRecord(reader, 0, number).lists(_WANTS) for number in range(len(_RECORDS))]
     return [
         {
             key: each.read(0, len(each)) if hasattr(each, "read") else each
@@ -179,17 +181,11 @@ def _lying_episodes(rng):
     """Ends that do not ascend, keys and lengths of others; the values' own checksums are not
     mended.
     """
-    parts = {
-        name: getattr(_EPISODES, name)
-        for name in ("num_steps", "keys", "ends", "step_lists", "pieces")
-    }
-    how = rng.randrange(3)
-    if how == 0:
-        parts["ends"] = _lying(rng, parts["ends"])
-    else:
-        parts["pieces"] = words = parts["pieces"].copy()
-        words.flat[rng.randrange(words.size)] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
-    return EpisodeIndex(**parts).to_bytes(_RECORDS)
+    if rng.randrange(3) == 0:
+        return replace(_EPISODES, ends=_lying(rng, _EPISODES.ends)).to_bytes()
+    words = _EPISODES.pieces.copy()
+    words.flat[rng.randrange(words.size)] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
+    return replace(_EPISODES, pieces=words).to_bytes()
 
 
 def check(data):
@@ -232,10 +228,10 @@ def _check(kind):
             or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
         )
     elif kind == b"e":
-        given = ([_DATA], [_RECORDS], _STEP_LISTS, "require", None, Access.DEFAULT)
-        episodes, _ = outcome(episode_indexes, *given, errors=IndexMismatchError)
-        lists, _ = (None, None) if episodes is None else outcome(_lists, episodes[0])
-        assert episodes is None or episodes[0].num_steps.tolist() == _EPISODES.num_steps.tolist()
+        keeper = EpisodeKeeper("require", None)
+        episodes, _ = outcome(keeper.find, _FILE, errors=IndexMismatchError)
+        lists, _ = (None, None) if episodes is None else outcome(_lists, episodes)
+        assert episodes is None or episodes.num_steps.tolist() == _EPISODES.num_steps.tolist()
         assert lists is None or same(lists, _TRUE_LISTS)
     else:
         assert tfds.dataset_statistics(_INFO) == _TRUE_STATISTICS

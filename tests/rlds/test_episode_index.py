@@ -14,7 +14,6 @@ from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError, read_records
 from torch_tfrecord.records import IndexKeeper
-from torch_tfrecord.rlds import episode_index
 from torch_tfrecord.tfds import RLDSDataset
 
 
@@ -30,34 +29,26 @@ def own(drawn, tmp_path):
     return Path(shutil.copytree(drawn, tmp_path / "own" / "1.0.0"))
 
 
-@pytest.fixture
-def builds(monkeypatch):
-    """The paths for which an episode index was built."""
-    built = []
-    real = episode_index.build_episode_index
-
-    def build(stream, *arguments):
-        built.append(Path(stream.path).name)
-        return real(stream, *arguments)
-
-    monkeypatch.setattr(episode_index, "build_episode_index", build)
-    return built
-
-
 def sidecar(directory, number=1):
     return Path(
         IndexKeeper.place(str(directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps"))
     )
 
 
-def test_it_is_built_once_and_kept_beside_the_data(own, builds):
-    assert sidecar(own, 0).exists()
-    assert sidecar(own, 1).exists()
+def written(directory):
+    """When each episode index was written; another time if it is built again."""
+    paths = [sidecar(directory, number) for number in range(2)]
+    return [path.stat().st_mtime_ns for path in paths if path.exists()]
+
+
+def test_it_is_built_once_and_kept_beside_the_data(own):
+    before = written(own)
+    assert len(before) == 2
     assert RLDSDataset(own).num_steps.tolist() == list(LENGTHS)
-    assert builds == []
+    assert written(own) == before
     sidecar(own).unlink()
     RLDSDataset(own)
-    assert builds == ["drawn-train.tfrecord-00001-of-00002"]
+    assert [one == other for one, other in zip(written(own), before, strict=True)] == [True, False]
 
 
 def test_its_file(own):
@@ -144,23 +135,25 @@ STALE = [
 
 
 @pytest.mark.parametrize("change", STALE)
-def test_a_stale_or_damaged_index_is_built_again(own, builds, change):
+def test_a_stale_or_damaged_index_is_built_again(own, change):
     change(own)
+    before = written(own)
     ds = RLDSDataset(own)
-    assert "drawn-train.tfrecord-00001-of-00002" in builds
+    assert written(own)[1] != before[1]
     assert ds.num_steps.tolist() == list(LENGTHS)
     assert torch.equal(ds[6]["action"], torch.tensor([[2, 0, 0.5]]))
-    builds.clear()
+    before = written(own)
     RLDSDataset(own)
-    assert builds == []
+    assert written(own) == before
 
 
 @pytest.mark.parametrize("change", STALE)
-def test_with_require_it_is_an_error(own, builds, change):
+def test_with_require_it_is_an_error(own, change):
     change(own)
+    before = written(own)
     with pytest.raises(IndexMismatchError, match="drawn-train"):
         RLDSDataset(own, index="require")
-    assert builds == []
+    assert written(own) == before
 
 
 def test_with_require_and_without_an_index(own):
@@ -173,7 +166,7 @@ def test_with_require_and_without_an_index(own):
 def test_pieces_that_change_while_they_are_used(own, at):
     ds = RLDSDataset(own)
     content = bytearray(sidecar(own).read_bytes())
-    content[ds._store._reader.episodes[1].begin + at] ^= 1
+    content[at - safetensors.numpy.load(bytes(content))["pieces"].nbytes] ^= 1
     with open(sidecar(own), "r+b") as file:
         file.write(content)
     if not at:  # two lists become one, which can be no list of numbers: the whole record is read
@@ -187,12 +180,11 @@ def test_pieces_that_change_while_they_are_used(own, at):
     assert "the episode index" in str(caught.value)
 
 
-def test_in_memory_nothing_is_written(own, builds):
+def test_in_memory_nothing_is_written(own):
     shutil.rmtree(own / ".torch_index")
     before = sorted(own.iterdir())
     ds = RLDSDataset(own, window_size=2, index="memory")
     assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
     assert ds[10]["observation"]["image"].shape == (2, 3, 32, 40)
     assert sorted(own.iterdir()) == before
-    assert len(builds) == 2
     assert not Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").exists()

@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PillowImage
+from PIL.ImageFile import ImageFile as PillowFile
 from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
 from torch.utils.data import DataLoader
 from wire_examples import Example
@@ -35,10 +35,7 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.rlds import dataset as rlds
-from torch_tfrecord.rlds import step_samples
-from torch_tfrecord.rlds.episode_reader import Frames
-from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, leaves
+from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes
 
 DATA = Path(__file__).parents[1] / "data" / "tfds_rlds"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
@@ -342,7 +339,7 @@ def test_pictures_of_several_sizes_in_a_batch(tmp_path):
 
 
 def test_large_episodes_are_not_held_together(own, monkeypatch):
-    monkeypatch.setattr(rlds, "_MOST_HELD_BYTES", 1)
+    monkeypatch.setattr("torch_tfrecord.rlds.dataset._MOST_HELD_BYTES", 1)
     ds = RLDSDataset(own, window_size=2)
     samples = ds.__getitems__([40, 3])
     assert isinstance(samples, list)  # no columns
@@ -370,21 +367,14 @@ def test_read_ahead_by_threads(drawn, num_threads, transform):
 def decoded(monkeypatch):
     """The sizes of the images that are decoded."""
     sizes = []
-    real, real_stack = leaves.decode_image, step_samples.decode_stack
+    real = PillowFile.load
 
-    def decode_image(data, *arguments, **options):
-        image = real(data, *arguments, **options)
-        sizes.append(tuple(image.shape[1:]))
-        return image
+    def load(image):
+        if image.tile:  # not loaded yet
+            sizes.append(image.size[::-1])
+        return real(image)
 
-    def decode_stack(values, *arguments):
-        images = real_stack(values, *arguments)
-        if images is not None:
-            sizes.extend([tuple(images.shape[2:])] * len(values))
-        return images
-
-    monkeypatch.setattr(leaves, "decode_image", decode_image)
-    monkeypatch.setattr(step_samples, "decode_stack", decode_stack)
+    monkeypatch.setattr(PillowFile, "load", load)
     return sizes
 
 
@@ -489,10 +479,6 @@ def pictures_alone(directory, **options):
 @pytest.mark.parametrize("options", [{}, {"window_size": 3}, {"window_size": 4, "pad": "zero"}])
 def test_frames_of_a_batch_are_read_together(many_files, options, split, reads):
     ds = pictures_alone(many_files, split=split, **options)
-    assert all(
-        type(ds._store.episode(number).steps["observation"]["image"].values) is Frames
-        for number in range(12)
-    )
     positions = [*range(len(ds)), 3, 3, -1]
     random.Random(1).shuffle(positions)
     expected = [ds[position] for position in positions]
@@ -519,10 +505,10 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     before = sum(LONG[:10])
     good = [*range(before), *range(before + 5, len(ds))]
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
-    if kind in ("another file", "no file"):
-        ds._store._reader._data._max_size = 1
-    ds[before + 1]  # its short columns are kept from here on
-    ds[0]  # closes the file where only one may be open
+    if kind in ("a byte", "the end"):
+        ds[before + 1]  # its short columns are kept from here on
+    else:
+        ds = pickle.loads(pickle.dumps(ds))  # without open files
     if kind == "the end":
         os.truncate(path, at + 100)
     elif kind == "another file":
@@ -540,17 +526,16 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
 
 
-def test_what_is_kept_is_bounded(drawn):
-    ds = RLDSDataset(drawn, episode_bytes=0)
-    for position in range(len(ds)):
-        ds[position]
-    cache = ds._store._cache
-    assert len(cache) == 1
-    ds = RLDSDataset(drawn)
-    for position in range(len(ds)):
-        ds[position]
-    assert len(ds._store._cache) == 4
-    assert ds._store._cache.size == sum(ds._store.episode(number).num_bytes for number in range(4))
+def test_what_is_kept_is_bounded(drawn, reads):
+    for limit, is_kept in ((0, False), (32 << 20, True)):
+        ds = RLDSDataset(drawn, features=["steps/action"], episode_bytes=limit)
+        list(ds)
+        reads.clear()
+        ds[0]
+        assert (reads == []) is is_kept
+        reads.clear()
+        ds[0]
+        assert reads == []
 
 
 # Transforms.
@@ -620,22 +605,6 @@ def test_pickles_without_files_or_episodes(drawn):
     assert torch.equal(pickle.loads(data)[9]["action"], ds[9]["action"])
 
 
-def test_a_fork_while_a_thread_reads(drawn):
-    ds = RLDSDataset(drawn)
-    ds[0]
-    with (
-        ds._store._cache._kept.get().lock
-    ):  # as another thread would hold it in the moment of the fork
-        process = multiprocessing.get_context("fork").Process(target=_read_one, args=(ds,))
-        process.start()
-    process.join(200)
-    assert process.exitcode == 0
-
-
-def _read_one(ds):
-    os._exit(0 if torch.equal(ds[0]["action"], torch.tensor([[0, 0, 0.5]])) else 1)
-
-
 # Errors.
 
 
@@ -652,12 +621,11 @@ def damage(path, offset):
 
 def place_of(directory, number, key, step=0):
     """File of an episode, and the byte in it of a value."""
-    ds = RLDSDataset(directory)
-    rows = ds._store.record(number).places()[key]
-    path, offset = tfds.load(directory).locate(number)
-    # Of a list that is one piece the end: its values.
-    first = int(rows[0][:2].sum()) - 4 if len(rows) == 1 else int(rows[1 + step, 0])
-    return Path(path), offset + 12 + first
+    records = tfds.load(directory)
+    path, offset = records.locate(number)
+    values = decode_example(records.raw(number))[key]
+    value = values[step] if isinstance(values, list) else values.tobytes()
+    return Path(path), offset + 12 + records.raw(number).index(value)
 
 
 def test_a_damaged_frame_names_file_record_feature_and_step(own):
@@ -775,7 +743,6 @@ def test_records_in_another_form(own):
             writer.write(message.SerializeToString() + half.SerializeToString())
     ds = RLDSDataset(own, window_size=2)
     found = ds[30]
-    assert ds._store._reader.episodes[1].ends.tolist() == [0, 0]
     assert torch.equal(found["observation"]["image"], expected["observation"]["image"])
     assert torch.equal(found["action"], expected["action"])
 

@@ -10,23 +10,22 @@ with its own CRC.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import Access, FileSource, LocalFile, open_file, read_pieces
+from torch_tfrecord.files import FileSource, open_file, read_pieces
 from torch_tfrecord.per_process import ProcessCache
-from torch_tfrecord.protobuf import varint
-from torch_tfrecord.records import (
-    PackedRecords,
-    RecordIndex,
-)
-from torch_tfrecord.rlds.episode_index import EpisodeIndex, frame_head, key_field, parse_lists, wrap
+from torch_tfrecord.protobuf import find_fields, varint
+from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.rlds.episode_index import PIECE_BYTES, EpisodeIndex, wrap
 from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
@@ -36,82 +35,66 @@ _MOST_OPEN = 256
 _MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """The first step of each window, and the step after its last."""
 
 
 class EpisodeReader:
-    """Reads the lists of episodes. Keeps a few files open; safe from threads and fork.
+    """Reads the data files of indexes, and the pieces in these. Keeps a few files open; safe from
+    threads and fork.
 
     Args:
-        files: The data files.
-        records: The record index of each.
-        episodes: The episode index of each.
-        access: How remote files are reached.
+        indexes: The episode index of each file.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        records: Sequence[RecordIndex],
-        episodes: Sequence[EpisodeIndex],
-        access: Access = Access.DEFAULT,
-    ) -> None:
-        self.files, self.records, self.episodes = files, records, episodes
-        self._access = access
+    def __init__(self, indexes: Sequence[EpisodeIndex]) -> None:
+        self.indexes = indexes
         self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
-        self._indexes: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
+        self._sidecars: ProcessCache[FileSource] = ProcessCache(_MOST_OPEN)
 
     def data(self, file: int) -> Any:
         """A data file, open: see `RecordIndex._open_records`."""
-        return self._data.find(
-            file, lambda file: self.records[file]._open_records(self.files[file], self._access)
-        )
+        path, records, _, access = self.indexes[file].file
+        return self._data.find(file, lambda _: records._open_records(path, access))
 
     def pieces(self, file: int, number: int) -> bytes:
         """The pieces of an episode in the index of a file."""
-        index = self.episodes[file]
+        index = self.indexes[file]
+        first, stop = int(index.ends[number - 1]) if number else 0, int(index.ends[number])
+        if index.pieces is not None:
+            return index.pieces[first:stop].tobytes()
         # Read one by one: those of a large dataset take gigabytes.
-        return index.read(
-            number, lambda: self._indexes.find(file, lambda _: open_file(index.path, self._access))
-        )
-
-    def read_parts(self, file: int, begins: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """Parts of one data file, in a few calls."""
-        source = self.data(file)
-        if isinstance(source, LocalFile):  # whose reads cost less than a plan of them
-            parts = [source.read(size, begin) for begin, size in zip(begins, sizes, strict=True)]
-            if [*map(len, parts)] == [*sizes]:
-                return parts
-        lengths = np.array(sizes, np.int64)
-        buffer, places = read_pieces(
-            self.data, np.full(len(begins), file), np.array(begins, np.int64), lengths
-        )
-        return PackedRecords(buffer, places, lengths).tolist()
-
-    def record(self, file: int, number: int) -> EpisodeRecord:
-        """The record of an episode, by file number and record number."""
-        return EpisodeRecord(self, file, number)
+        source = self._sidecars.find(file, lambda _: open_file(index.path, index.file.access))
+        return source.read(PIECE_BYTES * (stop - first), index.begin + PIECE_BYTES * first)
 
 
-class EpisodeRecord:
-    """The record of one episode, and where its bytes come from.
+class EpisodeRecord(NamedTuple):
+    """The record of one episode.
 
     Attributes:
         reader: Reads the files.
         file: Number of the file.
         number: Number of the record in the file.
-        begin: First byte of the payload in the file; 0 if only the whole record can be read.
     """
 
-    __slots__ = ("_offset", "begin", "file", "number", "reader")
+    reader: EpisodeReader
+    file: int
+    number: int
 
-    def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
-        self.reader, self.file, self.number = reader, file, number
-        index = reader.records[file]
-        self._offset = index._offset(number)
-        self.begin = index._payload(number) if index._has_ranges else 0
+    @property
+    def _index(self) -> EpisodeIndex:
+        return self.reader.indexes[self.file]
+
+    @property
+    def begin(self) -> int:
+        """First byte of the payload in the file, of a record of which parts can be read."""
+        return self._index.file.records._payload(self.number)
+
+    @property
+    def place(self) -> RecordPlace:
+        """Where the record is, as errors name it."""
+        path, records, *_ = self._index.file
+        return RecordPlace(path, records._offset(self.number), self.number)
 
     def lists(self, wants: Sequence[Want]) -> dict[str, Values]:
         """The lists that are wanted and there, by key: int64 or float32 [N], a list of bytes, or
@@ -125,24 +108,21 @@ class EpisodeRecord:
             lists = _parse(self._whole(), wants) if places is None else self._placed(places, wants)
             # Positions come from the index.
             counts = {key: len(values) for key, values in lists.items()}
-            self.reader.episodes[self.file].check_steps(self.number, counts)
+            self._index.check_steps(self.number, counts)
             return lists
         except TFRecordError as error:
             raise self.locate(error) from error.__cause__
 
-    def places(self) -> dict[str, _Ints] | None:
+    def places(self) -> dict[str, Ints] | None:
         """See `EpisodeIndex.places`."""
-        records = self.reader.records[self.file]
-        if not records._has_ranges:
+        if not self._index.file.records._has_ranges:
             return None
-        pieces = self.reader.pieces(self.file, self.number)
-        num_bytes = int(records.lengths[self.number])
-        return self.reader.episodes[self.file].places(self.number, pieces, num_bytes)
+        return self._index.places(self.number, self.reader.pieces(self.file, self.number))
 
     def _whole(self) -> bytes:
-        return self.reader.records[self.file]._read(self.reader.data(self.file), self.number)
+        return self._index.file.records._read(self.reader.data(self.file), self.number)
 
-    def _placed(self, places: Mapping[str, _Ints], wants: Sequence[Want]) -> dict[str, Values]:
+    def _placed(self, places: Mapping[str, Ints], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""
         # A key that several features want is read once.
         wanted = {want.key: want for want in wants}
@@ -153,31 +133,24 @@ class EpisodeRecord:
         }
         if any(wanted[key].kind.dtype is not bytes for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
-        # Only the keys are read of lists that are not wanted.
-        heads = [
-            (
-                key,
-                _MOST_PREFIX_BYTES + len(key_field(key)),
-                *rows[0].tolist(),
-                int(rows[-1, :2].sum() - rows[0, :2].sum()),  # values that are frames
-            )
-            for key, rows in places.items()
-        ]
-        data = self.reader.read_parts(
-            self.file,
-            [self.begin + begin for _, _, begin, *_ in heads],
-            [
-                size if key in wanted or values else min(size, most)
-                for key, most, _, size, _, values in heads
-            ],
-        )
+        fields = {key: wrap(key.encode()) for key in places}
+        heads = np.array([rows[0] for rows in places.values()])
+        begins, sizes = self.begin + heads[:, 0], heads[:, 1].copy()
+        for place, (key, rows) in enumerate(places.items()):
+            # Only the keys are read of lists that are not wanted.
+            if key not in wanted and len(rows) == 1:
+                sizes[place] = min(int(sizes[place]), _MOST_PREFIX_BYTES + len(fields[key]))
+        file = np.full(len(heads), self.file)
+        parts = PackedRecords(*read_pieces(self.reader.data, file, begins, sizes), sizes).tolist()
         entries = []
         try:
-            for (key, most, begin, size, crc, values), part in zip(heads, data, strict=True):
+            for (key, rows), part in zip(places.items(), parts, strict=True):
+                begin, size, crc = rows[0].tolist()
                 # Else an index that lies could exchange two features of the same form, or call one
                 # the frames of another.
-                is_whole = not values or part.endswith(b"\n" + varint(values))
-                if key_field(key) not in part[:most] or not is_whole:
+                values = b"\n" + varint(int(rows[1:, 1].sum())) if len(rows) > 1 else b""
+                prefix = part[: _MOST_PREFIX_BYTES + len(fields[key])]
+                if fields[key] not in prefix or not part.endswith(values):
                     raise CorruptRecordError(
                         f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
                         f"index) at byte {begin} of the payload, got another"
@@ -205,22 +178,24 @@ class EpisodeRecord:
 
     def locate(self, error: TFRecordError) -> TFRecordError:
         """Add the file, record and byte offset to an error."""
-        return error.locate(
-            path=self.reader.files[self.file], offset=self._offset, position=self.number
-        )
+        return error.locate(**self.place._asdict())
 
-    def __str__(self) -> str:
-        """As errors name it."""
-        return str(RecordPlace(self.reader.files[self.file], self._offset, self.number))
+
+@functools.lru_cache(maxsize=64)
+def _plan_of(wants: tuple[Want, ...]) -> ColumnPlan:
+    return ColumnPlan([wants])
 
 
 def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
     """The lists of an Example that are wanted and there."""
+    # The core reads several records; this is one.
+    record = PackedRecords(payload, np.zeros(1, np.int64), np.array([len(payload)], np.int64))
+    plan = _plan_of(tuple(wants))
     try:
-        columns = parse_lists(payload, [(want.key, want.kind.dtype) for want in wants])
+        [[columns]] = plan.read(record, [0, 1])
     except ParseError:
         # The core says that something is wrong, protobuf what it is.
-        ColumnPlan([wants]).explain(payload)
+        plan.explain(payload)
         raise
     lists: dict[str, Values] = {}
     for want, column in zip(wants, columns, strict=True):
@@ -250,7 +225,7 @@ class Frames:
 
     __slots__ = ("key", "num_bytes", "places", "record")
 
-    def __init__(self, record: EpisodeRecord, key: str, places: _Ints) -> None:
+    def __init__(self, record: EpisodeRecord, key: str, places: Ints) -> None:
         self.record, self.key = record, key
         # From the payload to the file, once for all reads.
         self.places = places + np.array([record.begin, 0, 0])
@@ -299,12 +274,14 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
             value = view[begin + shift : begin + shift + size]
             if crc32c(value) != crc:
                 raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
-            head = frame_head(size)
-            # No index is built for lengths in more bytes than they need.
-            if value[: len(head)] != head:
+            try:
+                [(field, _, at, _)] = find_fields(value)
+            except (IndexError, ValueError):
+                field = at = 0
+            if field != 1:
                 raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
             # A copy: the buffer is one for many episodes, and a sample may live long.
-            values.append(bytes(value[len(head) :]))
+            values.append(bytes(value[at:]))
     return values
 
 

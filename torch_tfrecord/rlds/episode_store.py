@@ -31,7 +31,7 @@ from torch_tfrecord.rlds.episode_columns import (
     part_of,
     read_leaf,
 )
-from torch_tfrecord.rlds.episode_index import episode_indexes
+from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeKeeper
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
@@ -112,9 +112,13 @@ class EpisodeStore:
             for leaf in leaves_of(self.info.features)
             if _is_step(leaf) and not leaf.is_empty
         }
-        episodes = episode_indexes(files.files, files.indexes, counted, index, index_dir, access)
-        self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
-        self._files = files
+        episodes = EpisodeKeeper(index, index_dir).find_all(
+            [
+                EpisodeFile(path, records, counted, access)
+                for path, records in zip(files.files, files.indexes, strict=True)
+            ]
+        )
+        self._reader = EpisodeReader(episodes)
         self._positions = files.positions
         self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
         self.num_steps: npt.NDArray[np.int64] = np.concatenate(
@@ -154,7 +158,7 @@ class EpisodeStore:
         """The identity of this split of these files, as JSON values."""
         files = [
             [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
-            for path, item in zip(self._files.files, self._files.indexes, strict=True)
+            for path, item, *_ in (index.file for index in self._reader.indexes)
         ]
         positions = self._positions
         chosen = (
@@ -169,12 +173,13 @@ class EpisodeStore:
         absolute = int(self._positions[as_integer(number)])
         # Records are numbered over all files.
         file = int(np.searchsorted(self._ends, absolute, side="right"))
-        return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
+        before = int(self._ends[file - 1]) if file else 0
+        return EpisodeRecord(self._reader, file, absolute - before)
 
     @property
     def files(self) -> list[str]:
         """The data files."""
-        return self._files.files
+        return [index.file.path for index in self._reader.indexes]
 
     @property
     def features(self) -> list[str]:
@@ -183,7 +188,7 @@ class EpisodeStore:
 
     def place(self, number: int) -> str:
         """The record of an episode, formatted for errors."""
-        return str(self.record(number))
+        return str(self.record(number).place)
 
     def _load(self, number: int) -> Episode:
         record = self.record(number)

@@ -91,13 +91,13 @@ class StepBatch:
         *,
         is_step: bool = False,
     ) -> None:
-        stops = np.array([episode.num_steps for episode in episodes])
+        numbers, stops = np.array([(one.number, one.num_steps) for one in episodes], np.int64).T
         places = begins[:, None] + np.arange(size)
         self.steps = np.minimum(np.maximum(places, 0), stops[:, None] - 1)
         self.is_real = self.steps == places
         self._begins, self._size, self._pad, self._is_step = begins, size, pad, is_step
         # Frames are read in the order of the files.
-        self._order = np.lexsort((begins, [episode.number for episode in episodes])).tolist()
+        self._order = np.lexsort((begins, numbers)).tolist()
         firsts, stops = np.maximum(begins, 0), np.minimum(begins + size, stops)
         self._spans = [*zip(firsts.tolist(), stops.tolist(), strict=True)]
         # Padding is made of frames that are there.

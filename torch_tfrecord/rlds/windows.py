@@ -247,7 +247,7 @@ def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     # A key of the number alone reads nothing.
     part = store.only([*wanted]) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
-        metadata = part.episode(number).metadata if part else {}
+        metadata: Any = part.episode(number).metadata if part else {}
         key: object
         if callable(keep_key):
             key = keep_key(metadata | {_NUMBER: number})
