@@ -21,9 +21,9 @@ from crc32c import crc32c
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import FileSource, open_file, read_pieces
+from torch_tfrecord.files import FileSource, LocalFile, open_file, read_pieces
 from torch_tfrecord.per_process import ProcessCache
-from torch_tfrecord.protobuf import find_fields, varint
+from torch_tfrecord.protobuf import varint
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.rlds.episode_index import PIECE_BYTES, EpisodeIndex, wrap
 from torch_tfrecord.samples import RecordPlace
@@ -32,7 +32,7 @@ __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_
 
 # For each kind; descriptors have a limit of their own.
 _MOST_OPEN = 256
-_MOST_PREFIX_BYTES = 6  # tag and length of an entry, before the key
+_PREFIX = 6  # the most bytes of the tag and length of an entry, before the key
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 Spans: TypeAlias = Sequence[tuple[int, int]]
@@ -133,24 +133,31 @@ class EpisodeRecord(NamedTuple):
         }
         if any(wanted[key].kind.dtype is not bytes for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
-        fields = {key: wrap(key.encode()) for key in places}
-        heads = np.array([rows[0] for rows in places.values()])
-        begins, sizes = self.begin + heads[:, 0], heads[:, 1].copy()
-        for place, (key, rows) in enumerate(places.items()):
-            # Only the keys are read of lists that are not wanted.
-            if key not in wanted and len(rows) == 1:
-                sizes[place] = min(int(sizes[place]), _MOST_PREFIX_BYTES + len(fields[key]))
-        file = np.full(len(heads), self.file)
-        parts = PackedRecords(*read_pieces(self.reader.data, file, begins, sizes), sizes).tolist()
+        heads = [rows[0].tolist() for rows in places.values()]
+        # Only the keys are read of lists that are not wanted.
+        sizes = [
+            size if key in wanted or len(rows) > 1 else min(size, len(_field_of(key)) + _PREFIX)
+            for (key, rows), (_, size, _) in zip(places.items(), heads, strict=True)
+        ]
+        source, begins = self.reader.data(self.file), [self.begin + begin for begin, *_ in heads]
+        parts: list[bytes] = []
+        if isinstance(source, LocalFile):  # whose reads cost less than a plan of them
+            parts = [*map(source.read, sizes, begins)]
+        if [*map(len, parts)] != sizes:
+            lengths = np.array(sizes, np.int64)
+            files = np.full(len(sizes), self.file)
+            read = read_pieces(self.reader.data, files, np.array(begins, np.int64), lengths)
+            parts = PackedRecords(*read, lengths).tolist()
         entries = []
         try:
-            for (key, rows), part in zip(places.items(), parts, strict=True):
-                begin, size, crc = rows[0].tolist()
+            for (key, rows), (begin, size, crc), part in zip(
+                places.items(), heads, parts, strict=True
+            ):
                 # Else an index that lies could exchange two features of the same form, or call one
                 # the frames of another.
                 values = b"\n" + varint(int(rows[1:, 1].sum())) if len(rows) > 1 else b""
-                prefix = part[: _MOST_PREFIX_BYTES + len(fields[key])]
-                if fields[key] not in prefix or not part.endswith(values):
+                field = _field_of(key)
+                if field not in part[: len(field) + _PREFIX] or not part.endswith(values):
                     raise CorruptRecordError(
                         f"corrupted record: expected feature {key!r} in {size} bytes (from the episode "
                         f"index) at byte {begin} of the payload, got another"
@@ -179,6 +186,19 @@ class EpisodeRecord(NamedTuple):
     def locate(self, error: TFRecordError) -> TFRecordError:
         """Add the file, record and byte offset to an error."""
         return error.locate(**self.place._asdict())
+
+
+@functools.lru_cache(1 << 12)
+def _field_of(key: str) -> bytes:
+    """The bytes of a key in its entry."""
+    return wrap(key.encode())
+
+
+@functools.lru_cache(1 << 12)  # pictures of a camera have similar sizes
+def _head_of(num_bytes: int) -> bytes:
+    """The tag and length of a value that takes so many bytes with these."""
+    heads = (b"\n" + varint(max(num_bytes - size, 0)) for size in range(2, 7))
+    return next((head for size, head in enumerate(heads, 2) if len(head) == size), b"\0")
 
 
 @functools.lru_cache(maxsize=64)
@@ -274,14 +294,12 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
             value = view[begin + shift : begin + shift + size]
             if crc32c(value) != crc:
                 raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
-            try:
-                [(field, _, at, _)] = find_fields(value)
-            except (IndexError, ValueError):
-                field = at = 0
-            if field != 1:
+            head = _head_of(size)
+            # No index is built for lengths in more bytes than they need.
+            if value[: len(head)] != head:
                 raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
             # A copy: the buffer is one for many episodes, and a sample may live long.
-            values.append(bytes(value[at:]))
+            values.append(bytes(value[len(head) :]))
     return values
 
 
