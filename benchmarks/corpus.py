@@ -13,7 +13,7 @@ from workloads import COMPRESSION_TYPES, RANDOM_SIZES
 
 from torch_tfrecord import TFRecordWriter, build_index
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.records.index_paths import sidecar_path, write_sidecar
+from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 
 __all__ = ["COUNTS", "Corpora", "write_records"]
 

@@ -46,7 +46,7 @@ from torch_tfrecord import (
     salvage,
 )
 from torch_tfrecord.files import open_file
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records.sidecar import sidecar_path
 
 COMPILED = True
 _FILE = File("damaged")

@@ -54,7 +54,7 @@ from torch_tfrecord.compression.seek_points import SeekPoints
 from torch_tfrecord.files import open_file
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.records import RecordTable
-from torch_tfrecord.records.index_paths import sidecar_path
+from torch_tfrecord.records.sidecar import sidecar_path
 
 COMPILED = True
 _FILE = File("stream")

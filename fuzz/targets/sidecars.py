@@ -27,8 +27,8 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.files import open_file
-from torch_tfrecord.records.index_paths import sidecar_path
 from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeKeeper
 from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord
 from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns

@@ -1,7 +1,7 @@
 """Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several
 processes at once.
 
-Covers records/index_keeper, records/index_paths.
+Covers records/index_keeper.
 """
 
 import errno
@@ -28,8 +28,8 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import IndexKeeper, index_paths
-from torch_tfrecord.records.index_paths import index_paths as paths_of_index
+from torch_tfrecord.records import IndexKeeper, sidecar
+from torch_tfrecord.records.sidecar import index_paths as paths_of_index
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -267,8 +267,8 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
     with pytest.raises(
         FileExistsError, match="expected nothing or an index at the place of the index"
     ):
-        index_paths.write_sidecar(str(place), index.to_bytes())
-    index_paths.remove_sidecar(data)
+        sidecar.write_sidecar(str(place), index.to_bytes())
+    sidecar.remove_sidecar(data)
     assert (place.read_bytes(), place.stat()) == before
     assert os.listdir(place.parent) == [place.name]
 
@@ -454,7 +454,7 @@ def test_an_empty_folder_that_another_process_removes(data):
             os.rmdir(os.path.dirname(place))
         build_index(data).save(place)
 
-    index_paths.in_sidecar_folder(place, write)
+    sidecar.in_sidecar_folder(place, write)
     assert len(calls) == 2
     assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 

@@ -191,15 +191,6 @@ class SequentialSource(FileSource, ABC):
             with memoryview(self._kept) as kept:
                 return bytes(kept[begin : begin + num_bytes])
 
-    def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill a writable buffer of bytes from `offset` on; how many came, as of `read`."""
-        with self._lock:
-            begin = self._advance(len(buffer), offset)
-            with memoryview(self._kept) as kept:
-                got = min(len(buffer), max(len(kept) - begin, 0))
-                buffer[:got] = kept[begin : begin + got]
-                return got
-
     def copy_ranges(self, ranges: Sequence[tuple[int, int, int]], buffer: memoryview) -> bool:
         """Fill a writable buffer with ascending ranges, all of which are kept at once: first byte,
         end, and place in the buffer; whether all came.

@@ -11,9 +11,9 @@ Names are relative to the folder of the manifest: data are copied together with 
 from __future__ import annotations
 
 import os
-import posixpath
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -200,8 +200,8 @@ class Manifest:
             setattr(self, name, found.arrays[name])
         try:
             self._check_shards()
-            self.first_records = _sums(self.num_records)
-            self.stream_starts = _sums(self.stream_sizes)
+            self.first_records = np.append(0, np.cumsum(self.num_records))
+            self.stream_starts = np.append(0, np.cumsum(self.stream_sizes))
             self._check_blocks()
             self.etags = self._texts("etags") if found.metadata["etags_bytes"] != "0" else []
         except IndexMismatchError as error:
@@ -252,8 +252,8 @@ class Manifest:
 
     def _texts(self, name: str) -> list[str]:
         count = len(self)
-        size = self._found.number(f"{name}_bytes")
         try:
+            size = int(self._found.metadata[f"{name}_bytes"])
             if not 0 <= size <= count * _MOST_TEXT_BYTES:
                 raise ValueError(f"{size} bytes")
             inflater = zlib.decompressobj()
@@ -341,10 +341,6 @@ class Manifest:
             raise IndexMismatchError(f"{text}, got others", path=self.path)
 
 
-def _sums(numbers: _Integers) -> _Integers:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
-
-
 # Names.
 
 
@@ -371,27 +367,20 @@ def shard_paths(path: str, names: Sequence[str]) -> list[str]:
         IndexMismatchError: a name leads out of the storage of a manifest that is elsewhere, or is
             none.
     """
-    folders: dict[str, str] = {}
-    found = []
-    for name in names:
-        folder, slash, last = name.rpartition("/")
-        prefix = folders.get(folder)
-        if prefix is None:
-            prefix = folders[folder] = _joined(_folder(path), folder + slash, path)
-        if last in ("", ".", ".."):
-            raise IndexMismatchError(
-                "expected a manifest that names files, got a name that is none", path=path
-            )
-        found.append(prefix + last)
-    return found
+    if not {"", ".", ".."}.isdisjoint(name.rpartition("/")[2] for name in names):
+        raise IndexMismatchError(
+            "expected a manifest that names files, got a name that is none", path=path
+        )
+    joined = cache(lambda folder: _joined(folder, path))  # there are few folders
+    return [joined(folder := _folder(name)) + name[len(folder) :] for name in names]
 
 
 def _folder(path: str) -> str:
     return path[: path.rfind("/") + 1]
 
 
-def _joined(base: str, folder: str, path: str) -> str:
-    """A folder relative to another one, as that one is written; both with their slash, "" for the
+def _joined(folder: str, path: str) -> str:
+    """A folder relative to that of a manifest, as its path is written; with its slash, "" for the
     current one.
     """
     # The server of a manifest must not choose other files of this machine, nor another bucket.
@@ -402,12 +391,9 @@ def _joined(base: str, folder: str, path: str) -> str:
         return folder
     if folder.startswith(("/", "file:")) or "://" in folder:
         raise problem
-    while folder.startswith("../") and base.rpartition("/")[0].rpartition("/")[2] not in (
-        "",
-        ".",
-        "..",
-    ):
-        base, folder = base[: base.rfind("/", 0, -1) + 1], folder[3:]
+    base = _folder(path)
+    while folder.startswith("../") and base.split("/")[-2:-1] not in ([], [""], ["."], [".."]):
+        base, folder = _folder(base[:-1]), folder[3:]
     if ".." in folder.lstrip("./").split("/") or (
         is_remote(path) and (folder.startswith("..") or base.count("/") < 3)
     ):
@@ -422,31 +408,22 @@ def relative_names(files: Sequence[str], path: str) -> list[str]:
         ValueError: the manifest would be in another storage than they, or a name may contain a
             secret.
     """
-    folders: dict[str, str] = {}
-    names = []
     for file in files:
         if file != without_secrets(file):
             raise ValueError(
                 f"a manifest tells its names to whoever has it: {without_secrets(file)} would tell a user or a query; "
                 "give them as storage_options"
             )
-        folder = _folder(file)
-        if folder not in folders:
-            folders[folder] = _relative(folder, _folder(path), path)
-        names.append(folders[folder] + file[len(folder) :])
-    return names
+    relative = cache(lambda folder: _relative(folder, path))
+    return [relative(folder := _folder(file)) + file[len(folder) :] for file in files]
 
 
-def _relative(folder: str, base: str, path: str) -> str:
+def _relative(folder: str, path: str) -> str:
+    base = _folder(path)
     if is_remote(folder) and not is_remote(path):
         return folder
     if is_remote(path) and folder.split("/", 3)[:3] != base.split("/", 3)[:3]:
         text = f"out must be in the storage of the data, {folder}, or a local path, got {path!r}"
         raise ValueError(without_secrets(text))
-    relative = (
-        posixpath.relpath(folder.partition("://")[2], base.partition("://")[2])
-        if is_remote(path)
-        else ""
-    )
-    relative = relative or os.path.relpath(folder or os.curdir, base or os.curdir)
+    relative = os.path.relpath(folder or os.curdir, base or os.curdir)
     return "" if relative == os.curdir else f"{relative}/"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch_tfrecord.arguments import Paths
 from torch_tfrecord.errors import IndexMismatchError
@@ -21,7 +21,7 @@ from torch_tfrecord.manifests.manifest import (
 )
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import IndexKeeper, RecordIndex, SidecarFormat, found_files
+from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files
 from torch_tfrecord.remote import upload_bytes
 from torch_tfrecord.shown import without_secrets
 
@@ -114,23 +114,28 @@ def write_manifest(
             f"out must end with {SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
         )
     # Shards that did not change are taken over: with 100,000 shards a new one costs one index.
-    known = _known_rows(place, access)
+    known: dict[str, int] = {}
+    with contextlib.suppress(OSError, IndexMismatchError):
+        before = Manifest(place, access)
+        known = {path: row for row, path in enumerate(before.paths())}
+
+    def facts_now(path: str) -> RecordIndex | None:
+        return _facts_now(before.facts(known[path]), path, access, infos.get(path))
+
     asked = {*files} if again else set()
     if out is None:
-        kept = (path for path, row in known.items() if _facts_now(row, path, access) is not None)
+        kept = (path for path in known if facts_now(path) is not None)
         files = sorted({*files, *kept}, key=os.fsencode)
     keeper = IndexKeeper(index_dir=index_dir, access=access)
 
     def work(path: str) -> tuple[ShardRow, bool]:
         """The row of a file, and whether it is new."""
-        info = infos.get(path)
         if path in known and path not in asked:
             with contextlib.suppress(IndexMismatchError):  # then the lengths are damaged
-                facts = _facts_now(known[path], path, access, info)
+                facts = facts_now(path)
                 if facts is not None:
-                    manifest, number = known[path]
-                    return manifest.row(number)._replace(facts=facts), False
-        source = open_file(path, access, info)
+                    return before.row(known[path])._replace(facts=facts), False
+        source = open_file(path, access, infos.get(path))
         # The version is that of the file as it was opened before it was indexed: what changes in
         # between is stale at once, and never trusted.
         new = shard_row(keeper.find(source))
@@ -144,7 +149,7 @@ def write_manifest(
     if is_remote(place):
         upload_bytes(place, content, access)
     elif out is None:
-        SidecarFormat.write(place, content)
+        IndexKeeper.write(place, content)
     else:
         AtomicFile.save(place, content)
     num_records = sum(len(row.lengths) for row, _ in found)
@@ -152,24 +157,10 @@ def write_manifest(
     return WrittenManifest(place, len(files), num_records, len(content), num_built)
 
 
-_KnownRow: TypeAlias = tuple[Manifest, int]  # in the manifest that is there already
-
-
-def _known_rows(place: str, access: Access) -> dict[str, _KnownRow]:
-    """The shards of the manifest that is there already, by path."""
-    try:
-        manifest = Manifest(place, access)
-        return {path: (manifest, number) for number, path in enumerate(manifest.paths())}
-    except (OSError, IndexMismatchError):
-        return {}
-
-
 def _facts_now(
-    row: _KnownRow, path: str, access: Access, info: RemoteInfo | None = None
+    facts: RecordIndex, path: str, access: Access, info: RemoteInfo | None
 ) -> RecordIndex | None:
     """The facts of a shard with time and ETag of now, if the file is still the same, else None."""
-    manifest, number = row
-    facts = manifest.facts(number)
     try:
         if not is_remote(path):
             status = os.stat(path)

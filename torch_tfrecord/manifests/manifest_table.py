@@ -10,7 +10,6 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,9 +112,8 @@ class ManifestTable(RecordTable):
                 "expected a manifest of at least one shard, got an empty one", path=path
             )
         # In the order in which a pattern would list them, so that positions mean the same records.
-        keys = list(map(os.fsencode, paths))
-        order = sorted(range(len(paths)), key=keys.__getitem__)
-        if any(keys[one] == keys[other] for one, other in pairwise(order)):
+        order = sorted(range(len(paths)), key=lambda row: os.fsencode(paths[row]))
+        if len({*paths}) < len(paths):
             raise IndexMismatchError(
                 "expected a manifest that names each file once, got one that does not", path=path
             )
@@ -245,12 +243,9 @@ class ManifestTable(RecordTable):
                 continue
             size, etag = self._manifest.file_sizes.item(row), etags[row] if etags else ""
             if info.size not in (None, size):
-                raise self._stale(file, f"{size} bytes", f"{info.size}")
+                raise _stale(self._manifest, self.files[file], f"{size} bytes", f"{info.size}")
             if info.etag and etag and info.etag != etag:
-                raise self._stale(file, f"ETag {etag}", info.etag)
-
-    def _stale(self, file: int, expected: str, got: str) -> IndexMismatchError:
-        return _stale(self._manifest, self.files[file], expected, got)
+                raise _stale(self._manifest, self.files[file], f"ETag {etag}", info.etag)
 
     def _check(
         self,
@@ -264,7 +259,7 @@ class ManifestTable(RecordTable):
         if len(other):
             file = int(other[0])
             wanted, found = (shown(numbers.item(file)) for numbers in (expected, got))
-            raise self._stale(file, text.format(wanted), found)
+            raise _stale(self._manifest, self.files[file], text.format(wanted), found)
 
 
 class _KeptBlocks:

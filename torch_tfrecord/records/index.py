@@ -11,6 +11,7 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -38,11 +39,7 @@ from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, op
 from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
-from torch_tfrecord.records.sidecar import (
-    ArrayPlace,
-    SidecarFormat,
-    stored_number,
-)
+from torch_tfrecord.records.sidecar import ArrayPlace, SidecarFormat, stored_number, write_sidecar
 from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex"]
@@ -158,13 +155,11 @@ class RecordIndex:
             None where that is not known, since the index file is not there any more or is another
             one: then the file is decompressed from its beginning.
         """
-        if self._points is not None or self._kept_at is None or not self.compression_type:
-            return self._points
-        try:
-            kept = self._kept_index(access)._kept_at
-            return kept.read_points(self.file_size) if isinstance(kept, _KeptExtra) else None
-        except (OSError, IndexMismatchError):
-            return None
+        kept = self._kept_index(access)._kept_at if self.compression_type else None
+        if self._points is None and isinstance(kept, _KeptExtra):
+            with suppress(OSError, IndexMismatchError):
+                return kept.read_points(self.file_size)
+        return self._points
 
     @property
     def columns(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -173,22 +168,16 @@ class RecordIndex:
 
     def _find_kept(self, access: Access = Access.DEFAULT) -> Mapping[str, _Column]:
         """`_kept`, from the index file if it was not read."""
-        if self._kept or not isinstance(self._kept_at, str):
-            return self._kept
-        try:
-            return self._kept_index(access)._kept
-        except (OSError, IndexMismatchError):
-            return {}
+        return self._kept_index(access)._kept
 
     def _kept_index(self, access: Access) -> RecordIndex:
-        """This index, or the one in the index file that `_kept_at` names."""
-        if not isinstance(self._kept_at, str):
-            return self
-        found = _load(self._kept_at, None, access)
-        facts = attrgetter("file_size", "compression_type", "fingerprint")
-        if facts(found) != facts(self):
-            raise IndexMismatchError("expected the index of this file", path=self._kept_at)
-        return found
+        """This index, or the one in the index file that `_kept_at` names, if it is there."""
+        if isinstance(self._kept_at, str):
+            facts = attrgetter("file_size", "compression_type", "fingerprint")
+            with suppress(OSError, IndexMismatchError):
+                found = _load(self._kept_at, None, access)
+                return found if facts(found) == facts(self) else self
+        return self
 
     def check_fresh(self, source: FileSource) -> None:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
@@ -361,7 +350,7 @@ class RecordIndex:
 
     def _keep(self, place: str) -> None:
         """Write it where indexes are found; see `write_sidecar`."""
-        _FORMAT.write(place, self.to_bytes())
+        write_sidecar(place, self.to_bytes())
 
     @classmethod
     def load(

@@ -42,8 +42,10 @@ from torch_tfrecord.files import (
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_paths import (
+from torch_tfrecord.records.scan import SkippedBytes
+from torch_tfrecord.records.sidecar import (
     SIDECAR_FOLDER,
+    about_data,
     index_paths,
     new_index_paths,
     remove_sidecar,
@@ -51,8 +53,6 @@ from torch_tfrecord.records.index_paths import (
     sidecar_path,
     write_sidecar,
 )
-from torch_tfrecord.records.scan import SkippedBytes
-from torch_tfrecord.records.sidecar import about_data
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "SidecarKeeper"]
@@ -258,8 +258,10 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             index that is not kept; without it such a file raises.
     """
 
-    # Where the index of a data file is kept, by its path and the folder of indexes; and removing it.
+    # Where the index of a data file is kept, by its path and the folder of indexes; writing and
+    # removing it.
     place = staticmethod(sidecar_path)
+    write = staticmethod(write_sidecar)
     remove = staticmethod(remove_sidecar)
 
     def __init__(

@@ -25,7 +25,7 @@ from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.records.codecs import open_stream
 from torch_tfrecord.records.framing import guess_content, is_header
-from torch_tfrecord.records.index_paths import visible_sidecar_path
+from torch_tfrecord.records.sidecar import visible_sidecar_path
 from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = [

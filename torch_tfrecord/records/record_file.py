@@ -29,7 +29,7 @@ from torch_tfrecord.files import (
 from torch_tfrecord.records.codecs import Packing, codecs
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_paths import (
+from torch_tfrecord.records.sidecar import (
     SIDECAR_FOLDER,
     in_sidecar_folder,
     remove_own,
