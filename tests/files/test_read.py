@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from torch_tfrecord import CorruptRecordError
-from torch_tfrecord.files import LocalFile, local_file, open_file, read_pieces
+from torch_tfrecord.files import LocalFile, open_file, read_pieces
 
 NUM_FILES, NUM_BYTES = 12, 5000
 
@@ -68,7 +68,7 @@ def test_a_file_that_was_cut_since(tmp_path):
 
 
 def test_many_files_share_few_descriptors(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_file, "_most_open", lambda: 4)
+    monkeypatch.setattr("torch_tfrecord.files.local_file._most_open", lambda: 4)
     for number in range(30):
         (tmp_path / str(number)).write_bytes(b"%04d" % number * 3)
     files = np.random.default_rng(1).integers(0, 30, 100)

@@ -4,6 +4,7 @@ open 32 files.
 Covers files/local_file.
 """
 
+import errno
 import gc
 import os
 import threading
@@ -13,8 +14,9 @@ import pytest
 from helpers import run_program
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
-from torch_tfrecord.files import LocalFile, local_file
+from torch_tfrecord.files import LocalFile, open_path
 
+MODULE = "torch_tfrecord.files.local_file"
 NUM_SHARDS = 300
 
 PROGRAM = """
@@ -85,10 +87,22 @@ def test_32_descriptors_are_enough(shards, how, tmp_path):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     gc.collect()
-    monkeypatch.setattr(local_file, "_most_open", lambda: 4)
+    monkeypatch.setattr(f"{MODULE}._most_open", lambda: 4)
     for number in range(40):
         (tmp_path / str(number)).write_bytes(b"%04d" % number * 3)
     return [LocalFile(str(tmp_path / str(number))) for number in range(40)]
+
+
+def close_all():
+    """Have all files closed that nobody reads, as when too many are open."""
+    answers = iter([OSError(errno.EMFILE, "too many"), None])
+
+    def open_(path):
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    open_path(open_, "x")
 
 
 def num_open(folder):
@@ -133,7 +147,7 @@ def test_who_holds_none_waits_for_a_reader(files):
 
 
 def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
-    monkeypatch.setattr(local_file, "_MOST_WAITS", 3)
+    monkeypatch.setattr(f"{MODULE}._MOST_WAITS", 3)
     held = [file.hold() for file in files[:4]]
     assert files[30].read(4, 0) == b"0030"
     assert len(held) == 4
@@ -142,13 +156,13 @@ def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
 def test_a_relative_path_after_a_change_of_folder(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = LocalFile("3")
-    local_file._POOL.get().close_all()
+    close_all()
     monkeypatch.chdir("/")
     assert source.read(4, 0) == b"0003"
 
 
 def test_another_file_in_its_place(files, tmp_path):
-    local_file._POOL.get().close_all()
+    close_all()
     time.sleep(0.01)
     (tmp_path / "new").write_bytes(b"another file")
     os.replace(tmp_path / "new", tmp_path / "5")

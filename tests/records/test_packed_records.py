@@ -2,18 +2,19 @@
 framing, then equal.
 """
 
+import io
 import random
 import struct
 
 import numpy as np
 import pytest
-from helpers import framed, header, pure_python, slow_masked
+from helpers import collect, framed, header, pure_python, slow_masked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_tfrecord import TFRecordError, read_records
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records import PackedRecords
-from torch_tfrecord.records.packed_records import first_bad_record, walk
 
 MODES = [True, False] if has_native() else [True]
 
@@ -22,12 +23,6 @@ MODES = [True, False] if has_native() else [True]
 def pure(request):
     with pure_python(request.param):
         yield request.param
-
-
-def plain(found):
-    """A walk as comparable values."""
-    problem = None if found.problem is None else (type(found.problem), str(found.problem))
-    return found.starts.tolist(), found.lengths.tolist(), found.used, found.next_length, problem
 
 
 def outcome(action):
@@ -47,6 +42,11 @@ def both(action):
     return results[0]
 
 
+def scanned(data, **options):
+    """The records of a file, and the error that ends it."""
+    return collect(read_records(io.BytesIO(data), compression_type="", **options), TFRecordError)
+
+
 def test_every_flipped_bit():
     for bit in range(8 * 71):
         check_flipped_bit(bit)
@@ -59,32 +59,20 @@ def check_flipped_bit(bit):
     damaged[bit // 8] ^= 1 << bit % 8
     number = sum(border <= bit // 8 for border in borders) - 1
     at = bit // 8 - borders[number]
-    begin, length = borders[number], len(payloads[number])
-    record = bytes(damaged[begin : borders[number + 1]])
-    found = walk(bytes(damaged), verify_crc=True)
-    assert (found.lengths.tolist(), found.used) == (
-        [len(payload) for payload in payloads[:number]],
-        begin,
-    )
-    assert found.next_length is None
+    record = bytes(damaged[borders[number] : borders[number + 1]])
     if at < 12:
         stored = struct.unpack("<QI", record[:12])
         text = f"length checksum {slow_masked(record[:8]):#010x} (of length {stored[0]}), got {stored[1]:#010x}"
     else:
         stored = int.from_bytes(record[-4:], "little")
-        text = f"payload checksum {slow_masked(record[12:-4]):#010x}, got {stored:#010x} ({length} bytes)"
-    assert str(found.problem) == f"corrupted record: expected {text}"
-    assert walk(bytes(damaged), verify_crc=False).used == (begin if at < 12 else 71)
-
-
-@pytest.mark.parametrize(
-    "length", [1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 29, 2**64 - 16, 2**64 - 12, 2**64 - 1]
-)
-def test_lengths_that_no_buffer_holds(length):
-    for behind in (b"", b"abc", bytes(12)):
-        found = walk(framed(b"a") + header(length) + behind, verify_crc=True)
-        if length > 1 or len(behind) < 5:
-            assert (found.used, found.next_length, found.problem) == (17, length, None)
+        text = f"payload checksum {slow_masked(record[12:-4]):#010x}, got {stored:#010x}"
+    found, error = scanned(bytes(damaged))
+    assert found == payloads[:number]
+    assert f"record {number} at byte {borders[number]}: corrupted record: expected {text}" in str(
+        error
+    )
+    found, error = scanned(bytes(damaged), verify_crc=False)
+    assert (len(found), error is None) == ((number, False) if at < 12 else (3, True))
 
 
 buffers = st.lists(
@@ -109,37 +97,11 @@ def test_both_walks_are_the_same(data, verify, flips):
     damaged = bytearray(data)
     for place, mask in flips if data else []:
         damaged[place % len(data)] ^= mask
-    both(lambda: plain(walk(bytes(damaged), verify_crc=verify)))
-    both(lambda: plain(walk(memoryview(damaged)[1:], verify_crc=verify)))
-
-
-@pytest.mark.daily
-@settings(max_examples=300)
-@given(
-    buffers,
-    st.booleans(),
-    st.lists(st.tuples(st.integers(-20, 4000), st.integers(-20, 4000)), max_size=5),
-)
-def test_both_find_the_same_bad_record(data, verify, asked):
-    found = walk(data, verify_crc=verify)
-    good = list(zip((found.starts - 12).tolist(), found.lengths.tolist(), strict=True))
-    for pairs in (good, good + asked, asked + good):
-        places, lengths = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        first = both(
-            lambda p=places, n=lengths: first_bad_record(memoryview(data), p, n, verify_crc=verify)
+    both(
+        lambda: (lambda found, error: (found, str(error)))(
+            *scanned(bytes(damaged), verify_crc=verify)
         )
-        if pairs is good:
-            assert first is None
-        elif first is not None:
-            assert pairs[first] not in good
-
-
-@pytest.mark.parametrize("place", [2**62, 2**63 - 1, -(2**63)])
-def test_places_far_away_are_bad(place):
-    data = memoryview(framed(b"abc"))
-    for pair in [(place, 3), (0, place), (place, place)]:
-        places, lengths = np.array([pair], dtype=np.int64).T
-        assert first_bad_record(data, places, lengths, verify_crc=True) == 0
+    )
 
 
 def test_the_checksum_of_every_size_at_every_address():

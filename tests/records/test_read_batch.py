@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
 from torch_tfrecord.compression import InflatedFiles
-from torch_tfrecord.compression.codecs import InflatedFile
 from torch_tfrecord.files import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records import RecordReader
@@ -29,7 +28,7 @@ def pure(request):
 
 def inflated(file, kind, index):
     size = int((index.lengths + 16).sum())
-    return InflatedFile(file, kind, size, index._points, InflatedFiles())
+    return InflatedFiles().open(file, kind, size, index._points)
 
 
 class Files:
@@ -118,7 +117,7 @@ def test_damage_is_an_error_where_a_single_read_has_one(tmp_path, number, at):
 def test_an_index_that_lies_takes_no_memory(tmp_path, length, kind):
     (tmp_path / "x").write_bytes(compressed(framed(b"abc") + header(length) + b"abc", kind))
     file = open_file(str(tmp_path / "x"))
-    source = InflatedFile(file, kind, 50, None, InflatedFiles()) if kind else file
+    source = InflatedFiles().open(file, kind, 50, None) if kind else file
     one = np.array([0])
     for offset, asked in [(0, length), (19, length), (-1, 3), (0, -1), (2**62, 3)]:
         with pytest.raises(TFRecordError):

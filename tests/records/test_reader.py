@@ -29,7 +29,6 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files import LocalFile, open_file
 from torch_tfrecord.records import RecordReader, open_stream
-from torch_tfrecord.records import reader as reader_module
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
@@ -240,6 +239,24 @@ def test_files_of_other_kinds_are_named(name, hint, declared, tmp_path):
     assert content.decode("latin-1")[:20] not in text  # data is never printed
 
 
+GUESSES = [
+    (b"\xff\xd8\xff\xe0\0\x10JFIF", "a JPEG image"),
+    (b"GIF89a\1\0", "a GIF image"),
+    (b"PK\x03\x04\x14", "a zip archive"),
+    (b"BZh91AY", "a bzip2 stream"),
+    (b"\x28\xb5\x2f\xfd\x04", "a zstd stream"),
+    (b"\n  <HTML lang='de'>", "an HTML page"),
+    (b"<?xml version='1.0'?>", "an XML file"),
+]
+
+
+@pytest.mark.parametrize(("data", "name"), GUESSES, ids=[name for _, name in GUESSES])
+def test_first_bytes_of_other_kinds(data, name, tmp_path):  # robustness 13
+    (tmp_path / "x").write_bytes(data + b"\n" * 20)
+    with pytest.raises(CorruptRecordError, match=f"It looks like {name}"):
+        list(read_records(tmp_path / "x", compression_type=""))
+
+
 def test_unknown_content(tmp_path):
     (tmp_path / "x").write_bytes(b"\x80\x91abcdefghijklmno")
     with pytest.raises(CorruptRecordError, match=r"\(Is this even a TFRecord file\?\)$"):
@@ -356,7 +373,7 @@ def stream(request, tmp_path):
 
 @pytest.mark.parametrize("separate", [1, 1 << 30], ids=["three reads", "one read"])
 def test_random_access_in_any_order(stream, separate, monkeypatch):  # robustness 34
-    monkeypatch.setattr(reader_module, "_LONG_BYTES", separate)
+    monkeypatch.setattr("torch_tfrecord.records.reader._LONG_BYTES", separate)
     source, index, payloads = stream
     forward = list(range(len(payloads)))
     shuffled = random.Random(3).sample(forward, len(forward))
@@ -372,7 +389,7 @@ def test_random_access_in_any_order(stream, separate, monkeypatch):  # robustnes
 @pytest.mark.parametrize("number", [0, 30, 58])
 @pytest.mark.parametrize("off", [-1, 1, 7])
 def test_a_wrong_offset_or_length_never_gives_bytes(stream, number, off, separate, monkeypatch):
-    monkeypatch.setattr(reader_module, "_LONG_BYTES", separate)
+    monkeypatch.setattr("torch_tfrecord.records.reader._LONG_BYTES", separate)
     source, index, payloads = stream
     offset, length = int(index.offsets[number]), len(payloads[number])
     note = " (offset in the decompressed stream)" if index.compression_type else ""

@@ -27,7 +27,6 @@ from torch_tfrecord.records import (
     RecordScanner,
     SkippedBytes,
     open_stream,
-    scan,
 )
 
 THREE = [b"abc", b"", bytes(range(20))]
@@ -667,8 +666,8 @@ def test_footers_are_checked_with_the_right_mask():
 @pytest.mark.parametrize("num_records", [1, 2, 7, 1 << 14])
 def test_index_scans_in_windows_of_any_size(tmp_path, monkeypatch, num_records, num_bytes):
     # The compiled core looks at so many records and bytes by one call.
-    monkeypatch.setattr(scan, "_QUICK_RECORDS", num_records)
-    monkeypatch.setattr(scan, "_QUICK_BYTES", num_bytes)
+    monkeypatch.setattr("torch_tfrecord.records.scan._QUICK_RECORDS", num_records)
+    monkeypatch.setattr("torch_tfrecord.records.scan._QUICK_BYTES", num_bytes)
     monkeypatch.setattr(LocalFile, "chunk_bytes", 1000)
     payloads = [b"x" * size for size in (0, 5, 300, 983, 984, 985, 3000, 1, 0, 0, 40, 2000, 7)]
     path = tmp_path / "a"

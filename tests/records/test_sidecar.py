@@ -28,8 +28,8 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import IndexKeeper, sidecar
-from torch_tfrecord.records.sidecar import index_paths as paths_of_index
+from torch_tfrecord.files import AtomicFile
+from torch_tfrecord.records import IndexKeeper
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -267,8 +267,8 @@ def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
     with pytest.raises(
         FileExistsError, match="expected nothing or an index at the place of the index"
     ):
-        sidecar.write_sidecar(str(place), index.to_bytes())
-    sidecar.remove_sidecar(data)
+        IndexKeeper.write(str(place), index.to_bytes())
+    IndexKeeper.remove(data)
     assert (place.read_bytes(), place.stat()) == before
     assert os.listdir(place.parent) == [place.name]
 
@@ -393,7 +393,9 @@ def test_a_fresh_index_is_found_at_every_place(options, data, builds):
     options = {
         name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()
     }
-    looked_at = list(paths_of_index(data, **options))
+    with pytest.raises(IndexMismatchError) as caught:
+        IndexKeeper("require", **options).indexes([data])
+    looked_at = re.search("an index at (.*), got none", str(caught.value))[1].split(" or ")
     assert looked_at[0] == IndexKeeper.place(data, **options)
     assert looked_at[-1] == f"{data}.index.safetensors"
     assert set(looked_at[1:-1]) == {
@@ -445,17 +447,18 @@ def test_a_folder_is_copied_with_its_indexes(data, tmp_path, builds, monkeypatch
     assert builds == [data]
 
 
-def test_an_empty_folder_that_another_process_removes(data):
-    place, calls = IndexKeeper.place(data), []
+def test_an_empty_folder_that_another_process_removes(data, monkeypatch):
+    place, calls, save = IndexKeeper.place(data), [], AtomicFile.save
 
-    def write():
-        calls.append(place)
+    def remove_and_save(path, content):
+        calls.append(path)
         if len(calls) == 1:
-            os.rmdir(os.path.dirname(place))
-        build_index(data).save(place)
+            os.rmdir(os.path.dirname(path))
+        save(path, content)
 
-    sidecar.in_sidecar_folder(place, write)
-    assert len(calls) == 2
+    monkeypatch.setattr(AtomicFile, "save", remove_and_save)
+    IndexKeeper.write(place, build_index(data).to_bytes())
+    assert calls == [place] * 2
     assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 
 

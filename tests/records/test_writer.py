@@ -1,8 +1,11 @@
 """Writers: bytes as TensorFlow writes them; a file that is complete or not there, whatever
 happens.
+
+Covers records/framing.
 """
 
 import array
+import base64
 import contextlib
 import errno
 import gc
@@ -54,6 +57,8 @@ GOLDEN = [
     )
 ]
 
+FRAMES = json.loads((RECORDS / "framing.json").read_text())["framed"]
+
 
 def write(path, payloads, **options):
     with TFRecordWriter(path, **options) as writer:
@@ -69,6 +74,14 @@ def write_shards(prefix, payloads, **options):
 
 
 # Bytes.
+
+
+@pytest.mark.parametrize("case", FRAMES, ids=lambda case: case["framed"][:24])
+def test_golden_frames(case, tmp_path):  # robustness 3
+    payload, bytes_ = base64.b64decode(case["payload"]), bytes.fromhex(case["framed"])
+    write(tmp_path / "x", [payload])
+    assert (tmp_path / "x").read_bytes() == bytes_
+    assert framed(payload) == bytes_  # the tests' own framing is right, too
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["file"])

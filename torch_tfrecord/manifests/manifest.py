@@ -185,6 +185,8 @@ class Manifest:
     block_offsets: _Integers
     compression: npt.NDArray[np.uint8]
     block_crcs: npt.NDArray[np.uint32]
+    first_records: _Integers
+    stream_starts: _Integers
 
     def __init__(
         self, path: str, access: Access = Access.DEFAULT, checksum: str | None = None
