@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.files import open_file
-from torch_tfrecord.files.read import plan_reads
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
 jobs = pytest.importorskip("torch_tfrecord.native.jobs")
@@ -24,35 +23,64 @@ def core():
         yield
 
 
-@pytest.mark.slow
-@given(seed=st.integers(0, 2**32), count=st.integers(0, 80))
-def test_the_compiled_plan_is_that_of_python(seed, count):
-    rng = np.random.default_rng(seed)
-    files = rng.choice([0, 1, 300, 2**18 - 1], count)
-    offsets = rng.integers(0, 3000, count) + rng.choice([0, 2**30, 2**42], count)
-    lengths = rng.integers(0, 200, count)
-    gap, window = int(rng.integers(0, 300)), int(rng.integers(1, 2000))
-    expected = plan_reads(files, offsets, lengths + 16, max_gap_bytes=gap, window_bytes=window)
-    ranges, places = np.zeros((4, count), np.int64), np.zeros(count, np.int64)
-    num_ranges, num_bytes, numbers = frames.plan_reads(
-        files, offsets, lengths, gap, window, ranges, places
+def plan(pieces, gap=0, window=1 << 40, header=0, footer=0):
+    """The ranges of a plan (file, begin, size, place in the buffer), its bytes, and where the pieces are."""
+    files, offsets, sizes = np.array(pieces, np.int64).reshape(-1, 3).T
+    ranges, places = np.zeros((4, len(files)), np.int64), np.zeros(len(files), np.int64)
+    count, num_bytes, numbers = frames.plan_reads(
+        files, offsets, sizes, header, footer, gap, window, ranges, places
     )
-    assert num_bytes == expected.num_bytes
-    assert [numbers[file] for file in ranges[0, :num_ranges]] == expected.files.tolist()
-    assert ranges[1:, :num_ranges].tolist() == [
-        expected.begins.tolist(),
-        expected.sizes.tolist(),
-        expected.starts.tolist(),
-    ]
-    assert (places - 12).tolist() == expected.places.tolist()
+    found = ranges[:, :count].T.tolist()
+    return [(numbers[file], *rest) for file, *rest in found], num_bytes, places.tolist()
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [
+        (4, [(0, 0, 15, 0), (0, 20, 5, 15), (0, 100, 1, 20)]),
+        (5, [(0, 0, 25, 0), (0, 100, 1, 25)]),
+        (74, [(0, 0, 25, 0), (0, 100, 1, 25)]),
+        (75, [(0, 0, 101, 0)]),
+    ],
+)
+def test_gaps(gap, expected):
+    neighbours = [(0, 0, 10), (0, 10, 5), (0, 20, 5), (0, 100, 1)]
+    for pieces in (neighbours, neighbours[::-1]):
+        assert plan(pieces, gap)[0] == expected
+
+
+def test_a_window_bounds_a_range_and_files_are_never_merged():
+    pieces = [(0, at, 10) for at in range(0, 100, 10)] + [(1, 100, 10)]
+    found = [row[:3] for row in plan(pieces, 100, window=30)[0]]
+    assert found == [(0, 0, 30), (0, 30, 30), (0, 60, 30), (0, 90, 10), (1, 100, 10)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 40)), max_size=30),
+    st.integers(0, 50),
+    st.sampled_from([1, 7, 64, 1 << 30]),
+    st.sampled_from([(0, 0), (12, 4)]),
+)
+def test_every_piece_is_where_the_plan_says(pieces, gap, window, around):
+    content = [bytes((17 * n + 91 * file) % 251 for n in range(400)) for file in range(3)]
+    ranges, num_bytes, places = plan(pieces, gap, window, *around)
+    buffer = bytearray(num_bytes)
+    for file, begin, size, start in ranges:
+        buffer[start : start + size] = content[file][begin : begin + size]
+    for (file, offset, size), place in zip(pieces, places, strict=True):
+        begin = offset + around[0]
+        assert bytes(buffer[place : place + size]) == content[file][begin : begin + size]
+    # In order, and no more than asked for but the gaps.
+    assert [row[:2] for row in ranges] == sorted(row[:2] for row in ranges)
+    assert num_bytes <= sum(size + sum(around) + gap for _, _, size in pieces)
+    assert len(ranges) <= len(pieces)
 
 
 def test_what_the_compiled_plan_does_not_take():
-
     def plan(files, offsets, lengths):
         arrays = [np.array(numbers, np.int64) for numbers in (files, offsets, lengths)]
         ranges, places = np.zeros((4, len(files)), np.int64), np.zeros(len(files), np.int64)
-        return frames.plan_reads(*arrays, 4096, 1 << 24, ranges, places)
+        return frames.plan_reads(*arrays, 12, 4, 4096, 1 << 24, ranges, places)
 
     assert plan([0, 0], [0, 20], [4, 4]) == (1, 40, [0])
     assert plan([0, 0], [20, 0], [4, 4]) == (1, 40, [0])

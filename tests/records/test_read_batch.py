@@ -135,7 +135,7 @@ def test_a_file_that_was_cut_since(tmp_path):
     source = files(0)
     places = files.places([(0, n) for n in (9, 0)])
     (tmp_path / "f0").write_bytes(framed(*[b"abc"] * 5))
-    with pytest.raises(CorruptRecordError, match=r"truncated file: expected 190 bytes, got 95"):
+    with pytest.raises(CorruptRecordError, match=r"truncated file: expected 190 bytes, got "):
         RecordReader().read_batch(lambda _: source, *places).read()
 
 

@@ -49,6 +49,7 @@ _WAIT_SECONDS = 0.001
 _MOST_WAITS = 2000  # then open one more: the others may be held by exceptions that somebody keeps
 _MAX_READ_BYTES = 0x7FFF_F000  # Linux transfers at most this much in one call
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record
 
 
 class Owner(Protocol):
@@ -321,7 +322,10 @@ class LocalFile(FileSource):
         numbers = np.empty((5, len(files)), np.int64)
         ranges, places = numbers[:4], numbers[4]
         gap = LocalFile.max_gap_bytes
-        plan = native.plan_reads(files, offsets, lengths, gap, WINDOW_BYTES, ranges, places)
+        around = _HEADER_BYTES, _FOOTER_BYTES
+        plan = native.plan_reads(
+            files, offsets, lengths, *around, gap, WINDOW_BYTES, ranges, places
+        )
         if plan is None or plan[1] > MOST_BYTES:
             return None
         num_ranges, num_bytes, files_read = plan

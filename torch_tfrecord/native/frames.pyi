@@ -38,12 +38,15 @@ def find(
     borders: npt.NDArray[np.int64],
     places: npt.NDArray[np.int64],
 ) -> bool: ...
+def headers(buffer: Any) -> list[int]: ...
 def integers(numbers: list[int], limit: int, out: npt.NDArray[np.int64]) -> bool: ...
 def max_records(buffer: Any) -> int: ...
 def plan_reads(
     files: npt.NDArray[np.int64],
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
+    header: int,
+    footer: int,
     max_gap: int,
     window: int,
     ranges: npt.NDArray[np.int64],

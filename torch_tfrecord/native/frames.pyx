@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """Loops over frames and checksums of TFRecord files, and batch reads from them.
 
-The Python fallbacks are in `packed_records`, `ranges`, `read`, `reader`, `record_table`.
+The Python fallbacks are in `framing`, `packed_records`, `read`, `reader`, `record_table`.
 
 Nothing in the bytes is trusted: a length is checked against what is left of the buffer before it is used, in a way that
 cannot overflow. These functions raise no format errors: they return where they stopped, and Python raises the error.
@@ -46,7 +46,7 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "crc32c", "find",
-           "first_bad", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
+           "first_bad", "headers", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -136,6 +136,21 @@ def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, b
             count += 1
             at += length + _OVERHEAD
     return count, at, why, length
+
+
+def headers(const uint8_t[::1] buffer):
+    """The places of valid headers in a buffer, ascending, of lengths below 2^48: no file is longer."""
+    cdef const uint8_t *data = &buffer[0]
+    cdef Py_ssize_t at = 0, end = buffer.shape[0] - _HEADER
+    cdef list found = []
+    while True:
+        with nogil:
+            while at <= end and (data[at + 6] or data[at + 7] or not _is_header(data + at)):
+                at += 1
+        if at > end:
+            return found
+        found.append(at)
+        at += 1
 
 
 def scan(
@@ -315,17 +330,20 @@ cdef Piece *sort_pieces(Piece *pieces, Piece *spare, int64_t count) noexcept nog
 
 
 def plan_reads(
-    const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths,
+    const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths, int64_t header, int64_t footer,
     int64_t max_gap, int64_t window, int64_t[:, ::1] ranges, int64_t[::1] places,
 ):
-    """Plan the ranges to read for a batch of records; see the Python fallback `ranges.plan_reads`.
+    """Sort pieces of files by file and offset, and merge neighbours, so that few calls read them all.
 
     Args:
-        files, offsets, lengths: [N], of the records.
-        max_gap, window: In bytes.
+        files, offsets, lengths: [N], of the pieces.
+        header, footer: Bytes before and after each piece that are read with it, from its offset on.
+        max_gap: Pieces with at most so many bytes between them become one range; the gap is read, too.
+        window: Only pieces that start in the same window of so many bytes (aligned to a multiple of it) are merged, which
+            limits a range to this size plus one piece.
         ranges: [4, N], receives for each range the number of its file among those read, first byte, size, and its
             start in the buffer.
-        places: [N], receives the start of each payload in the buffer.
+        places: [N], receives the start of each piece in the buffer.
 
     Returns:
         The number of ranges, their total bytes, and the numbers of the files; None if a number is out of range.
@@ -357,7 +375,7 @@ def plan_reads(
             length = lengths[record]
             if length < 0 or length > _FAR:
                 return None
-            end = begin + length + _OVERHEAD
+            end = begin + header + length + footer
             joins = <int64_t>(pieces[number].place >> _OFFSET_BITS) == file
             if joins:
                 joins = begin - end_before <= max_gap and begin // window == before // window
@@ -375,7 +393,7 @@ def plan_reads(
                 last += 1
                 ranges[0, last], ranges[1, last], ranges[3, last] = len(distinct) - 1, begin, total
                 ranges[2, last] = end - begin
-            places[record] = total + begin - ranges[1, last] + _HEADER
+            places[record] = total + begin - ranges[1, last] + header
     finally:
         free(memory)
     return last + 1, total + (ranges[2, last] if last >= 0 else 0), distinct

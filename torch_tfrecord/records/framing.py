@@ -22,13 +22,11 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.native import native_module
 
 __all__ = [
     "ARRAY_RECORD_MAGIC",
@@ -37,23 +35,17 @@ __all__ = [
     "OVERHEAD_BYTES",
     "check_payload",
     "checksum_error",
-    "crc_table",
     "encode_footer",
     "encode_header",
     "find_headers",
     "frame",
     "guess_content",
     "is_header",
-    "mask",
     "masked_crc32c",
     "payload_length",
 ]
 
-_Checksums: TypeAlias = "npt.NDArray[np.uint32]"
-_Crc = TypeVar("_Crc", int, "_Checksums")
-
 _MASK_DELTA = 0xA282EAD8
-_UINT32 = 0xFFFFFFFF
 
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
@@ -63,15 +55,10 @@ HEADER_BYTES = _HEADER.size  # length and its CRC
 FOOTER_BYTES = _FOOTER.size  # CRC of the payload
 OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 
-_SEARCH_BYTES = 1 << 18
 
-
-def mask(crc: _Crc) -> _Crc:
-    """Mask a CRC-32C, or a uint32 array of them: ``rotate_right(crc, 15) + 0xA282EAD8`` modulo
-    2^32.
-    """
-    masked: _Crc = ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32  # type: ignore[assignment]  # the dtype stays uint32
-    return masked
+def _mask(crc: int) -> int:
+    """Mask a CRC-32C: ``rotate_right(crc, 15) + 0xA282EAD8`` modulo 2^32."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
@@ -81,16 +68,7 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
         >>> hex(masked_crc32c(b""))
         '0xa282ead8'
     """
-    return mask(crc32c(data))
-
-
-@lru_cache(maxsize=1)
-def crc_table() -> _Checksums:
-    """The standard CRC-32C byte table: uint32 [256]."""
-    crc = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(0x82F63B78), crc >> 1).astype(np.uint32)
-    return crc
+    return _mask(crc32c(data))
 
 
 def encode_header(length: int) -> bytes:
@@ -142,7 +120,7 @@ def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> Corrupt
     """The error for a payload with this CRC-32C and length, if its footer has another checksum;
     else None.
     """
-    expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
+    expected, stored = _mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
         return None
     return CorruptRecordError(
@@ -167,28 +145,12 @@ def find_headers(buffer: bytes) -> list[int]:
     Only headers with lengths below 2^48: no file is longer, and the zero bytes of such a length are
     found fast.
     """
-    step = _SEARCH_BYTES  # at a time, as the search takes many times this memory
-    found: list[int] = []
-    for begin in range(0, len(buffer) - HEADER_BYTES + 1, step):
-        content = np.frombuffer(buffer, dtype=np.uint8)[begin : begin + step + HEADER_BYTES - 1]
-        if content.any():  # a hole of zeros contains no header
-            found += [begin + at for at in _find_headers(content)]
-    return found
-
-
-def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
-    count = len(content) - HEADER_BYTES + 1
-    # Its two highest bytes are zero: two comparisons leave few places for the checksum.
-    places = np.flatnonzero((content[6 : 6 + count] | content[7 : 7 + count]) == 0)
-    table = crc_table()
-    crc = np.full(len(places), 0xFFFFFFFF, dtype=np.uint32)
-    for shift in range(_LENGTH.size):  # the checksum of all 8-byte windows at once
-        crc = table[(crc ^ content[places + shift]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-    masked = mask(~crc)
-    stored = np.zeros(len(places), dtype=np.uint32)
-    for shift in range(FOOTER_BYTES):
-        stored |= content[places + _LENGTH.size + shift].astype(np.uint32) << np.uint32(8 * shift)
-    return [int(position) for position in places[masked == stored]]
+    native = native_module("frames")
+    if native is not None:
+        found: list[int] = native.headers(buffer)
+        return found
+    places = range(len(buffer) - HEADER_BYTES + 1)
+    return [at for at in places if not any(buffer[at + 6 : at + 8]) and is_header(buffer[at:])]
 
 
 # Eight bytes: as the length of a record, the first four would be one of 3.5 GB.

@@ -17,8 +17,6 @@ from torch_tfrecord.records.framing import (
     HEADER_BYTES,
     OVERHEAD_BYTES,
     check_payload,
-    encode_footer,
-    encode_header,
     payload_length,
 )
 
@@ -113,12 +111,8 @@ def first_bad_record(
         bad = native.first_bad(buffer, places, lengths, verify_crc)
         return None if bad < 0 else int(bad)
     for number, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
-        start, end = place + HEADER_BYTES, place + HEADER_BYTES + length
-        # A lying index may point anywhere.
-        is_inside = place >= 0 and 0 <= length <= len(buffer) - place - OVERHEAD_BYTES
-        if not is_inside or buffer[place:start] != encode_header(length):
-            return number
-        if verify_crc and buffer[end : end + FOOTER_BYTES] != encode_footer(buffer[start:end]):
+        found = _walk(bytes(buffer[place : place + length + OVERHEAD_BYTES]), verify_crc)
+        if found.lengths.tolist() != [length]:
             return number
     return None
 
