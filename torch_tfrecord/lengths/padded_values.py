@@ -157,14 +157,13 @@ def _check_alike(tensors: Values, name: str) -> None:
 
 def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Array]:
     """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
-    size, value = _padded_size(sizes, wish), wish.padding_values
+    size, value = _padded_size(sizes, wish, dtype.itemsize), wish.padding_values
     fill = np.zeros((), array_dtype(dtype))
     if size and value is not None:
         if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
             value = value.item()
         # By its text, too: 0.0 equals -0.0, and a NaN nothing.
         fill = _exact_number(value, str(value), dtype, wish.name)
-    _reserve_padded(sizes, size, dtype.itemsize, wish.name)
     return size, fill
 
 
@@ -213,12 +212,11 @@ def pad_strings(values: Values, kind: type[bytes] | type[str], wish: Wish) -> Pa
         if not array.size:  # an empty list does not say how deep it would be
             arrays[number] = array.reshape(array.shape + (0,) * (rank - array.ndim))
     sizes = _sizes_of([array.shape for array in arrays], name)
-    size = _padded_size(sizes, wish)
+    size = _padded_size(sizes, wish, _POINTER_BYTES)
     if not isinstance(padding, (kind, type(None))) and size and any(map(np.size, arrays)):
         raise TypeError(
             f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
         )
-    _reserve_padded(sizes, size, _POINTER_BYTES, name)
     padded = np.full((len(arrays), *size), kind() if padding is None else padding, object)
     for number, array in enumerate(arrays):
         place: Any = (number, ..., *map(slice, array.shape))
@@ -252,8 +250,10 @@ def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
     return np.array(shapes, np.int64).reshape(len(shapes), rank)
 
 
-def _padded_size(sizes: _Sizes, wish: Wish) -> _Shape:
-    """The size of one sample in the batch."""
+def _padded_size(sizes: _Sizes, wish: Wish, itemsize: int) -> _Shape:
+    """The size of one sample in the batch; reserves the batch's bytes: the error's position is the
+    number of the largest sample.
+    """
     shape, rank, name = wish.padded_shapes, sizes.shape[1], wish.name
     entries = [None] * rank if shape is None else [shape] if isinstance(shape, int) else shape
     if isinstance(entries, Mapping) or any(
@@ -279,20 +279,12 @@ def _padded_size(sizes: _Sizes, wish: Wish) -> _Shape:
             f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
             f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
         )
-    return padded
-
-
-def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:
-    """Call `reserve` for a padded column; the error's position is the number of the largest
-    sample.
-    """
     try:
-        reserve(len(sizes) * math.prod(size) * itemsize)
+        reserve(len(sizes) * math.prod(padded) * itemsize)
     except LimitExceededError as error:
-        largest = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
-        raise LimitExceededError(
-            f"{name or 'samples'}: {error.args[0]}", position=largest
-        ) from None
+        number = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
+        raise LimitExceededError(f"{name or 'samples'}: {error.args[0]}", position=number) from None
+    return padded
 
 
 def _lengths_of(sizes: _Sizes, wish: Wish) -> torch.Tensor | None:

@@ -197,16 +197,14 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
         # The kind of the values decides: a nest of features, a list of strings, or numbers.
         first = column[0]
         scalar = next(flatten(column), b"")  # lists that are all empty count as strings
-        if isinstance(first, WHOLE_KINDS):  # before mappings, which some of these are
+        # before mappings, which some of these are
+        if isinstance(first, WHOLE_KINDS) or scalar is None:
             return column, None
-        if isinstance(first, Mapping):
-            parts, kind = _split_mappings(column, wish), dict
-        elif isinstance(first, tuple) or (
+        if isinstance(first, (Mapping, tuple)) or (
             isinstance(first, list) and not isinstance(scalar, _SCALARS)
         ):
-            parts, kind = _split_sequences(column, wish), type(first)
-        elif scalar is None:
-            return column, None
+            parts = _split(column, wish)
+            kind = dict if isinstance(first, Mapping) else type(first)
         elif isinstance(scalar, (bytes, str)):
             return pad_strings(column, type(scalar), wish)
         else:
@@ -231,21 +229,24 @@ def _pad(column: Columns, wish: Wish, num_samples: int) -> Padded:
     return make(batch.values()), (list if kind is list else tuple)(lengths.values())
 
 
-def _split_mappings(values: Values, wish: Wish) -> dict[Any, Values]:
-    keys = set(values[0])
+def _split(values: Values, wish: Wish) -> dict[Any, Values]:
+    """The parts of samples that are all mappings, or all lists or tuples, like the first."""
+    found: list[Mapping[Any, Any]] = []
     for number, value in enumerate(values):
-        if not isinstance(value, Mapping) or set(value) != keys:
-            raise ValueError(
-                f"{wish.name or 'samples'}: expected the keys {_names(keys)} in each, got others in sample {number}"
+        is_mapping = isinstance(value, Mapping)
+        part = (
+            value
+            if is_mapping
+            else dict(enumerate(value) if isinstance(value, (list, tuple)) else ())
+        )
+        found.append(part)
+        if is_mapping != isinstance(values[0], Mapping) or part.keys() != found[0].keys():
+            wanted = (
+                f"the keys {_names(found[0])}"
+                if isinstance(values[0], Mapping)
+                else f"{len(found[0])} parts"
             )
-    return {key: [value[key] for value in values] for key in values[0]}
-
-
-def _split_sequences(values: Values, wish: Wish) -> dict[Any, Values]:
-    count = len(values[0])
-    for number, value in enumerate(values):
-        if not isinstance(value, (list, tuple)) or len(value) != count:
             raise ValueError(
-                f"{wish.name or 'samples'}: expected {count} parts in each, got others in sample {number}"
+                f"{wish.name or 'samples'}: expected {wanted} in each, got others in sample {number}"
             )
-    return {number: [value[number] for value in values] for number in range(count)}
+    return {key: [part[key] for part in found] for key in found[0]}

@@ -96,7 +96,7 @@ class WeightedTurns:
     """
 
     def __init__(self, weights: Sequence[int], *seeds: int) -> None:
-        self._num_components = len(weights)
+        self._weights = weights
         self._tree = _huffman_tree(weights, seeds)
 
     def turn(self, place: int) -> Turn:
@@ -110,7 +110,7 @@ class WeightedTurns:
 
     def counts(self, num_turns: int) -> list[int]:
         """How many of the first turns each component has."""
-        counts = [0] * self._num_components
+        counts = [0] * len(self._weights)
         nodes = [(self._tree, num_turns)]
         while nodes:
             node, turns = nodes.pop()
@@ -123,15 +123,12 @@ class WeightedTurns:
 
     def turns_until(self, component: int, limit: int) -> int:
         """How many turns come before the one that would give a component more than its limit."""
-        # Double until it is too many, then bisect.
-        high = limit + 1
-        while self.counts(high)[component] <= limit:
-            high *= 2
-        low = limit
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.counts(middle)[component] <= limit else (low, middle)
-        return low
+        # It is at most 4 turns from its share.
+        enough = max(limit + 5, 0) * sum(self._weights) // self._weights[component] + 1
+        turns = range(enough + 1)
+        return (
+            bisect_right(turns, limit, max(limit, 0), key=lambda n: self.counts(n)[component]) - 1
+        )
 
 
 class _Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from fractions import Fraction
+from functools import lru_cache
 from operator import index as as_integer
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,7 +28,8 @@ __all__ = ["Mixture"]
 
 _Datasets: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _Weights: TypeAlias = "Sequence[float | Fraction | tuple[str, float]] | Mapping[str, float] | None"
-_MAX_ORDERS = 64  # cached orders of passes over a dataset, each at most 128 KiB
+# The orders of passes over a dataset, each at most 128 KiB.
+_pass_order = lru_cache(64)(Permutation)
 
 
 class _Epochs(NamedTuple):
@@ -128,7 +130,6 @@ class Mixture(HintsOfDataset, Dataset[Any]):
             else ChoicePlan(self._sizes, choices, self._stop),
         )
         self._changes: list[list[Any]] = []  # epoch, position and whole weights of each
-        self._orders: dict[tuple[int, int], Permutation] = {}
         self._epoch = DrawEpoch()
 
     def _whole(self, weights: _Weights, choices: npt.ArrayLike | None = None) -> list[int]:
@@ -275,8 +276,11 @@ class Mixture(HintsOfDataset, Dataset[Any]):
         if position < 0 or (length is not None and position >= length):
             raise IndexError(f"position {position} is out of range for {length} samples")
         component, before = now.plan.turn(position)
-        passes, place = divmod(before + now.given(component, epoch), self._sizes[component])
-        return component, passes, self._order(component, passes)[place] if self._shuffle else place
+        size = self._sizes[component]
+        passes, place = divmod(before + now.given(component, epoch), size)
+        if self._shuffle:
+            place = _pass_order(size, self._seed, component, passes)[place]
+        return component, passes, place
 
     def __getitem__(self, position: int) -> Any:
         """Return the sample at a position; negative ones count from the end."""
@@ -311,18 +315,6 @@ class Mixture(HintsOfDataset, Dataset[Any]):
                 else RandomStream(part.salt, component, passes).below(1 << 63)
             )
             yield Part(self.datasets[component], positions, places, passes, salt, part.seed)
-
-    def _order(self, component: int, passes: int) -> Permutation:
-        order = self._orders.get((component, passes))
-        if order is None:
-            if len(self._orders) >= _MAX_ORDERS:
-                self._orders.pop(next(iter(self._orders)))
-            order = Permutation(self._sizes[component], self._seed, component, passes)
-            self._orders[component, passes] = order
-        return order
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}}
 
     def __repr__(self) -> str:
         num_samples = self._at(self._epoch.number).length
