@@ -24,7 +24,6 @@ from torch_tfrecord import (
     VarLenFeature,
     build_index,
 )
-from torch_tfrecord.lengths.buckets import best_boundaries
 
 SEED = 3
 
@@ -181,14 +180,18 @@ def waste(lengths, boundaries):
     )
 
 
+def best_boundaries(lengths, batch_size):
+    return LengthBatchSampler(lengths, lengths=lengths, batch_size=batch_size).boundaries
+
+
 def test_boundaries_have_the_least_padding():
     """Of all that there are."""
     for seed in range(60):
         rng = np.random.default_rng(seed)
         lengths = rng.choice(rng.integers(0, 60, 7), 40)
-        values, counts = np.unique(lengths, return_counts=True)
-        num_buckets = int(rng.integers(1, 5))
-        found = best_boundaries(values, counts, num_buckets)
+        values = np.unique(lengths)
+        batch_size, num_buckets = [(10, 1), (5, 2), (3, 3), (2, 5)][seed % 4]
+        found = best_boundaries(lengths, batch_size)
         assert len(found) < num_buckets
         every = combinations(values[1:].tolist(), min(num_buckets, len(values)) - 1)
         assert waste(lengths, found) == min(waste(lengths, [*each]) for each in every)
@@ -204,7 +207,8 @@ def test_boundaries_of_many_lengths_are_those_of_fewer():
     ]
     lengths = np.concatenate(modes)
     assert len(np.unique(lengths)) > 1000
-    found = best_boundaries(*np.unique(lengths, return_counts=True), 16)
+    found = best_boundaries(lengths, 78)
+    assert len(found) == 15
     assert waste(lengths, found) < 0.06 * sum(lengths)
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from torch.utils.data import SequentialSampler
 
-from torch_tfrecord.lengths.packing import PackOrder, pack_lengths
-from torch_tfrecord.order import RecordBatchSampler
+from torch_tfrecord import PackedCollate, make_dataloader
 
 
 def best_fit_decreasing(lengths, size):
@@ -28,22 +28,21 @@ def random_lengths(rng, size):
     return np.minimum(rng.lognormal(np.log(size / 4), 1, rng.integers(0, 80)).astype(int), size)
 
 
-def batches_of(lengths, size, num_rows, *, world_size=1, epoch=0, **options):
-    order = PackOrder(
-        np.asarray(lengths, np.int32),
-        size,
-        options.pop("too_long", "error"),
-        num_rows,
-        options.pop("shuffle", True),
-        options.pop("seed", 0),
-        options.get("drop_last", False),
+def packs(lengths, size, num_rows, too_long="error", **options):
+    collate = PackedCollate(size, too_long=too_long)
+    return make_dataloader(
+        range(len(lengths)), num_rows, lengths=lengths, collate_fn=collate, **options
     )
+
+
+def batches_of(lengths, size, num_rows, *, world_size=1, epoch=0, **options):
+    """The loader, and the batches of each rank."""
     found = []
     for rank in range(world_size):
-        sampler = RecordBatchSampler(lengths, order, 1, rank, world_size)
-        sampler.set_epoch(epoch)
-        found.append([list(batch) for batch in sampler])
-    return order, found
+        loader = packs(lengths, size, num_rows, rank=rank, world_size=world_size, **options)
+        loader.set_epoch(epoch)
+        found.append([list(batch) for batch in loader.batch_sampler])
+    return loader, found
 
 
 def rows_of(lengths, size):
@@ -61,18 +60,9 @@ def test_as_full_as_best_fit_decreasing():
         rng = np.random.default_rng(seed)
         size = int(rng.choice([7, 20, 100]))
         lengths = np.maximum(random_lengths(rng, size), 1)
-        values, counts = np.unique(lengths, return_counts=True)
-        found = pack_lengths(values[::-1].tolist(), counts[::-1].tolist(), size)
-        spaces = []
-        used = Counter()
-        for count, content in found:
-            spaces += [
-                size - sum(each * int(values[::-1][number]) for number, each in content)
-            ] * count
-            for number, each in content:
-                used[number] += count * each
+        _, (rows,) = batches_of(lengths, size, 1)
+        spaces = [size - int(lengths[row].sum()) for row in rows]
         assert sorted(spaces) == best_fit_decreasing(lengths.tolist(), size)
-        assert [used[number] for number in range(len(values))] == counts[::-1].tolist()
 
 
 def test_every_record_once_and_no_row_too_full():
@@ -86,21 +76,23 @@ def test_every_record_once_and_no_row_too_full():
         assert all(rows_of(lengths[batch], size) <= num_rows for batch in batches)
         # Ranks: the same number of batches, each record on one; rows come twice to even them out.
         world_size = int(rng.integers(2, 4))
-        order, ranks = batches_of(lengths, size, num_rows, world_size=world_size, epoch=epoch)
+        _, ranks = batches_of(lengths, size, num_rows, world_size=world_size, epoch=epoch)
         assert len({len(batches) for batches in ranks}) == 1
         given = Counter(p for batches in ranks for batch in batches for p in batch)
         assert {*given} == {*range(len(lengths))}
-        assert sum(given.values()) == len(lengths) or order.num_records % world_size
+        num_packs = len(packs(lengths, size, 1).batch_sampler)
+        assert sum(given.values()) == len(lengths) or num_packs % world_size
         _, ranks = batches_of(lengths, size, num_rows, world_size=world_size, drop_last=True)
         given = Counter(p for batches in ranks for batch in batches for p in batch)
         assert not given or max(given.values()) == 1
 
 
 def test_in_order_every_epoch_is_the_same():
-    """For Lightning's overfit_batches."""
+    """For Lightning's overfit_batches, by the names that it reads."""
     lengths = np.random.default_rng(0).integers(1, 10, 100)
-    order, (shuffled,) = batches_of(lengths, 32, 4)
-    sampler = RecordBatchSampler(lengths, order.in_order())
+    loader, (shuffled,) = batches_of(lengths, 32, 4)
+    make = getattr(loader.batch_sampler, "__pl_saved_kwargs")["explicit_cls"]
+    sampler = make(SequentialSampler(range(100)), None)
     first = [list(batch) for batch in sampler]
     assert first == [list(batch) for batch in sampler] != shuffled
     assert sorted(p for batch in first for p in batch) == list(range(100))
@@ -113,6 +105,7 @@ def test_what_is_too_long():
         match=r"record at position 1 has length 40: expected at most 32 \(max_length=32\)",
     ):
         batches_of(lengths, 32, 2)
-    order, (batches,) = batches_of(lengths, 32, 2, too_long="drop")
+    loader, (batches,) = batches_of(lengths, 32, 2, too_long="drop")
     assert sorted(p for batch in batches for p in batch) == [0, 2, 4]
-    assert (order.num_dropped, order.padded_tokens(0, 1)) == (2, (40, 64))
+    wanted = {"tokens": 40, "padded_tokens": 64, "fill": 40 / 64, "dropped": 2}
+    assert loader.padding_report() == wanted

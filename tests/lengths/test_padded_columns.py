@@ -28,7 +28,6 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.batch_memory import as_array
 from torch_tfrecord.columns import Nested
 from torch_tfrecord.loading import ColumnBatch
 
@@ -103,7 +102,7 @@ def columns(draw, count, depth=1):
     return {
         "dense": lambda: numbers(dtype, (count, *inner)),
         "jagged": lambda: Nested(
-            as_array(numbers(dtype, (sum(lengths), *inner))), dtype, (np.cumsum([0, *lengths]),)
+            numbers(dtype, (sum(lengths), *inner)), dtype, (np.cumsum([0, *lengths]),)
         ),
         "strings": lambda: [word * length for length in lengths],
         "words": lambda: [[word] * length for length in lengths],

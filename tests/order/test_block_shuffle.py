@@ -5,14 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_tfrecord import RecordSampler
 from torch_tfrecord.order import block_starts
-from torch_tfrecord.order.orders import BlockShuffle
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
 
-def everything(order):
-    return order.positions(np.arange(order._ends[-1:].sum()))
+class Blocks:
+    """A dataset that says where blocks begin."""
+
+    def __init__(self, n, size):
+        self.n, self.size = n, size
+
+    def __len__(self):
+        return self.n
+
+    def _block_starts(self, block_bytes):
+        return np.arange(0, self.n, self.size)
 
 
 def slow_starts(files, offsets, block_bytes):
@@ -44,8 +53,14 @@ FROZEN = [
 
 
 def test_frozen():
-    starts = np.array([0, 3, 6, 9])
-    assert everything(BlockShuffle(starts, 12, 0, 0, window_blocks=2)).tolist() == FROZEN[0]
-    assert everything(BlockShuffle(starts, 12, 0, 1, window_blocks=3)).tolist() == FROZEN[1]
-    large = BlockShuffle(np.arange(0, 10**7, 1000), 10**7, 5, 0, window_blocks=100)
-    assert large.positions(np.array([0, 1, 5_000_000, 10**7 - 1])).tolist() == FROZEN[2]
+    small = [
+        RecordSampler(Blocks(12, 3), shuffle="blocks", window_blocks=blocks) for blocks in (2, 3)
+    ]
+    small[1].set_epoch(1)
+    assert [list(sampler) for sampler in small] == FROZEN[:2]
+    large = RecordSampler(Blocks(10**7, 1000), shuffle="blocks", seed=5, window_blocks=100)
+    found = []
+    for place in (0, 1, 5_000_000, 10**7 - 1):
+        large.load_state_dict({**large.state_dict(), "epoch": 0, "consumed": place})
+        found.append(next(iter(large)))
+    assert found == FROZEN[2]

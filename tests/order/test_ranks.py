@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -10,7 +9,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.order import ranks
+from torch_tfrecord.order import Rank
 
 RECORDS = [b"%d:%d" % (file, number) for file in range(3) for number in range(4)]
 
@@ -49,19 +48,10 @@ def test_what_is_given_comes_first_then_the_process_group_then_the_environment(
     monkeypatch, process_group
 ):
     environment(monkeypatch, 1, 2)
-    assert ranks.Rank.here(None, None) == (1, 2)
+    assert Rank.here(None, None) == (1, 2)
     process_group(2, 3)
-    assert ranks.Rank.here(None, None) == (2, 3)
-    assert ranks.Rank.here(3, 4) == (3, 4)
-
-
-def test_workers_have_numbers_of_their_own(monkeypatch):
-    found = set()
-    for worker in range(4):
-        info = SimpleNamespace(id=worker, num_workers=4)
-        monkeypatch.setattr(ranks, "get_worker_info", lambda info=info: info)
-        found |= {ranks.Rank(rank, 3).consumer() for rank in range(3)}
-    assert found == {(number, 12) for number in range(12)}
+    assert Rank.here(None, None) == (2, 3)
+    assert Rank.here(3, 4) == (3, 4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -87,10 +77,10 @@ def test_every_record_once(folder, monkeypatch, process_group, source, world_siz
 
 def test_environment_of_one_variable_alone_says_nothing(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert ranks.Rank.here(None, None) == (0, 1)
+    assert Rank.here(None, None) == (0, 1)
     monkeypatch.delenv("RANK")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ranks.Rank.here(None, None) == (0, 1)
+    assert Rank.here(None, None) == (0, 1)
 
 
 @pytest.mark.parametrize(
