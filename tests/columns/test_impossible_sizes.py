@@ -100,7 +100,8 @@ def test_the_product_of_dimensions_is_bounded(dimensions):
 )
 def test_a_length_is_an_int64(value):
     with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a': length: expected an integer of at least -1, got "
+        ParseError,
+        match=r"^d/features.json: feature 'a': length: expected an integer of at least -1, got ",
     ):
         features_from_json(features_dict({"a": sequence(tensor([]), value)}), "d/features.json")
 

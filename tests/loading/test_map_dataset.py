@@ -35,7 +35,6 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
 )
-from torch_tfrecord.files import local_file
 
 SUFFIX = ".index.safetensors"
 PAYLOADS = [b"%d:" % number + b"x" * (number % 5) for number in range(23)]
@@ -417,7 +416,7 @@ def test_pickled_size_is_16_bytes_a_record(tmp_path):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_from_16_threads(tmp_path, monkeypatch, suffix):
     # files are closed and opened all the time
-    monkeypatch.setattr(local_file, "_most_open", lambda: 4)
+    monkeypatch.setattr("torch_tfrecord.files.local_file._most_open", lambda: 4)
     payloads = [b"%d:" % number + os.urandom(number % 300) for number in range(400)]
     write_split(tmp_path, payloads, split=(40,) * 10, suffix=suffix)
     ds = TFRecordDataset(tmp_path / "part-*")

@@ -37,7 +37,6 @@ from torch_tfrecord import (
     per_process,
 )
 from torch_tfrecord.records import array_record as our_module
-from torch_tfrecord.records.array_record import ArrayRecordFile
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
@@ -245,12 +244,10 @@ def test_records_of_all_sizes_and_writers_options(tmp_path):
         "",
     ):
         write(tmp_path / "x", records, options)
-        file = ArrayRecordFile(str(tmp_path / "x"))
-        assert len(file) == len(records)
-        assert file.read_many(range(len(records))) == records
-        assert [file.read(number) for number in (3, 0, 54)] == [
-            records[number] for number in (3, 0, 54)
-        ]
+        ds = TFRecordDataset(tmp_path / "x")
+        assert len(ds) == len(records)
+        assert ds.__getitems__(range(len(records))) == records
+        assert [ds[number] for number in (3, 0, 54)] == [records[number] for number in (3, 0, 54)]
 
 
 # RLDS.
@@ -511,15 +508,15 @@ def read_all_damaged(path, content, records):
     path.write_bytes(content)
     found = []
     for read in (
-        lambda file: file.read_many(range(len(records))),
-        lambda file: [*map(file.read, range(len(records)))],
+        lambda ds: ds.__getitems__(range(len(records))),
+        lambda ds: [*map(ds.__getitem__, range(len(records)))],
     ):
         try:
-            file = ArrayRecordFile(str(path))
-            if len(file) != len(records):
+            ds = TFRecordDataset(path)
+            if len(ds) != len(records):
                 found.append("another number")
                 continue
-            assert read(file) == records
+            assert read(ds) == records
             found.append("intact")
         except CorruptRecordError:
             found.append("refused")

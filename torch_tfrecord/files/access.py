@@ -111,7 +111,7 @@ class Access:
         return os.path.join(base, "torch_tfrecord")
 
     def open_in_turn(
-        self, paths: Iterable[str], known: Mapping[str, RemoteInfo] | None = None
+        self, paths: Iterable[str], known: Mapping[str, RemoteInfo]
     ) -> Callable[[str], FileSource]:
         """A function that opens the files of a stream, each to be read from front to back; remote
         ones are read ahead, as far as the next files.
@@ -120,17 +120,11 @@ class Access:
             paths: In the order in which they will most likely be opened.
             known: Answers of storages about them, where these are known.
         """
-        open_remote: Callable[[str], FileSource] | None = None
-
-        def open_next(path: str) -> FileSource:
-            nonlocal open_remote
-            if not is_remote(path):
-                return LocalFile(path)
-            if open_remote is None:
-                open_remote = _storages().open_in_turn(filter(is_remote, paths), self, known or {})
-            return open_remote(path)
-
-        return open_next
+        remote = [*filter(is_remote, paths)]
+        if not remote:
+            return LocalFile
+        open_remote = _storages().open_in_turn(remote, self, known)
+        return lambda path: open_remote(path) if is_remote(path) else LocalFile(path)
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""

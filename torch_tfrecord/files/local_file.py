@@ -64,16 +64,14 @@ class Descriptor:
 
     Attributes:
         number: The file descriptor; -1 before `open`.
-        is_used: Whether it was read from since the pool last checked.
         holds: Keeps a file open in place of the number, where another package opens it.
     """
 
-    __slots__ = ("__weakref__", "_pool", "holds", "is_used", "number")
+    __slots__ = ("__weakref__", "_pool", "holds", "number")
 
     def __init__(self, pool: _Pool) -> None:
         self.number = -1
         self.holds: Any = None
-        self.is_used = True
         self._pool = pool
         pool.alive.add(id(self))
 
@@ -121,7 +119,7 @@ class _Pool:
     def __init__(self) -> None:
         self.alive: set[int] = set()
         self._lock = threading.Lock()
-        # Clock eviction: a descriptor that was used gets another turn.
+        # The one that was opened first is closed first.
         self._owners: deque[tuple[weakref.ref[Owner], weakref.ref[Descriptor]]] = deque()
 
     def reserve(self, owner: Owner, *, is_over: bool = False) -> Descriptor | None:
@@ -139,23 +137,17 @@ class _Pool:
 
     def _close_one(self) -> bool:
         """Take a descriptor from its owner; False if all are being read from."""
-        for _ in range(2 * len(self._owners)):
-            if not self._owners:
-                break
+        for _ in range(len(self._owners)):
             pair = self._owners.popleft()
             owner, held = pair[0](), pair[1]()
             if held is None:
                 continue
-            # being opened or read, or read recently
-            if owner is None or owner._held is not held or held.is_used:
-                held.is_used = False
-                self._owners.append(pair)
-                continue
-            before = len(self.alive)
-            owner._held = held = None
-            if len(self.alive) < before:
-                return True
-            self._owners.append(pair)
+            if owner is not None and owner._held is held:
+                before = len(self.alive)
+                owner._held = held = None
+                if len(self.alive) < before:
+                    return True
+            self._owners.append(pair)  # being opened, or read
         return False
 
     def close_all(self) -> None:
@@ -263,7 +255,6 @@ class LocalFile(FileSource):
                     path=self.path,
                 )
             self._held = held
-        held.is_used = True
         return held
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
@@ -296,7 +287,6 @@ class LocalFile(FileSource):
         if native is None or offset < 0 or length > self.file_size - offset:
             return None
         held = self._held or self.hold()
-        held.is_used = True
         payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
         return payload
 

@@ -40,7 +40,7 @@ from torch_tfrecord.loading.sample_maker import (
 from torch_tfrecord.native import has_native, native_module
 from torch_tfrecord.order import DrawEpoch, Leaves, Rank
 from torch_tfrecord.per_process import num_processors
-from torch_tfrecord.records import PackedRecords, RecordTable
+from torch_tfrecord.records import IndexKeeper, PackedRecords, RecordTable
 from torch_tfrecord.samples import Samples, Transform, Value, without_left_out
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
 
@@ -284,8 +284,7 @@ class MapDataset(StagedDataset):
         maker = SampleMaker.for_dataset(
             paths, access, features, max_batch_bytes, transform, errors, label_key
         )
-        table = RecordTable.open(
-            paths,
+        keeper = IndexKeeper(
             index,
             index_dir=index_dir,
             # A damaged payload is found when it is read.
@@ -294,6 +293,7 @@ class MapDataset(StagedDataset):
             access=access,
             note=errors.add if errors.skips else None,
         )
+        table = RecordTable.open(paths, keeper)
         errors.tell()
         if not len(table):
             warn_of_no_records(table.files)

@@ -116,7 +116,6 @@ class ArrayRecordFile:
             held = Descriptor.reserve(self)
             held.holds = _OpenReader(_reader(self._place, self.path))
             self._held = held
-        held.is_used = True
         return held
 
 

@@ -188,12 +188,14 @@ class RecordIndex:
         and equal.
         """
         problem = None
+        times = self.mtime_ns, source.mtime_ns
+        are_compared = self.fingerprint is None or not is_remote(source.path)
         if source.file_size != self.file_size:
             problem = f"expected a file of {self.file_size} bytes, got {source.file_size}"
         # Equal ETags are proof enough, and save the request for the fingerprint.
         elif self.etag is not None and self.etag == source.etag:
             return
-        elif self._has_other_time(source):
+        elif are_compared and all(times) and len({*times}) > 1:
             problem = (
                 f"expected a file last changed at {self.mtime_ns} ns, got {source.mtime_ns} ns"
             )
@@ -205,14 +207,6 @@ class RecordIndex:
             raise IndexMismatchError(
                 f"the index is not of this file as it is now: {problem}", path=source.path
             )
-
-    def _has_other_time(self, source: FileSource) -> bool:
-        is_compared = self.fingerprint is None or not is_remote(source.path)
-        return (
-            is_compared
-            and bool(self.mtime_ns and source.mtime_ns)
-            and source.mtime_ns != self.mtime_ns
-        )
 
     def _of_version(self, source: FileSource) -> RecordIndex:
         """The same index, which `check_fresh` has passed, with the file's time and ETag as they are
@@ -233,10 +227,6 @@ class RecordIndex:
     def _is_array_record(self) -> bool:
         """Whether the file is an ArrayRecord file, and this says about where its records are."""
         return self.compression_type == "ARRAY_RECORD"
-
-    @property
-    def _is_compressed(self) -> bool:
-        return self.compression_type in COMPRESSION_TYPES[1:]
 
     @property
     def _has_ranges(self) -> bool:

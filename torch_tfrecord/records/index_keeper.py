@@ -82,6 +82,9 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
             (build, keep nothing and look at no sidecar).
         index_dir: A folder to keep indexes in; without it they are beside the data, or in the
             user's cache where that cannot be written.
+
+    Attributes:
+        policy, index_dir: The same.
     """
 
     # For errors: what is kept, and how to build it, where it is required.
@@ -91,8 +94,8 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
 
     def __init__(self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
-        self._policy = policy
-        self._index_dir = None if index_dir is None else local_path(index_dir)
+        self.policy = policy
+        self.index_dir = None if index_dir is None else local_path(index_dir)
         self._displaced: list[tuple[str, str | None, str]] = []
 
     @abstractmethod
@@ -119,14 +122,14 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
             IndexMismatchError: with the policy "require", where no place has a fresh one.
             TFRecordError, OSError: It cannot be built.
         """
-        if self._policy == "memory":
+        if self.policy == "memory":
             return self._build(data)
         name = data.path + self._suffix
-        found, stale = self._load(data, index_paths(name, self._index_dir))
+        found, stale = self._load(data, index_paths)
         if found is not None:
             return found
-        if self._policy == "require":
-            there = " or ".join(index_paths(name, self._index_dir))
+        if self.policy == "require":
+            there = " or ".join(index_paths(name, self.index_dir))
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {there}, got none ({self._advice})", path=data.path
             )
@@ -135,7 +138,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
         for seconds in (0.0, _SILENT_SECONDS, _MOST_SECONDS):
             with self._building_alone(name, seconds) as is_alone:
                 # Another process may have built it meanwhile.
-                found, _ = self._load(data, new_index_paths(name, self._index_dir))
+                found, _ = self._load(data, new_index_paths)
                 if found is not None:
                     return found
                 if is_alone:
@@ -148,11 +151,11 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
         return self._build_and_keep(data)
 
     def _load(
-        self, data: _D, places: Iterable[str]
+        self, data: _D, places: Callable[[str, str | None], Iterable[str]]
     ) -> tuple[_Index | None, IndexMismatchError | None]:
         """The index that is kept; or what is wrong with it, where there is one."""
         stale: IndexMismatchError | None = None
-        for place in places:
+        for place in places(data.path + self._suffix, self.index_dir):
             try:
                 return self._loaded(data, place), None
             except IndexMismatchError as error:
@@ -172,7 +175,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
         """
         with contextlib.ExitStack() as held:
             # The lock is where the index will be: processes that may write there meet at it.
-            for place in new_index_paths(name, self._index_dir):
+            for place in new_index_paths(name, self.index_dir):
                 folder, kept = os.path.split(place)
                 lock = FileLock(
                     os.path.join(folder, AtomicFile.hidden_name(kept, "lock")), mode=0o666
@@ -217,7 +220,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
     def _written(self, data: _D, content: bytes) -> str | None:
         """The place where it is kept now; None where none can be written."""
         reason = ""
-        for number, place in enumerate(new_index_paths(data.path + self._suffix, self._index_dir)):
+        for number, place in enumerate(new_index_paths(data.path + self._suffix, self.index_dir)):
             try:
                 write_sidecar(place, content)
             except OSError as error:
@@ -256,6 +259,9 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
         access: How remote files are reached, and the indexes beside them.
         note: Takes the name and the text of each error of a damaged file, of which there is then an
             index that is not kept; without it such a file raises.
+
+    Attributes:
+        compression_type, access: The same.
     """
 
     # Where the index of a data file is kept, by its path and the folder of indexes; writing and
@@ -276,8 +282,8 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
     ) -> None:
         super().__init__(policy, index_dir)
         self._verify = verify_crc
-        self._compression_type = compression_type
-        self._access, self._note = access, note
+        self.compression_type = compression_type
+        self.access, self._note = access, note
         self._building = threading.BoundedSemaphore(_MOST_BUILDING)
         self._to_help: deque[str] = deque()
 
@@ -306,7 +312,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
         known = infos or {}
 
         def find(path: str) -> RecordIndex:
-            return self.find(open_file(path, self._access, known.get(path)))
+            return self.find(open_file(path, self.access, known.get(path)))
 
         # Local files are opened one by one: that takes no time, and descriptors are few.
         found = (each_at_once if any(map(is_remote, paths)) else map)(find, paths)
@@ -316,15 +322,15 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
 
     def keep(self, data: FileSource, index: RecordIndex) -> None:
         """Keep an index of a file, with the columns of the one that is there."""
-        found, _ = self._load(data, index_paths(data.path, self._index_dir))
+        found, _ = self._load(data, index_paths)
         with contextlib.suppress(OSError, IndexMismatchError):  # a column is damaged
             index = index._with_facts(_kept={**(found._kept if found else {}), **index._kept})
         self._written(data, index.to_bytes())
 
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
-        index = RecordIndex._load_fresh(place, data, self._access)
-        if self._compression_type not in ("auto", index.compression_type):
-            text = f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index"
+        index = RecordIndex._load_fresh(place, data, self.access)
+        if self.compression_type not in ("auto", index.compression_type):
+            text = f"expected compression {self.compression_type!r}, got {index.compression_type!r} in the index"
             raise IndexMismatchError(text, path=data.path)
         return index
 
@@ -333,7 +339,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             RecordIndex._build,
             data,
             verify_crc=self._verify,
-            compression_type=self._compression_type,
+            compression_type=self.compression_type,
             trusts_members=self._note is None,
         )
         with self._building:
@@ -363,8 +369,8 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             ):
                 # Another process may have built it since this list was made.
                 if is_alone:
-                    data = open_file(path, self._access)
-                    if self._load(data, index_paths(path, self._index_dir))[0] is None:
+                    data = open_file(path, self.access)
+                    if self._load(data, index_paths)[0] is None:
                         self._build_and_keep(data)
                         return True
         return False

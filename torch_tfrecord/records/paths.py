@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from torch_tfrecord.arguments import Paths, nearest
 from torch_tfrecord.errors import TFRecordError
@@ -28,10 +28,14 @@ from torch_tfrecord.records.framing import guess_content, is_header
 from torch_tfrecord.records.sidecar import visible_sidecar_path
 from torch_tfrecord.shown import printable, without_secrets
 
+if TYPE_CHECKING:
+    from torch_tfrecord.records.record_table import RecordTable
+
 __all__ = [
     "find_files",
     "found_files",
     "is_companion",
+    "manifests",
     "named_manifest",
     "shard_name",
     "without_companions",
@@ -57,11 +61,46 @@ _MOST_ASKED = 100_000  # names of missing shards that a pattern is compared with
 _MAX_NAME = 80
 
 
-class _NamesFiles(Protocol):
-    """Questions that are asked of a manifest here; see `record_table.Manifests`."""
+class _Manifests(Protocol):
+    """The object that the extension `manifests` attaches: files in place of the indexes of many."""
 
     def files_of(self, path: str, access: Access) -> list[str]:
         """The files that a manifest names, in its order."""
+
+    def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
+        """The table of a manifest that a user named.
+
+        Raises:
+            IndexMismatchError: It is damaged, or its files are not those of now.
+            OSError: It, or one of its local files, is not there.
+        """
+
+    def open_beside(
+        self,
+        files: list[str],
+        infos: Mapping[str, RemoteInfo],
+        index_dir: str | None,
+        compression_type: str,
+        access: Access,
+    ) -> RecordTable | None:
+        """The table of sorted files by the manifest beside them; None if there is none to use.
+
+        Args:
+            files: The files.
+            infos: What storages said of them.
+            index_dir: Where to look, instead of beside them.
+            compression_type: How all must be compressed; "auto" is any way.
+            access: How the manifest is reached.
+        """
+
+
+def manifests() -> _Manifests:
+    """The manifests of the extension.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    return cast("_Manifests", attached("manifests", "ManifestTable"))
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -158,7 +197,7 @@ def found_files(
         remote.ask(
             item
             for item in items
-            if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item)
+            if is_remote(item) and not remote.is_pattern(item) and not _COUNTED.fullmatch(item)
         )
     found = [
         file
@@ -185,10 +224,6 @@ def found_files(
     ), remote.infos if remote else {}
 
 
-def _is_counted(path: str) -> bool:
-    return _COUNTED.fullmatch(path) is not None
-
-
 def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a list of paths, got {type(paths).__name__}")
@@ -204,8 +239,7 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
 
 def _expand(path: str, files: _Names, check: Callable[..., list[str]]) -> list[str]:
     if _is_manifest_file(path):
-        manifests = cast("_NamesFiles", attached("manifests", "ManifestTable"))
-        return manifests.files_of(path, files.access)
+        return manifests().files_of(path, files.access)
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
@@ -273,6 +307,8 @@ class _Local:
         with open_path(lambda _: os.scandir(os.curdir), pattern):
             pass
         return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
+
+    glob_if_listed = glob
 
     def listing(self, path: str) -> list[str]:
         with open_path(os.scandir, path) as entries:
@@ -369,17 +405,14 @@ def _looks_like_tfrecord(access: Access, path: str) -> bool:
 
 class _Shard(NamedTuple):
     base: str
-    suffix: str
     number: int
     total: int
+    suffix: str
 
 
 def _shard_of(path: str) -> _Shard | None:
     match = _SHARD.fullmatch(path)
-    if match is None:
-        return None
-    base, number, total, suffix = match.groups()
-    return _Shard(base, suffix, int(number), int(total))
+    return match and _Shard(match[1], int(match[2]), int(match[3]), match[4])
 
 
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
@@ -453,7 +486,7 @@ def _counted_shards(
         if found is not None:
             return found
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
-    present = [name for name in _glob(files, pattern) if not is_companion(name)]
+    present = [name for name in files.glob_if_listed(pattern) if not is_companion(name)]
     shards = {
         name: shard
         for name in present
@@ -466,7 +499,9 @@ def _counted_shards(
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", without_secrets(asked))
         # in other sets
-        near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))
+        near = filter(
+            _shard_of, files.glob_if_listed(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}")
+        )
         _raise_missing(base, suffix, range(total), total, sorted(near))
     return check(list(shards), asked)
 
@@ -482,11 +517,6 @@ def _asked_shards(files: _StorageNames, base: str, suffix: str, total: int) -> l
     shard = _shard_of(present[0])
     _raise_missing(base, suffix if shard is None else shard.suffix, missing, total, present)
     return present
-
-
-def _glob(files: _Names, pattern: str) -> list[str]:
-    """The files that match; none where a storage does not list its files."""
-    return files.glob(pattern) if isinstance(files, _Local) else files.glob_if_listed(pattern)
 
 
 def _raise_missing(

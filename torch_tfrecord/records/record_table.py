@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import IndexPolicy, Paths
-from torch_tfrecord.extensions import attached, is_there
-from torch_tfrecord.files import Access, RemoteInfo, local_path
+from torch_tfrecord.arguments import Paths
+from torch_tfrecord.extensions import is_there
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.array_record import is_array_record
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.paths import found_files, named_manifest
+from torch_tfrecord.records.paths import found_files, manifests, named_manifest
 
-__all__ = ["Manifests", "RecordTable"]
+__all__ = ["RecordTable"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -61,57 +59,42 @@ class RecordTable:
             begin += len(index)
         self.damaged = damaged
         kinds = zip(files, self._facts, strict=True)
-        self.first_compressed = next((path for path, facts in kinds if facts._is_compressed), None)
+        self.first_compressed = next(
+            (path for path, facts in kinds if facts.compression_type in COMPRESSION_TYPES[1:]), None
+        )
         # Record i of file f is entry i + f.
         self._ends = np.cumsum([len(of_file) - 1 for of_file in borders[1:]], dtype=np.int64)
         self._ends_list: list[int] = self._ends.tolist()  # faster for one record
         self._borders = np.concatenate(borders)
 
     @staticmethod
-    def open(
-        paths: Paths,
-        policy: IndexPolicy = "auto",
-        *,
-        index_dir: str | os.PathLike[str] | None = None,
-        verify_crc: bool = True,
-        compression_type: str = "auto",
-        access: Access = Access.DEFAULT,
-        note: Callable[[str, str], object] | None = None,
-    ) -> RecordTable:
+    def open(paths: Paths, keeper: IndexKeeper) -> RecordTable:
         """The table of a data set, by the manifest that is named or beside the files, or by the
         files' indexes, which are built where they are missing.
 
         Args:
             paths: See `find_files`.
-            policy: See `SidecarKeeper`; with "memory" only the names of a manifest are used.
-            index_dir, verify_crc, compression_type, access, note: See `IndexKeeper`.
+            keeper: Finds or builds the indexes; with the policy "memory" only the names of a manifest
+                are used.
 
         Raises:
             IndexMismatchError: A manifest that was named is stale or damaged; or see
                 `IndexKeeper.each`.
             TFRecordError, OSError, ValueError, TypeError: See there, and `find_files`.
         """
-        uncached = access.without_cache()
-        if policy != "memory" and (named := named_manifest(paths)) is not None:
-            manifests = cast("Manifests", attached("manifests", "ManifestTable"))
-            return manifests.open_named(named, compression_type, uncached)
-        files, infos = found_files(paths, uncached)
-        place = None if index_dir is None else local_path(index_dir)
-        if policy != "memory" and is_there("manifests"):
-            manifests = cast("Manifests", attached("manifests", "ManifestTable"))
-            found = manifests.open_beside(files, infos, place, compression_type, uncached)
+        kind, access = keeper.compression_type, keeper.access.without_cache()
+        is_looked_for = keeper.policy != "memory"
+        named = named_manifest(paths)
+        if named is not None and is_looked_for:
+            return manifests().open_named(named, kind, access)
+        files, infos = found_files(paths, access)
+        if is_looked_for and is_there("manifests"):
+            found = manifests().open_beside(files, infos, keeper.index_dir, kind, access)
             if found is not None:
                 return found
-        if compression_type in ("auto", "") and is_array_record(files[0]):
+        if kind in ("auto", "") and is_array_record(files[0]):
             return RecordTable(files, map(RecordIndex._of_array_record, files))
-        keeper = IndexKeeper(
-            policy,
-            index_dir=index_dir,
-            verify_crc=verify_crc,
-            compression_type=compression_type,
-            access=access.for_files(files),  # where all are local, no cache is made
-            note=note,
-        )
+        keeper.access = keeper.access.for_files(files)  # where all are local, no cache is made
         return RecordTable(files, keeper.each(files, infos))
 
     def __len__(self) -> int:
@@ -191,33 +174,3 @@ class RecordTable:
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
         return np.concatenate(found)
-
-
-class Manifests(Protocol):
-    """The object that the extension `manifests` attaches: files in place of the indexes of many."""
-
-    def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
-        """The table of a manifest that a user named.
-
-        Raises:
-            IndexMismatchError: It is damaged, or its files are not those of now.
-            OSError: It, or one of its local files, is not there.
-        """
-
-    def open_beside(
-        self,
-        files: list[str],
-        infos: Mapping[str, RemoteInfo],
-        index_dir: str | None,
-        compression_type: str,
-        access: Access,
-    ) -> RecordTable | None:
-        """The table of sorted files by the manifest beside them; None if there is none to use.
-
-        Args:
-            files: The files.
-            infos: What storages said of them.
-            index_dir: Where to look, instead of beside them.
-            compression_type: How all must be compressed; "auto" is any way.
-            access: How the manifest is reached.
-        """
