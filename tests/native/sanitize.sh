@@ -19,8 +19,10 @@ ls torch_tfrecord/native/{frames,columns,inflate,memory}.*.so > /dev/null # what
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH="$work" PYTHONMALLOC=malloc
-LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" "$python" -m pytest -q -x \
+sanitized() { LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" "$python" "$@"; }
+sanitized fuzz/engine.py columns --count 3000
+sanitized -m pytest -q -x \
     -p no:cacheprovider -k "not twin and not kept" tests/records/test_packed_records.py tests/native/test_native_reads.py tests/records/test_read_batch.py \
-    tests/test_batch_memory.py tests/lengths/test_padded_rows.py tests/records/test_scan.py tests/native/test_native_columns.py tests/native/test_native_sequences.py tests/native/test_inflate.py \
+    tests/test_batch_memory.py tests/lengths/test_padded_rows.py tests/records/test_scan.py tests/native/test_native_columns.py tests/native/test_inflate.py \
     tests/media/test_image_stacks.py tests/media/test_crop_jobs.py \
     tests/media/test_image_bombs.py "$@"

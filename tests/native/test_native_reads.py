@@ -3,7 +3,6 @@ reader.
 """
 
 import threading
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -134,32 +133,6 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
         read([(0, 0, 40, 0)], last=2)
     with pytest.raises(ValueError, match="do not fit"):
         read([(0, 0, 40, 0)], facts=[(source.hold().number, 40)] * 65)
-
-
-@pytest.mark.parametrize("sizes", [[5], [0, 3, 0, 0, 2], [0], [], [0, 0, 4]])
-def test_finding_records(sizes):
-    ends = np.cumsum(sizes, dtype=np.int64)
-    borders, expected = [], []
-    for file, size in enumerate(sizes):
-        of_file = [7 * file + 100 * number * number for number in range(size + 1)]
-        borders += of_file
-        expected += [(file, begin, end - begin - 16) for begin, end in pairwise(of_file)]
-    rng = np.random.default_rng(0)
-    for positions in (
-        np.arange(len(expected)),
-        rng.permutation(len(expected)),
-        rng.permutation(len(expected))[::2],
-    ):
-        places = np.zeros((3, len(positions)), np.int64)
-        found = frames.find(
-            np.ascontiguousarray(positions), ends, np.array(borders, np.int64), places
-        )
-        assert found and [tuple(row) for row in places.T.tolist()] == [
-            expected[n] for n in positions.tolist()
-        ]
-    for wrong in (-1, len(expected), 2**62, -(2**62)):
-        places = np.zeros((3, 1), np.int64)
-        assert not frames.find(np.array([wrong]), ends, np.array(borders, np.int64), places)
 
 
 def test_finding_needs_arrays_that_fit():
