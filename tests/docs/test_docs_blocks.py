@@ -26,56 +26,6 @@ from torch_tfrecord import (
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package")
 
-RUN_BY = {
-    "assistants": "test_docs_assistants",
-    "audio": "test_docs_media",
-    "damaged": "test_docs_site",
-    "dataframes": "test_docs_dataframes",
-    "datasets": "test_docs_blocks",
-    "engines": "test_docs_dataframes",
-    "features": "test_readme",
-    "gpu": "test_docs_blocks",
-    "images": "test_docs_images",
-    "index": "test_docs_site",
-    "lengths": "test_docs_site",
-    "migration": "test_docs_migration",
-    "migration/ffcv": "test_docs_migration",
-    "migration/mds": "test_docs_migration",
-    "migration/webdataset": "test_docs_migration",
-    "order": "test_docs_order",
-    "ports": "test_ports",  # the halves in PyTorch; those in TensorFlow made the golden data
-    "records": "test_docs_records",
-    "recipes/basenji": "test_recipes_science",
-    "recipes/bert": "test_recipes_models",
-    "recipes/borzoi": "test_recipes_science",
-    "recipes/deepvariant": "test_recipes_models",
-    "recipes/earth_engine": "test_recipes_science",
-    "recipes/flowers": "test_recipes_models",
-    "recipes/learning_to_simulate": "test_recipes_science",
-    "recipes/meshgraphnets": "test_recipes_science",
-    "recipes/nsynth": "test_recipes_models",
-    "recipes/object_detection": "test_recipes_models",
-    "recipes/proteins": "test_recipes_models",
-    "recipes/ranking": "test_recipes_models",
-    "recipes/t5": "test_recipes_models",
-    "recipes/waymo_motion": "test_recipes_waymo",
-    "recipes/waymo_perception": "test_recipes_waymo",
-    "recipes/youtube8m": "test_recipes_models",
-    "remote": "test_docs_remote",
-    "resume": "test_docs_site",
-    "rlds": "test_docs_rlds",
-    "robots": "test_docs_robots",
-    "safety": "test_docs_blocks",
-    "slow_loader": "test_docs_site",
-    "tables": "test_docs_site",
-    "text": "test_docs_site",
-    "tfds": "test_docs_tfds",
-    "trainers": "test_docs_blocks",
-    "validation_split": "test_docs_site",
-    "video": "test_docs_media",
-    "write": "test_docs_site",
-    "write_images": "test_docs_site",
-}
 NOT_RUN = {
     ("assistants", "py"): "wrong uses: test_docs_assistants compares what they raise",
     ("install", "bash"): "installs into the system",
@@ -101,10 +51,11 @@ def test_every_block_runs_or_has_a_reason():
     for path in DOCS.rglob("*.md"):
         for info in re.findall(r"^ *```(\S.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
             found.add((path.relative_to(DOCS).with_suffix("").as_posix(), info.split()[0]))
-    assert found == {(page, "python") for page in RUN_BY} | {*NOT_RUN}
-    for page, test in RUN_BY.items():
-        text = Path(__file__).with_name(f"{test}.py").read_text(encoding="utf-8")
-        assert re.search(rf'"{page}(\.md)?"', text), f"{test} does not name {page}"
+    programs = {page for page, language in found if language == "python"}
+    assert found - {(page, "python") for page in programs} == {*NOT_RUN}
+    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py"))
+    named = set(re.findall(r'"([\w/]+?)(?:\.md)?"', tests))
+    assert sorted(programs - named) == []
 
 
 class Model(nn.Module):

@@ -13,7 +13,6 @@ import random
 import re
 import struct
 import tempfile
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,11 @@ import pytest
 import torch
 from browser import browser_path, open_browser
 from golden_cases import CASES
-from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from image_kinds import png_that_claims
 from odd_server import odd_server
 from PIL import Image as PILImage
 from viewer_page import DOCS, NODE, in_node, write_page
-from wire_examples import UNKNOWN, WIRE_EXAMPLE, SequenceExample, length_delimited, oracle_feature
+from wire_examples import length_delimited
 
 from index_tools.main import main
 from torch_tfrecord import TFRecordWriter, build_index, encode_example, encode_image
@@ -206,73 +202,6 @@ def test_values_are_those_that_protobuf_read_of_the_golden_cases():
         if one and other and "feature_lists" not in views[number]:  # protobuf read an Example
             one[1] = {}
         assert one == other, given[number]
-
-
-def drawn_messages():
-    """Messages in unusual wire forms, and three mutations of each."""
-    feature = st.binary(max_size=9).map(lambda value: length_delimited(1, value))
-    lists = st.lists(
-        st.lists(feature, max_size=3).map(
-            lambda steps: length_delimited(
-                1,
-                length_delimited(1, b"k")
-                + length_delimited(2, b"".join(length_delimited(1, step) for step in steps)),
-            )
-        ),
-        max_size=2,
-    ).map(lambda entries: length_delimited(2, b"".join(entries)))
-    found = []
-
-    @settings(
-        max_examples=200,
-        database=None,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.lists(st.one_of(WIRE_EXAMPLE, lists, UNKNOWN), max_size=4).map(b"".join))
-    def draw(message):
-        source = random.Random(message)
-        found.append(message)
-        for _ in range(3 if message else 0):
-            odd = bytearray(message)
-            at = source.randrange(len(odd))
-            odd[at : at + source.randrange(3)] = source.randbytes(source.randrange(2))
-            found.append(bytes(odd))
-
-    draw()
-    return found
-
-
-def test_values_are_those_that_protobuf_reads_of_unusual_wire_forms():
-    def flat(feature):
-        kind, values = feature.WhichOneof("kind"), oracle_feature(feature)
-        if kind == "float_list":
-            return [kind, np.array(values, "<f4").tobytes().hex()]
-        return [
-            kind,
-            [base64_of(value) if kind == "bytes_list" else str(value) for value in values],
-        ]
-
-    messages = drawn_messages()
-    found = in_node(PARSE, [base64_of(message) for message in messages])
-    num_read = 0
-    for message, one in zip(messages, found, strict=True):
-        try:
-            parsed = SequenceExample.FromString(message)
-        except DecodeError:
-            assert one is None, message.hex()
-            continue
-        num_read += 1
-        context, lists = parsed.context.feature, parsed.feature_lists.feature_list
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a signalling NaN
-            assert one == [
-                {key: flat(value) for key, value in context.items()},
-                {key: [flat(step) for step in value.feature] for key, value in lists.items()},
-            ], message.hex()
-    assert 200 < num_read < len(messages)
 
 
 def test_floats_are_printed_as_python_does():

@@ -92,12 +92,8 @@ class TestOutputs:
     def batch(self, *rows):
         return {"x": np.array(rows, np.float32), "y": np.array(rows, np.int64)}
 
-    def test_batch_borders_are_of_no_matter(self):
-        one, two = self.summary(self.batch(1, 2, 3)), self.summary(self.batch(1, 2), self.batch(3))
-        assert self.outputs.differences(one, two, ordered=True) == []
-
     def test_another_order_differs_only_where_order_counts(self):
-        one, two = self.summary(self.batch(1, 2, 3)), self.summary(self.batch(3, 1, 2))
+        one, two = self.summary(self.batch(1, 2, 3)), self.summary(self.batch(3, 1), self.batch(2))
         assert self.outputs.differences(one, two, ordered=False) == []
         assert self.outputs.differences(one, two, ordered=True) == ["the first 3 rows"]
 

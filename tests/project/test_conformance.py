@@ -105,15 +105,12 @@ class Plain:
     def batches(self, setting, number):
         records = [*self.records(setting)]
         if setting.shuffle:
-            random.Random(self.seed(setting, number)).shuffle(records)
+            random.Random(f"{setting.seed} {number}").shuffle(records)
         generator = random.Random(number)
         for begin in range(0, len(records), setting.batch_size):
             ids, values = zip(*records[begin : begin + setting.batch_size], strict=True)
             draws = [generator.random() for _ in ids]
             yield {"id": ids, "value": values, "draw": draws}
-
-    def seed(self, setting, number):
-        return f"{setting.seed} {number}"
 
     def records(self, setting):
         """Those of this rank."""
@@ -147,41 +144,6 @@ class Swallowing(Plain):
                     yield one, value
 
 
-class Repeating(Plain):
-    """Shuffles every epoch in the same way, and draws the same crops."""
-
-    def seed(self, setting, number):
-        return setting.seed
-
-    def batches(self, setting, number):
-        return super().batches(setting, 0)
-
-
-class Forgetting(Plain):
-    """Its state is the number of batches, but it shuffles anew after it."""
-
-    def open_loader(self, setting):
-        adapter = self
-
-        class Loader(self.suite.loaders.Loader):
-            skipped = received = 0
-
-            def epoch(self, number):
-                seed = self.skipped
-                for place, batch in enumerate(adapter.batches(setting, seed)):
-                    if place >= self.skipped:
-                        self.received += 1
-                        yield batch
-
-            def state(self):
-                return self.received
-
-            def load(self, state):
-                self.skipped = state
-
-        return Loader(())
-
-
 def test_a_sound_loader(suite, tmp_path):
     names = ["once_0", "once_2", "once_ranks", "epochs_differ", "seed", "damaged", "truncated"]
     found = judged(suite, Plain(suite), tmp_path, [*names, "draws_epochs", "draws_workers"])
@@ -206,9 +168,6 @@ def folder(tmp_path):
         (Duplicating, ["once_2"], "320 of 320 records, 320 of them 2 times"),
         (Swallowing, ["damaged"], "no error; 319 of 320 records, 0 with another value"),
         (Swallowing, ["truncated"], "no error; 260 of 320 records"),
-        (Repeating, ["epochs_differ"], "320 of 320 records at the same place in both epochs"),
-        (Repeating, ["draws_epochs"], "320 of 320 crops the same in both epochs"),
-        (Forgetting, ["resume", "resume_twice"], "batch 9 differs from the uninterrupted epoch; "),
         (Plain, ["equal_ranks"], "20 and 19 batches; 305 of 305 records"),
     ],
 )
@@ -248,19 +207,6 @@ def test_a_killed_worker(suite, tmp_path):
         folder.mkdir()
         result = suite.properties.judge(suite.properties.Trial(peer, folder), "killed", {})
         assert (result.verdict, result.seen) == (verdict, seen)
-
-
-def test_the_picture_tells_its_places(suite):
-    image = pytest.importorskip("PIL.Image")
-    from io import BytesIO
-
-    opened = image.open(BytesIO(suite.loaders.picture()))
-    assert opened.size == (256, 256)
-    assert [opened.getpixel((column, row)) for row, column in ((0, 0), (3, 200), (255, 255))] == [
-        (0, 0, 0),
-        (3, 200, 0),
-        (255, 255, 0),
-    ]
 
 
 def test_every_peer_has_its_module_and_environment(suite):

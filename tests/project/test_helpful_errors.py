@@ -412,40 +412,6 @@ def change(sample):
 
 
 @pytest.mark.daily
-@pytest.mark.parametrize("transform", [None, same])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_no_collate_fn(folder, transform, num_workers):
-    """torch's own makes what ours makes of samples as a dataset gives them."""
-    ds = TFRecordDataset(folder / "?", FEATURES, transform=transform)
-    stream = TFRecordIterableDataset(folder / "?", FEATURES, transform=transform)
-    for loader in (
-        DataLoader(ds, 5, num_workers=num_workers),
-        DataLoader(Subset(ds, range(12)), 5, num_workers=num_workers),
-        DataLoader(stream, 5, num_workers=num_workers),
-        ReadAheadLoader(ds, batch_size=5, collate_fn=default_collate),
-        DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate),
-    ):
-        rows = next(iter(loader))["ids"]
-        assert [row.tolist() for row in rows.unbind()] == [
-            [],
-            [0],
-            [0, 1],
-            [],
-            [0],
-        ]  # as docs/features.md says
-        assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
-        assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
-    batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=PaddedCollate())))
-    assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [
-        [],
-        [0],
-        [0, 1],
-        [],
-        [0],
-    ]
-
-
-@pytest.mark.daily
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_no_collate_fn_for_changed_samples(folder, num_workers):
     """Those are the user's dicts, of which torch stacks what is of one size."""
@@ -703,37 +669,6 @@ def test_an_empty_list_has_no_dtype(tmp_path):
 
 
 # Missing shards
-
-
-@pytest.mark.parametrize("ask", ["x@10", "x-*", "."])
-def test_missing_shards(tmp_path, monkeypatch, ask):
-    monkeypatch.chdir(tmp_path)
-    for number in (0, 1, 2, 9):
-        write(tmp_path / f"x-{number:05d}-of-00010", [{"id": 1}])
-    start = "./" if ask == "." else ""
-    missing = ", ".join(f"x-{number:05d}-of-00010" for number in range(3, 9))
-    there = ", ".join(f"x-{number:05d}-of-00010" for number in (0, 1, 2, 9))
-    for dataset in (TFRecordDataset, TFRecordIterableDataset):
-        with pytest.raises(FileNotFoundError) as caught:
-            dataset(ask)
-        assert (
-            caught.value.strerror
-            == f"6 of 10 shards missing: {start}{missing}; there are 4: {there}"
-        )
-        assert caught.value.filename == f"{start}x-00003-of-00010"
-
-
-def test_no_shard_of_the_number_asked_for(tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"2 of 2 shards missing: .*x-00000-of-00002, x-00001-of-00002; there is none",
-    ):
-        TFRecordDataset(tmp_path / "x@2")
-    write(tmp_path / "x-00000-of-00001", [{"id": 1}])
-    with pytest.raises(
-        FileNotFoundError, match=r"2 of 2 shards missing: .*; there are 1: x-00000-of-00001"
-    ):
-        TFRecordDataset(tmp_path / "x@2")
 
 
 def test_missing_shards_are_told_shortly(tmp_path):
