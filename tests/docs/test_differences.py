@@ -98,83 +98,43 @@ def _(folder):
     assert parse_single_example(b"", {"x": ragged})["x"].size(0) == 0
 
 
-# The tests of other folders that assert a row, by how it begins.
+# By how a row begins: the test of another folder that asserts it.
 ELSEWHERE = {
-    "records/test_scan.py": {
-        "1 to 11 stray bytes at the end": "test_every_truncation",
-        "a damaged record, skipped": "test_skipping_loses_exactly_the_damaged_record",
-        "a length far beyond the file": "test_huge_lengths_with_a_good_checksum",
-    },
-    "compression/test_compression.py": {
-        "truncated gzip or zlib": "test_every_cut",
-        "an empty gzip member": "test_empty_members",
-        "bytes after a zlib stream": "test_bytes_behind_the_stream",
-        "unknown `compression_type`": "test_unknown_types_are_refused_before_anything_is_opened",
-    },
-    "compression/test_snappy.py": {
-        "a record of more than 256 KiB in a Snappy file": "test_files_of_tensorflow",
-    },
-    "records/test_neighbours.py": {
-        "a writer that fails": "test_while_a_file_is_written",
-    },
-    "records/test_writer.py": {
-        "a writer that is never closed": "test_dropped_without_close",
-    },
-    "records/test_paths.py": {
-        "`list_files`: names with a leading dot": "test_patterns",
-        "`list_files`: a file named": "test_wrong_paths",
-        "`list_files`: a folder; `**`": "test_a_directory",
-        "file order": "test_lists_are_sorted_bytewise",
-    },
-    "protobuf/test_wire.py": {
-        "packed values in several chunks": "test_specs_read_any_wire_form_of_an_example_as_protobuf_does",
-    },
-    "columns/test_structured.py": {
-        "sparse indices out of range": "test_sparse_values_that_do_not_fit",
-        "different numbers of sparse indices and values": "test_sparse_values_that_do_not_fit",
-    },
-    "columns/test_parsing.py": {
-        "dtypes": "test_a_cast_that_would_change_the_value_is_an_error",
-    },
-    "columns/test_column_plan.py": {
-        "the same key in a dense and in a ragged or sparse spec": "test_one_key_is_read_in_several_ways",
-    },
-    "columns/test_nested.py": {
-        "`decode_json_example`: single quotes": "test_the_examples_of_decode_json_example",
-        "`decode_json_example`: floats": "test_the_examples_of_decode_json_example",
-    },
-    "columns/test_example_lists.py": {
-        "TF-Ranking: sizes of lists": "test_the_values_of_tf_ranking",
-    },
-    "columns/test_strings.py": {
-        "`decode_compressed`: zstd": "test_zstd",
-    },
-    "columns/test_features.py": {
-        "a wrong default": "test_wrong_specs",
-    },
-    "train/test_make_dataloader.py": {
-        "`shuffle`": "test_order_does_not_depend_on_workers",
-        "`shard`": "test_length_and_equal_ranks",
-    },
-    "lengths/test_padding.py": {
-        "`padding_values` of another dtype": "test_exact_values_are_taken",
-    },
-    "loading/test_collate.py": {
-        "`batch` of 1-D tensors": "test_vectors_of_unequal_length_become_jagged_also_without_a_feature",
-    },
-    "loading/test_pipeline_golden.py": {
-        "no file matches": "test_pattern_without_match",
-    },
-    "media/test_images.py": {
-        "layout": "test_png_pixels_are_exact_in_every_mode",
-        "GIF, WebP": "test_gif_and_webp_animations_give_the_first_frame",
-        "16-bit PNG, without `dtype`": "test_16_bit_png",
-        "JPEG": "test_jpeg_pixels_are_libjpegs",
-    },
-    "media/test_audio.py": {
-        "layout of sounds": "test_wav_files_have_tensorflows_values",
-        "WAV of 8, 24 or 32": "test_more_wav_files_than_tensorflow_reads",
-    },
+    "1 to 11 stray bytes at the end": "test_every_truncation",
+    "a damaged record, skipped": "test_skipping_loses_exactly_the_damaged_record",
+    "a length far beyond the file": "test_huge_lengths_with_a_good_checksum",
+    "truncated gzip or zlib": "test_every_cut",
+    "an empty gzip member": "test_empty_members",
+    "bytes after a zlib stream": "test_bytes_behind_the_stream",
+    "unknown `compression_type`": "test_unknown_types_are_refused_before_anything_is_opened",
+    "a record of more than 256 KiB in a Snappy file": "test_files_of_tensorflow",
+    "a writer that fails": "test_while_a_file_is_written",
+    "a writer that is never closed": "test_dropped_without_close",
+    "`list_files`: names with a leading dot": "test_patterns",
+    "`list_files`: a file named": "test_wrong_paths",
+    "`list_files`: a folder; `**`": "test_a_directory",
+    "file order": "test_lists_are_sorted_bytewise",
+    "packed values in several chunks": "test_specs_read_any_wire_form_of_an_example_as_protobuf_does",
+    "sparse indices out of range": "test_sparse_values_that_do_not_fit",
+    "different numbers of sparse indices and values": "test_sparse_values_that_do_not_fit",
+    "dtypes": "test_a_cast_that_would_change_the_value_is_an_error",
+    "the same key in a dense and in a ragged or sparse spec": "test_one_key_is_read_in_several_ways",
+    "`decode_json_example`: single quotes": "test_the_examples_of_decode_json_example",
+    "`decode_json_example`: floats": "test_the_examples_of_decode_json_example",
+    "TF-Ranking: sizes of lists": "test_the_values_of_tf_ranking",
+    "`decode_compressed`: zstd": "test_zstd",
+    "a wrong default": "test_wrong_specs",
+    "`shuffle`": "test_order_does_not_depend_on_workers",
+    "`shard`": "test_length_and_equal_ranks",
+    "`padding_values` of another dtype": "test_exact_values_are_taken",
+    "`batch` of 1-D tensors": "test_vectors_of_unequal_length_become_jagged_also_without_a_feature",
+    "no file matches": "test_pattern_without_match",
+    "layout": "test_png_pixels_are_exact_in_every_mode",
+    "GIF, WebP": "test_gif_and_webp_animations_give_the_first_frame",
+    "16-bit PNG, without `dtype`": "test_16_bit_png",
+    "JPEG": "test_jpeg_pixels_are_libjpegs",
+    "layout of sounds": "test_wav_files_have_tensorflows_values",
+    "WAV of 8, 24 or 32": "test_more_wav_files_than_tensorflow_reads",
 }
 
 
@@ -274,9 +234,8 @@ def test_row(first, tmp_path):
 
 
 def test_each_row_has_its_test():
-    begins = [*CHECKS, *(row for tests in ELSEWHERE.values() for row in tests)]
+    begins = (*CHECKS, *ELSEWHERE)
     assert len(rows()) == len(begins)
-    assert [row for row in rows() if not row.startswith(tuple(begins))] == []
-    for path, tests in ELSEWHERE.items():
-        text = (TESTS / path).read_text(encoding="utf-8")
-        assert [name for name in tests.values() if f"\ndef {name}(" not in text] == []
+    assert [row for row in rows() if not row.startswith(begins)] == []
+    tests = "".join(path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
+    assert [name for name in ELSEWHERE.values() if f"def {name}(" not in tests] == []
