@@ -11,6 +11,7 @@ from tools import damage, outcome, same
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
+    SequenceFeatures,
     Text,
     VarLenFeature,
     encode_sequence_example,
@@ -29,7 +30,7 @@ _STEPS = {
     "w": VarLenFeature(torch.int64),
 }
 _KINDS = {"i": 3, "v": 2, "s": 3, "f": 2, "t": 1, "b": 1, "w": 3}
-_PARSER, _TWIN = SequenceExampleParser(_CONTEXT, _STEPS), SequenceExampleParser(_CONTEXT, _STEPS)
+_PARSER, _TWIN = (SequenceExampleParser(SequenceFeatures(_CONTEXT, _STEPS)) for _ in range(2))
 _TWIN._plan.core = None
 _RECORD = encode_sequence_example(
     {"i": 4, "v": [0.5]},

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain, groupby, pairwise
 from operator import itemgetter
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,11 +41,8 @@ __all__ = [
     "ColumnPlan",
     "ColumnWork",
     "RowPlan",
-    "Slot",
+    "Slots",
     "columns_of",
-    "distinct_slots",
-    "pick",
-    "places_of",
     "plain_form_of",
 ]
 
@@ -103,72 +99,64 @@ class Slot:
         return array.reshape(-1, *self.tail)
 
 
-def distinct_slots(wants: Iterable[Want]) -> tuple[list[Slot], ModuleType | None]:
-    """The slots of some wants, of which equal ones share a slot, in the core's order; and the core.
-
-    None in place of the core if a key is wanted in two ways (another kind of list, another number
-    of values): that is rare enough to be left to messages.
-    """
-    slots: dict[object, Slot] = {}
-    for slot in map(Slot, wants):
-        # The required one stays, so that the core finds a missing key.
-        if slot.key not in slots or slot.want.is_required:
-            slots[slot.key] = slot
-    is_clear = len({slot.want.key for slot in slots.values()}) == len(slots)
-    found = sorted(slots.values(), key=lambda slot: slot.order)
-    return found, native_module("columns") if is_clear else None
-
-
-def places_of(
-    slots: Sequence[Slot], wants: Iterable[Iterable[Want]]
-) -> list[tuple[list[int], bool]]:
-    """For what each reader wants, the numbers of its slots, and whether an earlier reader has got
-    one of them, too.
-    """
-    places = {slot.key: number for number, slot in enumerate(slots)}
-    seen: set[int] = set()
-    found = []
-    for each in wants:
-        own = [places[Slot(want).key] for want in each]
-        found.append((own, not seen.isdisjoint(own)))
-        seen.update(own)
-    return found
-
-
-def pick(columns: Sequence[Any], places: Sequence[tuple[Sequence[int], bool]]) -> list[list[Any]]:
-    """The columns of each reader, by `places_of`.
-
-    A column that an earlier reader has got is copied, as that reader may have made its tensor of
-    the same memory.
-    """
-    return [
-        [columns[place].copied() if is_taken else columns[place] for place in own]
-        for own, is_taken in places
-    ]
-
-
-class ColumnPlan:
-    """The wants of several readers, with each key once. Immutable, so threads may share it.
+class Slots:
+    """What several readers want, with each key once.
 
     Args:
         wants: What each reader wants, in the order of the outputs.
 
     Attributes:
-        slots: The columns, in the core's order.
-        places: See `places_of`.
-        native, jobs: The compiled modules.
-        core: None without them, or where messages must do.
+        slots: The columns, of which equal wants share one, in the core's order.
+        native: The core; None if a key is wanted in two ways (another kind of list, another number
+            of values): that is rare enough to be left to messages.
+        places: For what each reader wants, the numbers of its slots, and whether an earlier reader
+            has got one of them, too.
+    """
+
+    def __init__(self, wants: Sequence[Sequence[Want]]) -> None:
+        slots: dict[object, Slot] = {}
+        for slot in map(Slot, chain.from_iterable(wants)):
+            # The required one stays, so that the core finds a missing key.
+            if slot.key not in slots or slot.want.is_required:
+                slots[slot.key] = slot
+        self.slots = sorted(slots.values(), key=lambda slot: slot.order)
+        is_clear = len({slot.want.key for slot in self.slots}) == len(slots)
+        self.native: Any = native_module("columns") if is_clear else None
+        numbers = {slot.key: number for number, slot in enumerate(self.slots)}
+        seen: set[int] = set()
+        self.places: list[tuple[list[int], bool]] = []
+        for each in wants:
+            own = [numbers[Slot(want).key] for want in each]
+            self.places.append((own, not seen.isdisjoint(own)))
+            seen.update(own)
+
+    def pick(self, columns: Sequence[Any]) -> list[list[Any]]:
+        """The columns of each reader, of those of the slots.
+
+        A column that an earlier reader has got is copied, as that reader may have made its tensor
+        of the same memory.
+        """
+        return [
+            [columns[place].copied() if is_taken else columns[place] for place in own]
+            for own, is_taken in self.places
+        ]
+
+
+class ColumnPlan(Slots):
+    """The plan of several readers of Examples. Immutable, so threads may share it.
+
+    Attributes:
+        jobs: The compiled module.
+        core: None without it, or where messages must do.
         lists: The places of the columns with any number of values.
         begins: First byte of each dense column in the block of a single record, and the block's
             end.
     """
 
     def __init__(self, wants: Sequence[Sequence[Want]]) -> None:
-        self.slots, native = distinct_slots(chain.from_iterable(wants))
-        self.native: Any = native
+        super().__init__(wants)
         self.jobs: Any = native_module("jobs")
-        self.core: Any = native and native.Plan([slot.of_core for slot in self.slots])
-        self.places = places_of(self.slots, wants)
+        self.core: Any = self.native and self.native.Plan([slot.of_core for slot in self.slots])
         self.lists = [
             place for place, slot in enumerate(self.slots) if slot.want.num_values is None
         ]
@@ -191,7 +179,7 @@ class ColumnPlan:
         """
         works = self.begin(records, borders)
         self.run(records, works)
-        return [pick(work.finish(), self.places) for work in works]
+        return [self.pick(work.finish()) for work in works]
 
     def explain(self, record: Buffer) -> None:
         """Read one record by its message, whose error says all that is wrong.
@@ -448,36 +436,47 @@ class RowPlan:
         self._string_at, self._strings_in = plan.native.string_at, plan.native.strings_in
         # A column that two readers take must not be the memory of both.
         users, slots = [*chain.from_iterable(own for own, _ in plan.places)], plan.slots
-        own = {
-            places[0]: number
-            for number, (reader, (places, _)) in enumerate(zip(readers, plan.places, strict=True))
-            if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
+        quick = {
+            place: number
+            for number, (reader, ((place, *_), _)) in enumerate(
+                zip(readers, plan.places, strict=True)
+            )
+            if getattr(reader, "is_plain", False) and users.count(place) == 1
         }
-        is_text = {
-            place: getattr(readers[number], "is_text", False) for place, number in own.items()
-        }
-        # Sorted, so that strings are first among the slots, and so in the values.
-        lists = [place for place in own if slots[place].want.num_values is None]
-        plain = sorted(own.keys() - lists)
-        self._plain = {place: own[place] for place in plain if slots[place].want.num_values}
-        is_string = {place: slots[place].want.kind is BYTES_LIST for place in own}
-        self._strings = [
-            (plan.begins[place], is_text[place]) for place in self._plain if is_string[place]
-        ]
-        self._blocks = [
-            self._block(run) for run in _runs(slots, [p for p in self._plain if not is_string[p]])
-        ]
+        is_text = {place: getattr(readers[quick[place]], "is_text", False) for place in quick}
+        lists = [place for place in quick if place in plan.lists]
+        self._dense = {place: quick[place] for place in quick if slots[place].row_bytes}
+        strings = [place for place in self._dense if slots[place].want.kind is BYTES_LIST]
+        numbers = sorted(self._dense.keys() - strings)
+        self._strings = [(plan.begins[place], is_text[place]) for place in strings]
         self._lists = [
             (
                 plan.lists.index(place),
-                None if is_string[place] else _dtype(slots[place]),
+                None if slots[place].want.kind is BYTES_LIST else _dtype(slots[place]),
                 is_text[place],
             )
             for place in lists
         ]
-        quick = [*self._plain.values(), *(own[place] for place in lists)]
-        self._others = [number for number in range(len(readers)) if number not in quick]
-        found = [*quick, *self._others]
+        # Place minus number stays the same for as long as places follow one another.
+        runs = [
+            [place for _, place in run]
+            for _, run in groupby(
+                enumerate(numbers),
+                key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]),
+            )
+        ]
+        self._blocks = [
+            (
+                plan.begins[run[0]],
+                (plan.begins[run[-1] + 1] - plan.begins[run[0]]) // slots[run[0]].dtype.itemsize,
+                _dtype(slots[run[0]]),
+                (len(run), *slots[run[0]].want.shape),
+            )
+            for run in runs
+        ]
+        found = [quick[place] for place in (*strings, *numbers, *lists)]
+        self._others = [number for number in range(len(readers)) if number not in found]
+        found += self._others
         order = sorted(range(len(found)), key=found.__getitem__)
         self._in_order: Callable[[list[Value]], Sequence[Value]] = (
             # itemgetter of one number gives no tuple, but a single value is always in order.
@@ -528,7 +527,7 @@ class RowPlan:
                 values += [self._value(number, found, record, key) for number in self._others]
                 values = list(self._in_order(values))
                 # Lists of any length need no default: where one is missing, it is empty already.
-                for place, number in self._plain.items():
+                for place, number in self._dense.items():
                     if lacking is not None and lacking[place]:
                         values[number] = self._value(number, found, record, key)
         except TFRecordError:
@@ -541,12 +540,6 @@ class RowPlan:
         columns = [self._plan.of_one(place, found, record) for place in places]
         return rows_of(read_columns(self._readers[number], columns, key))[0]
 
-    def _block(self, places: Sequence[int]) -> tuple[int, int, torch.dtype, tuple[int, ...]]:
-        """First byte, number of values, dtype and shape of a run of slots."""
-        first, begins = self._plan.slots[places[0]], self._plan.begins
-        count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
-        return begins[places[0]], count, _dtype(first), (len(places), *first.want.shape)
-
 
 def _dtype(slot: Slot) -> torch.dtype:
     return torch.float32 if slot.dtype == np.float32 else torch.int64
@@ -558,11 +551,3 @@ def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
     return mark_ragged(
         torch.frombuffer(memory, dtype=dtype) if has_values else torch.empty(0, dtype=dtype)
     )
-
-
-def _runs(slots: Sequence[Slot], places: Sequence[int]) -> list[list[int]]:
-    """Split ascending places into runs of equal shape and dtype."""
-    # Place minus number stays the same for as long as places follow one another.
-    numbered = enumerate(places)
-    runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
-    return [[place for _, place in run] for _, run in runs]

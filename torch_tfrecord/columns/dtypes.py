@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, array_dtype, as_array, as_tensor, empty_bytes
+from torch_tfrecord.batch_memory import Array, array_dtype, as_tensor, empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.samples import DType, Value
@@ -36,7 +36,6 @@ __all__ = [
     "list_kind",
     "nest",
     "shape_with_names",
-    "torch_dtype",
     "value_range",
 ]
 
@@ -117,13 +116,6 @@ def list_kind(dtype: object) -> ListKind | None:
     return _LISTS.get(dtype)
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """Narrow the type of a dtype that must be a torch dtype."""
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no tensor holds {dtype_name(dtype)}")
-    return dtype
-
-
 def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:
     """The smallest and largest finite value of a dtype that a list can hold."""
     if dtype == torch.bool:
@@ -163,11 +155,11 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
         )
-    if native is not None and (is_bfloat16 or not dtype.is_floating_point):
-        return out
-    if dtype.is_floating_point and kind.kind == "i":  # NumPy does not round to bfloat16 or float8
-        return as_array(torch.from_numpy(values).to(dtype))
-    out[...] = values
+    if kind.kind == "f":
+        out[...] = values
+    elif native is None or (dtype.is_floating_point and not is_bfloat16):
+        # NumPy does not round to bfloat16 or float8.
+        as_tensor(out, dtype).copy_(torch.from_numpy(values))
     return out
 
 

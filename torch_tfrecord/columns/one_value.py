@@ -146,7 +146,6 @@ class OneValueSpec:
         """Raise ValueError if something is drawn at random for each record."""
 
 
-@dataclass(frozen=True, repr=False)
 class SerializedTensor(OneValueSpec, Feature):
     """A tensor written by ``tf.io.serialize_tensor`` (a TensorProto), in one bytes value.
 

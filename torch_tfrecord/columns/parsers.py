@@ -25,12 +25,10 @@ from torch_tfrecord.columns.column_plan import (
     ColumnWork,
     RowPlan,
     columns_of,
-    pick,
 )
 from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import Feature, make_reader
-from torch_tfrecord.columns.lists import FixedLenSequenceFeature
 from torch_tfrecord.columns.reading import (
     Column,
     LackingError,
@@ -78,13 +76,9 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         """Pickle the specs; the readers are built again."""
         # A reader may have compiled objects and lambdas, which do not pickle.
         kind: Callable[..., object] = type(self)
-        return functools.partial(
-            kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
-        ), self._specs
-
-    @property
-    def _specs(self) -> tuple[object, ...]:
-        return (self.features,)
+        return functools.partial(kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes), (
+            self.features,
+        )
 
     def budget(self, num_batches: int = 1) -> BatchBudget:
         """The memory budget of this many batches; each ``with`` starts a fresh one."""
@@ -210,7 +204,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         self._row_readers = self._readers = readers
         self.optional = optional_of(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
-        if pads and _has_rows(self.features):
+        if pads:
             self._readers = [
                 make_reader(name, spec, pads=True) for name, spec in self.features.items()
             ]
@@ -241,7 +235,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         for work, others in zip(works, own, strict=True):
             every += [work, *others.values()]
         self._plan.run(rows, every)
-        found = [pick(work.finish(), self._plan.places) for work in works]
+        found = [self._plan.pick(work.finish()) for work in works]
         return [*zip(found, own, strict=True)]
 
     def _begin(self, work: ColumnWork, keys: Keys) -> dict[str, Work]:
@@ -306,15 +300,6 @@ class PartParser(Parser[Value, Value, PackedRecords]):
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[PackedRecords]:
         return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
-
-
-def _has_rows(features: Mapping[str, object]) -> bool:
-    """Whether there are rows that are padded in a batch, at any depth."""
-    return any(
-        # Only a NestedExample has features of its own.
-        isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
-        for spec in features.values()
-    )
 
 
 def optional_of(

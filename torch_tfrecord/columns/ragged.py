@@ -109,7 +109,6 @@ class _KeyPartition(Partition):
         check_key("key", self.key)
 
 
-@dataclass(frozen=True, repr=False)
 class RowSplits(_KeyPartition):
     """Key of the list of row splits, starting with 0: ``[0, 2, 2, 3]`` is rows of 2, 0 and 1
     values.
@@ -119,7 +118,6 @@ class RowSplits(_KeyPartition):
         return stored if len(stored) else np.zeros(1, np.int64)  # a missing list means no rows
 
 
-@dataclass(frozen=True, repr=False)
 class RowLengths(_KeyPartition):
     """Key of the list of row lengths: ``[2, 0, 1]``."""
 
@@ -128,7 +126,6 @@ class RowLengths(_KeyPartition):
         return splits_of(np.clip(stored, -_MAX_LENGTH, _MAX_LENGTH))
 
 
-@dataclass(frozen=True, repr=False)
 class RowStarts(_KeyPartition):
     """Key of the list of row starts: ``[0, 2, 2]``."""
 
@@ -137,7 +134,6 @@ class RowStarts(_KeyPartition):
         return np.append(stored, count)
 
 
-@dataclass(frozen=True, repr=False)
 class RowLimits(_KeyPartition):
     """Key of the list of row ends: ``[2, 2, 3]``."""
 
@@ -145,7 +141,6 @@ class RowLimits(_KeyPartition):
         return np.concatenate([[0], stored])
 
 
-@dataclass(frozen=True, repr=False)
 class ValueRowIds(_KeyPartition):
     """Key of the list of each value's row: ``[0, 0, 2]``."""
 

@@ -47,14 +47,16 @@ def make_parser(
     Raises:
         TypeError, ValueError: See the parsers.
     """
-    if isinstance(features, SequenceFeatures):
-        own = features.context_features, features.sequence_features
-        return SequenceExampleParser(*own, pads=pads, max_batch_bytes=max_batch_bytes)
-    if isinstance(features, ListFeatures):
-        return ExampleListParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
-    if isinstance(features, Feature):
-        return ValueParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
-    return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+    kind: Callable[..., Parser[Value, Value, Value]] = (
+        SequenceExampleParser
+        if isinstance(features, SequenceFeatures)
+        else ExampleListParser
+        if isinstance(features, ListFeatures)
+        else ValueParser
+        if isinstance(features, Feature)
+        else ExampleParser
+    )
+    return kind(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
 class ValueParser(PartParser):
@@ -192,6 +194,10 @@ class Source(Feature):
         return columns if self.what is None else columns[self.what]
 
 
+def _sequence_parser(*specs: Any, max_batch_bytes: int) -> SequenceExampleParser:
+    return SequenceExampleParser(SequenceFeatures(*specs), max_batch_bytes=max_batch_bytes)
+
+
 @overload
 def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]: ...
 @overload
@@ -325,7 +331,7 @@ def parse_single_sequence_example(
         ({}, {'x': tensor([5])})
     """
     specs = context_features, sequence_features
-    parser = _parser(SequenceExampleParser, specs, MAX_BATCH_BYTES)
+    parser = _parser(_sequence_parser, specs, MAX_BATCH_BYTES)
     return parser.single(serialized)
 
 
@@ -362,7 +368,7 @@ def parse_sequence_example(
         ValueError: See :func:`parse_single_sequence_example`.
     """
     specs = context_features, sequence_features
-    parser = _parser(SequenceExampleParser, specs, max_batch_bytes)
+    parser = _parser(_sequence_parser, specs, max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
     batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,16 +14,13 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Keys, splits_of
 from torch_tfrecord.columns.column_plan import (
     ColumnPlan,
     RowPlan,
+    Slots,
     columns_of,
-    distinct_slots,
-    pick,
-    places_of,
     plain_form_of,
 )
 from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import (
-    Feature,
     SequenceFeatures,
     make_context_reader,
     make_step_reader,
@@ -62,7 +59,7 @@ class _Columns(NamedTuple):
     sizes: Sequence[Callable[[], Sequence[Column]]]
 
 
-class SequencePlan:
+class SequencePlan(Slots):
     """The wants of several readers from SequenceExamples, like `ColumnPlan`: the feature lists with the
     compiled core, then the contexts. With its tag and length, a context is an Example with the same
     features, so a `ColumnPlan` reads it.
@@ -80,11 +77,11 @@ class SequencePlan:
         self.context = ColumnPlan([reader.wants for reader in context])
         # A plan of its own for each reader, run only if a step lacks the size that it needs.
         self._sizes = [ColumnPlan([reader.context_wants]) for reader in steps]
-        wants = [reader.wants for reader in steps]
-        self._slots, native = distinct_slots(chain.from_iterable(wants))
+        super().__init__([reader.wants for reader in steps])
         # Key and kind only: here a step may have any number of values.
-        self.core: Any = native and native.SequencePlan([slot.of_core[:2] for slot in self._slots])
-        self._places = places_of(self._slots, wants)
+        self.core: Any = self.native and self.native.SequencePlan(
+            [slot.of_core[:2] for slot in self.slots]
+        )
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[_Columns]:
         """Read records; arguments, result per batch and errors are those of `ColumnPlan.read`."""
@@ -109,10 +106,10 @@ class SequencePlan:
         if self.core is None:
             messages = [parse_message(record, "SequenceExample") for record in records]
             # Read as an Example, a SequenceExample is its context: both have it as field 1.
-            return records, [steps_of(slot.want, messages) for slot in self._slots]
+            return records, [steps_of(slot.want, messages) for slot in self.slots]
         contexts = np.empty((len(records), 2), np.int64)
-        borders = np.empty((len(self._slots), len(records) + 1), np.int64)
-        missing = np.zeros((len(self._slots), len(records)), np.uint8)
+        borders = np.empty((len(self.slots), len(records) + 1), np.int64)
+        missing = np.zeros((len(self.slots), len(records)), np.uint8)
         found = self.core.parse(
             records.buffer,
             np.ascontiguousarray(records.starts),
@@ -129,7 +126,7 @@ class SequencePlan:
         buffer = b"".join([records.buffer, *extras]) if extras else records.buffer
         lists = []
         for slot, (values, ends), rows, lacks in zip(
-            self._slots, parts, borders, missing, strict=True
+            self.slots, parts, borders, missing, strict=True
         ):
             # A view of the core's memory, which the column keeps alive.
             offsets = np.frombuffer(ends, np.int64)
@@ -150,7 +147,7 @@ class SequencePlan:
         def sizes(plan: ColumnPlan) -> Sequence[Column]:
             return plan.read(contexts[begin:end], (0, end - begin))[0][0]
 
-        columns = pick([column.part(begin, end) for column in lists], self._places)
+        columns = self.pick([column.part(begin, end) for column in lists])
         return _Columns(context, columns, [functools.partial(sizes, plan) for plan in self._sizes])
 
 
@@ -158,37 +155,36 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
     """Parses SequenceExamples, like :class:`ExampleParser`.
 
     Args:
-        context_features: Output name -> spec, for the context.
-        sequence_features: Output name -> spec, for the feature lists.
+        features: What to read.
         pads: Whether batches are padded and have the numbers of steps, as in
             `parse_sequence_example`; else they are what `collate` makes of the samples, or a list
             of samples that `collate` still has to stack.
         max_batch_bytes: See :class:`ExampleParser`.
 
     Raises:
-        TypeError: One of them is not a mapping of str to specs.
-        ValueError: Both are None or empty, or a spec cannot be read from a context or a feature
-            list.
+        TypeError: One of its mappings is not of str to specs.
+        ValueError: A spec cannot be read from a context or a feature list.
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord import FixedLenSequenceFeature
-        >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
+        >>> from torch_tfrecord import FixedLenSequenceFeature, SequenceFeatures
+        >>> parser = SequenceExampleParser(
+        ...     SequenceFeatures(None, {"x": FixedLenSequenceFeature((), torch.int64)})
+        ... )
         >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
         ({}, {'x': tensor([5])})
     """
 
     def __init__(
         self,
-        context_features: Mapping[str, Feature] | None = None,
-        sequence_features: Mapping[str, Feature] | None = None,
+        features: SequenceFeatures,
         *,
         pads: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__(max_batch_bytes)
-        self.features = SequenceFeatures(context_features, sequence_features)
-        context, steps = self.features.context_features or {}, self.features.sequence_features or {}
+        self.features = features
+        context, steps = features.context_features or {}, features.sequence_features or {}
         self._pads = pads
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
@@ -198,10 +194,6 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         self._counted = [
             name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
         ]
-
-    @property
-    def _specs(self) -> tuple[object, ...]:
-        return self.features.context_features, self.features.sequence_features
 
     def single(self, serialized: _Bytes, key: int = 0) -> tuple[Values, Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import Array, reserve
-from torch_tfrecord.columns.dtypes import DType, decode_text, from_bytes, nest, torch_dtype
+from torch_tfrecord.columns.dtypes import DType, decode_text, from_bytes, nest
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.samples import Value
@@ -143,8 +143,8 @@ def parse_tensor(
             f"Type mismatch between parsed tensor ({row.name}) and dtype ({asked.name})"
         )
     shape = _shape_of(proto)
-    if row.dtype is not bytes:
-        return _numbers(proto, row, shape, max_bytes)
+    if isinstance(row.dtype, torch.dtype):
+        return _numbers(proto, row, row.dtype, shape, max_bytes)
     strings: list[Value] = _strings(proto, shape, max_bytes)
     nested: bytes | str | list[Value] = nest(
         [decode_text(value) for value in strings] if dtype is str else strings, shape
@@ -179,9 +179,13 @@ def _shape_of(proto: _Proto) -> tuple[int, ...]:
 
 
 def _numbers(
-    proto: _Proto, row: _Type, shape: tuple[int, ...], max_bytes: int | None
+    proto: _Proto,
+    row: _Type,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    max_bytes: int | None,
 ) -> torch.Tensor:
-    dtype, count = torch_dtype(row.dtype), math.prod(shape)
+    count = math.prod(shape)
     wanted_bytes = count * dtype.itemsize
     if wanted_bytes > _MAX_INT64:
         raise ParseError(
