@@ -15,7 +15,7 @@ from torch_tfrecord import read_records
 from torch_tfrecord.compression import deflate, inflated
 from torch_tfrecord.compression.inflated import InflatedSource
 from torch_tfrecord.files import LocalFile, SequentialSource
-from torch_tfrecord.records import resync, scan
+from torch_tfrecord.records import scan
 
 
 class Forward:
@@ -106,8 +106,8 @@ def small(monkeypatch):
     """Pieces of a few bytes, so that records are across them."""
 
     def change(piece, step):
-        monkeypatch.setattr("torch_tfrecord.records.resync._PIECE_BYTES", piece)
-        monkeypatch.setattr("torch_tfrecord.records.resync._STEP_BYTES", step)
+        monkeypatch.setattr("torch_tfrecord.records.scan._PIECE_BYTES", piece)
+        monkeypatch.setattr("torch_tfrecord.records.scan._STEP_BYTES", step)
 
     return change
 
@@ -226,8 +226,7 @@ def work(tmp_path, monkeypatch, small):
     for source in (LocalFile, SequentialSource):
         count(source, "read", "read", lambda found, *args: len(found))
     count(LocalFile, "read_into", "read", int)
-    count(resync, "find_headers", "searched", lambda found, data: len(data))
-    count(resync, "crc32c", "summed", lambda found, data, *before: len(data))
+    count(scan, "find_headers", "searched", lambda found, data: len(data))
     count(scan, "crc32c", "summed", lambda found, data, *before: len(data))
     count(scan, "walk", "summed", lambda found, data: len(data))
     count(deflate, "_block_bits", "searched", lambda found, data, num_bytes: num_bytes)

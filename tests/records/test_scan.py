@@ -257,36 +257,6 @@ def test_every_truncation_through_an_index_of_the_whole(file, kind):  # robustne
                 assert read == payload
 
 
-@pytest.mark.daily
-def test_every_flipped_bit(file):  # robustness 7, 8
-    for bit in range(8 * BORDERS[-1]):
-        check_every_flipped_bit(file, bit)
-
-
-def check_every_flipped_bit(file, bit):
-    damaged = bytearray(framed(*THREE))
-    damaged[bit // 8] ^= 1 << bit % 8
-    path = file(bytes(damaged))
-    number = sum(0 < border <= bit // 8 for border in BORDERS)
-    begin = BORDERS[number]
-    read, error = collect(read_records(path), TFRecordError)
-    assert read == THREE[:number]
-    assert type(error) is CorruptRecordError or (type(error) is CompressionError and bit < 96)
-    assert f"{path}: " in str(error)
-    if type(error) is CorruptRecordError:
-        assert f"record {number} at byte {begin}: corrupted record: expected " in str(error)
-    with pytest.raises(TFRecordError):
-        build_index(path)
-    # By an index of the undamaged file: the damaged one raises, the others read as they were.
-    source = open_file(path)
-    for at, payload in enumerate(THREE):
-        if at == number:
-            with pytest.raises(CorruptRecordError, match=f"at byte {begin}: corrupted record"):
-                RecordReader().read(source, BORDERS[at], len(payload))
-        else:
-            assert RecordReader().read(source, BORDERS[at], len(payload)) == payload
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "auto"])
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])

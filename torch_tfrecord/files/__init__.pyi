@@ -1,7 +1,6 @@
 from .access import Access, open_file
 from .atomic import AtomicFile, HiddenFolder
-from .local_file import Descriptor, LocalFile, open_path
-from .read import read_pieces
+from .local_file import Descriptor, LocalFile, open_path, read_pieces
 from .storage import FileSource, RemoteInfo, SequentialSource, is_remote, local_path
 
 __all__ = [

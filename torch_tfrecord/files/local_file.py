@@ -20,6 +20,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,14 +29,14 @@ import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, name_path
-from torch_tfrecord.files.storage import MOST_BYTES, WINDOW_BYTES, FileSource, SourceOf
+from torch_tfrecord.files.storage import FileSource, ReadTogether, truncated
 from torch_tfrecord.native import native_module
 from torch_tfrecord.per_process import PerProcess
 
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
 
-__all__ = ["Descriptor", "LocalFile", "Owner", "open_path"]
+__all__ = ["Descriptor", "LocalFile", "Owner", "open_path", "read_pieces"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
@@ -44,7 +46,15 @@ _Opened = TypeVar("_Opened")
 _Path = TypeVar("_Path", bound="str | os.PathLike[str]")
 _Rest = ParamSpec("_Rest")
 
+_SourceOf: TypeAlias = "Callable[[int], FileSource]"
+"""Opens the file of a number, or finds it open."""
+
 _MOST_OPEN = 256
+# One range is at most this long, plus one piece.
+_WINDOW_BYTES = 1 << 24
+# Above this, a length in an index may be wrong, and must not allocate memory before the file sizes
+# are known.
+_MOST_BYTES = 1 << 30
 _WAIT_SECONDS = 0.001
 _MOST_WAITS = 2000  # then open one more: the others may be held by exceptions that somebody keeps
 _MAX_READ_BYTES = 0x7FFF_F000  # Linux transfers at most this much in one call
@@ -292,7 +302,7 @@ class LocalFile(FileSource):
 
     @staticmethod
     def read_records(
-        source_of: SourceOf,
+        source_of: _SourceOf,
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
@@ -314,21 +324,14 @@ class LocalFile(FileSource):
         gap = LocalFile.max_gap_bytes
         around = _HEADER_BYTES, _FOOTER_BYTES
         plan = native.plan_reads(
-            files, offsets, lengths, *around, gap, WINDOW_BYTES, ranges, places
+            files, offsets, lengths, *around, gap, _WINDOW_BYTES, ranges, places
         )
-        if plan is None or plan[1] > MOST_BYTES:
+        if plan is None or plan[1] > _MOST_BYTES:
             return None
         num_ranges, num_bytes, files_read = plan
         buffer = scratch_bytes(num_bytes)
         job = _job(source_of, files_read, ranges, num_ranges, buffer, places, lengths, verify_crc)
         return None if job is None else (buffer, places, job)
-
-    @staticmethod
-    def read_together(
-        source_of: SourceOf, files: Sequence[int], ranges: _Integers, buffer: _Bytes
-    ) -> bool:
-        """Read ranges of local files by the compiled core: see `_job`; False if in any doubt."""
-        return _is_done(_job(source_of, files, ranges, ranges.shape[1], buffer))
 
 
 def _is_done(job: Job | None) -> bool:
@@ -337,7 +340,7 @@ def _is_done(job: Job | None) -> bool:
 
 
 def _job(
-    source_of: SourceOf,
+    source_of: _SourceOf,
     files: Sequence[int],
     ranges: _Integers,
     num_ranges: int,
@@ -385,7 +388,7 @@ def _job(
         begin, first = end, last
 
 
-def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[int, int, Descriptor]] | None:
+def _hold(source_of: _SourceOf, files: Sequence[int]) -> list[tuple[int, int, Descriptor]] | None:
     """Open as many of the files as allowed, at least one, as a batch may come from thousands;
     return them with sizes, and what keeps each open.
 
@@ -401,3 +404,85 @@ def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[int, int, Des
             break
         held.append((descriptor.number, source.file_size, descriptor))
     return held
+
+
+# The one way to the bytes of many ranges of many files: local ones by pread, those of storages all
+# at once.
+
+
+def _plan(
+    files: _Integers, offsets: _Integers, sizes: _Integers, gap: int
+) -> tuple[_Integers, list[int], _Integers]:
+    """M ranges to read into one buffer, one after the other, and the places of N pieces in it.
+
+    Returns:
+        int64 [4, M]: number among the files, first byte, size and place in the buffer of each range;
+        the files; int64 [N]: start of each piece in the buffer.
+    """
+    ranges, places = np.empty((4, len(files)), np.int64), np.empty(len(files), np.int64)
+    native = native_module("frames")
+    plan = native and native.plan_reads(
+        files, offsets, sizes, 0, 0, gap, _WINDOW_BYTES, ranges, places
+    )
+    if plan:
+        return np.ascontiguousarray(ranges[:, : plan[0]]), plan[2], places
+    # Each piece by itself, where there is no compiled core or a number is out of range.
+    order = np.lexsort((offsets, files))
+    numbers, ranges[0] = np.unique(files[order], return_inverse=True)
+    ranges[1], ranges[2] = offsets[order], sizes[order]
+    places[order] = ranges[3] = np.cumsum(ranges[2]) - ranges[2]
+    return ranges, numbers.tolist(), places
+
+
+def read_pieces(
+    source_of: _SourceOf,
+    files: _Integers,
+    offsets: _Integers,
+    sizes: _Integers,
+    blocks: ReadTogether | None = None,
+) -> tuple[_Bytes, _Integers]:
+    """Read pieces of several files, those close together by one call, in any order.
+
+    Args:
+        source_of: Opens the file of a number, of known size, or finds it open.
+        files: int64 [N]: file number of each piece.
+        offsets: int64 [N]: its first byte.
+        sizes: int64 [N]: its bytes, which are within the file.
+        blocks: Reads files that are read together, in place of `FileSource.together`.
+
+    Returns:
+        A buffer, and where each piece begins in it: int64 [N].
+
+    Raises:
+        CorruptRecordError: A file ends inside a piece.
+        OSError, RemoteError: A file cannot be read.
+    """
+    first = source_of(int(files[0])) if len(files) and blocks is None else None
+    ranges, numbers, places = _plan(
+        files, offsets, sizes, 0 if first is None else first.max_gap_bytes
+    )
+    num_bytes = int(ranges[2].sum())
+    if isinstance(first, LocalFile) and 0 <= num_bytes <= _MOST_BYTES:
+        buffer = scratch_bytes(num_bytes)
+        if _is_done(_job(source_of, numbers, ranges, ranges.shape[1], buffer)):
+            return buffer, places
+    rows = [(file, at, at + size, start) for file, at, size, start in ranges.T.tolist()]
+    by_file = [
+        (numbers[file], source_of(numbers[file]), [*group])
+        for file, group in groupby(rows, itemgetter(0))
+    ]
+    for _, source, group in by_file:  # before anything is allocated for them
+        for _, begin, end, _ in group:
+            if not 0 <= begin <= end <= (source.size or 0):
+                raise truncated(source.path, end, source.size or 0)
+    buffer = scratch_bytes(num_bytes)
+    together: dict[ReadTogether, list[tuple[FileSource, int, int, int, int]]] = {}
+    for number, source, group in by_file:
+        if source.together is None:
+            source.read_ranges([row[1:] for row in group], buffer.data)
+        else:
+            wanted = together.setdefault(blocks or source.together, [])
+            wanted += [(source, number, *row[1:]) for row in group]
+    for read, wanted in together.items():
+        read(wanted, buffer.data)
+    return buffer, places

@@ -15,13 +15,10 @@ from crc32c import crc32c
 from torch_tfrecord.errors import CorruptRecordError
 
 __all__ = [
-    "MOST_BYTES",
-    "WINDOW_BYTES",
     "FileSource",
     "ReadTogether",
     "RemoteInfo",
     "SequentialSource",
-    "SourceOf",
     "is_remote",
     "local_path",
     "truncated",
@@ -37,16 +34,6 @@ ReadTogether: TypeAlias = (
 """Reads ranges of many files at once into a writable buffer of bytes; each has its file, the number
 that the caller knows the file by, first byte, end, and place in the buffer.
 """
-
-
-# One range is at most this long, plus one piece.
-WINDOW_BYTES = 1 << 24
-# Above this, a length in an index may be wrong, and must not allocate memory before the file sizes
-# are known.
-MOST_BYTES = 1 << 30
-
-SourceOf: TypeAlias = "Callable[[int], FileSource]"
-"""Opens the file of a number, or finds it open."""
 
 
 def is_remote(path: str) -> bool:

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """Loops over frames and checksums of TFRecord files, and batch reads from them.
 
-The Python fallbacks are in `framing`, `packed_records`, `read`, `reader`, `record_table`.
+The Python fallbacks are in `framing`, `local_file`, `packed_records`, `reader`, `record_table`.
 
 Nothing in the bytes is trusted: a length is checked against what is left of the buffer before it is used, in a way that
 cannot overflow. These functions raise no format errors: they return where they stopped, and Python raises the error.

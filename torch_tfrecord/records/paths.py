@@ -12,11 +12,12 @@ import glob
 import os
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from torch_tfrecord.arguments import Paths, nearest
 from torch_tfrecord.errors import TFRecordError
@@ -28,14 +29,10 @@ from torch_tfrecord.records.framing import guess_content, is_header
 from torch_tfrecord.records.sidecar import visible_sidecar_path
 from torch_tfrecord.shown import printable, without_secrets
 
-if TYPE_CHECKING:
-    from torch_tfrecord.records.record_table import RecordTable
-
 __all__ = [
     "find_files",
     "found_files",
     "is_companion",
-    "manifests",
     "named_manifest",
     "shard_name",
     "without_companions",
@@ -62,45 +59,10 @@ _MAX_NAME = 80
 
 
 class _Manifests(Protocol):
-    """The object that the extension `manifests` attaches: files in place of the indexes of many."""
+    """Questions that are asked of a manifest here; see `record_table`."""
 
     def files_of(self, path: str, access: Access) -> list[str]:
         """The files that a manifest names, in its order."""
-
-    def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
-        """The table of a manifest that a user named.
-
-        Raises:
-            IndexMismatchError: It is damaged, or its files are not those of now.
-            OSError: It, or one of its local files, is not there.
-        """
-
-    def open_beside(
-        self,
-        files: list[str],
-        infos: Mapping[str, RemoteInfo],
-        index_dir: str | None,
-        compression_type: str,
-        access: Access,
-    ) -> RecordTable | None:
-        """The table of sorted files by the manifest beside them; None if there is none to use.
-
-        Args:
-            files: The files.
-            infos: What storages said of them.
-            index_dir: Where to look, instead of beside them.
-            compression_type: How all must be compressed; "auto" is any way.
-            access: How the manifest is reached.
-        """
-
-
-def manifests() -> _Manifests:
-    """The manifests of the extension.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    return cast("_Manifests", attached("manifests", "ManifestTable"))
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -239,32 +201,27 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
 
 def _expand(path: str, files: _Names, check: Callable[..., list[str]]) -> list[str]:
     if _is_manifest_file(path):
-        return manifests().files_of(path, files.access)
+        manifests = cast("_Manifests", attached("manifests", "ManifestTable"))
+        return manifests.files_of(path, files.access)
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
             return [path]
         return check(_directory_content(files, path), path)
     try:
-        return _matching(path, files, counted, check)
+        if counted:
+            return _counted_shards(files, path, counted, check)
+        if not glob.has_magic(path):
+            raise _not_there(path, os.strerror(errno.ENOENT))
+        matches = [match for match in files.glob(path) if not is_companion(match)]
+        if not matches:
+            raise _not_there(path, "no file matches the pattern")
+        return check(matches, path, posixpath.basename(path))
     except FileNotFoundError:
         # a name that only looks like a pattern
         if is_remote(path) and files.exists(path) and not files.is_dir(path):
             return [path]
         raise
-
-
-def _matching(
-    path: str, files: _Names, counted: re.Match[str] | None, check: Callable[..., list[str]]
-) -> list[str]:
-    if counted:
-        return _counted_shards(files, path, counted, check)
-    if glob.has_magic(path):
-        matches = [match for match in files.glob(path) if not is_companion(match)]
-        if not matches:
-            raise _not_there(path, "no file matches the pattern")
-        return check(matches, path, posixpath.basename(path))
-    raise _not_there(path, os.strerror(errno.ENOENT))
 
 
 def _not_there(path: str, text: str) -> FileNotFoundError:
@@ -276,9 +233,10 @@ def _not_there(path: str, text: str) -> FileNotFoundError:
                 one for one in sorted(os.listdir(folder or os.curdir)) if not is_companion(one)
             ]
             # without a suffix, or the name of a set
-            longer = [one for one in there if one.startswith(name)][:1]
-            whole = [f"{name}-*" if _SHARD.fullmatch(one) else one for one in longer]
-            text += nearest(whole[0], whole) if whole else nearest(name, there)
+            longer = next((one for one in there if one.startswith(name)), None)
+            if longer is not None:
+                there = [name := f"{name}-*" if _SHARD.fullmatch(longer) else longer]
+            text += nearest(name, there)
         else:
             text += f"; there is no folder {folder!r}"
     return FileNotFoundError(errno.ENOENT, text, without_secrets(path))
@@ -419,31 +377,31 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
     """Every set of shards must be whole, as far as `pattern` would match its names."""
     if _is_whole_set(found):  # a set of 100,000 is found to be whole at once
         return found
-    sets: dict[tuple[str, str], dict[int, set[int]]] = {}
+    sets: defaultdict[tuple[str, str], list[_Shard]] = defaultdict(list)
     for shard in filter(None, map(_shard_of, found)):
-        sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(
-            shard.number
-        )
-    for (base, suffix), totals in sets.items():
+        sets[shard.base, shard.suffix].append(shard)
+    for (base, suffix), shards in sets.items():
+        totals = sorted({shard.total for shard in shards})
         if len(totals) > 1:
-            raise ValueError(
-                printable(
-                    f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
-                )
-            )
-        ((total, numbers),) = totals.items()
-        extra = [
-            shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total
-        ]
-        if extra:
+            text = f"expected one set of shards, got {base}-*{suffix} of {totals} shards mixed"
+            raise ValueError(printable(f"{asked}: {text}"))
+        total, numbers = totals[0], sorted({shard.number for shard in shards})
+        present = [shard_name(base, number, total, suffix) for number in numbers]
+        if numbers[-1] >= total:
+            extra = present[bisect_left(numbers, total) :]
             raise ValueError(
                 f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}"
             )
         name = posixpath.basename(base)  # missing ones would be where the others are
-        if len(numbers) < total:
-            missing = _missing(name, suffix, total, numbers, pattern)
-            present = sorted(shard_name(base, number, total, suffix) for number in numbers)
-            _raise_missing(base, suffix, missing, total, present)
+        # A name may claim any number of shards: it is asked for as many as there are, and some.
+        there = {*numbers}
+        absent = (number for number in range(total) if number not in there)
+        missing = (
+            number
+            for number in islice(absent, _MOST_ASKED + 10 * len(numbers))
+            if fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
+        )
+        _raise_missing(base, suffix, missing, total, present)
     return found
 
 
@@ -458,34 +416,18 @@ def _is_whole_set(found: list[str]) -> bool:
     return {f"{begin}{number:0{width}d}{end}" for number in range(len(found))} == {*found}
 
 
-def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
-    """Numbers of missing shards whose names match a pattern; asks for as many names as there are
-    files, and some.
-    """
-    most = _MOST_ASKED + 10 * len(numbers)  # a name may claim any number of shards
-    asked = 0
-    for number in range(total):
-        if number in numbers:
-            continue
-        asked += 1
-        if fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern):
-            yield number
-        elif asked > most:
-            return
-
-
 def _counted_shards(
     files: _Names, asked: str, counted: re.Match[str], check: Callable[..., list[str]]
 ) -> list[str]:
     """The shards of ``base@N``; a suffix that all of them have may be left out."""
     base, suffix = counted["base"], counted["suffix"]
-    any_number = counted["total"] == "*"
-    total = 0 if any_number else int(counted["total"])
+    number = "" if counted["total"] == "*" else f"{int(counted['total']):05d}"
+    total = int(number or 0)
     if not isinstance(files, _Local) and total:
         found = _asked_shards(files, base, suffix, total)
         if found is not None:
             return found
-    pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
+    pattern = f"{glob.escape(base)}-*-of-{number}*"
     present = [name for name in files.glob_if_listed(pattern) if not is_companion(name)]
     shards = {
         name: shard
@@ -496,7 +438,7 @@ def _counted_shards(
     if len(suffixes) > 1:
         raise ValueError(f"{printable(asked)}: expected shards with one suffix, got {suffixes}")
     if not shards:
-        if any_number or not total:
+        if not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", without_secrets(asked))
         # in other sets
         near = filter(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import Paths
-from torch_tfrecord.extensions import is_there
+from torch_tfrecord.extensions import attached, is_there
+from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order import block_starts
 from torch_tfrecord.records.array_record import is_array_record
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.paths import found_files, manifests, named_manifest
+from torch_tfrecord.records.paths import found_files, named_manifest
 
 __all__ = ["RecordTable"]
 
@@ -86,10 +87,10 @@ class RecordTable:
         is_looked_for = keeper.policy != "memory"
         named = named_manifest(paths)
         if named is not None and is_looked_for:
-            return manifests().open_named(named, kind, access)
+            return _manifests().open_named(named, kind, access)
         files, infos = found_files(paths, access)
         if is_looked_for and is_there("manifests"):
-            found = manifests().open_beside(files, infos, keeper.index_dir, kind, access)
+            found = _manifests().open_beside(files, infos, keeper.index_dir, kind, access)
             if found is not None:
                 return found
         if kind in ("auto", "") and is_array_record(files[0]):
@@ -174,3 +175,42 @@ class RecordTable:
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
         return np.concatenate(found)
+
+
+class _Manifests(Protocol):
+    """The object that the extension `manifests` attaches: files in place of the indexes of many."""
+
+    def open_named(self, path: str, compression_type: str, access: Access) -> RecordTable:
+        """The table of a manifest that a user named.
+
+        Raises:
+            IndexMismatchError: It is damaged, or its files are not those of now.
+            OSError: It, or one of its local files, is not there.
+        """
+
+    def open_beside(
+        self,
+        files: list[str],
+        infos: Mapping[str, RemoteInfo],
+        index_dir: str | None,
+        compression_type: str,
+        access: Access,
+    ) -> RecordTable | None:
+        """The table of sorted files by the manifest beside them; None if there is none to use.
+
+        Args:
+            files: The files.
+            infos: What storages said of them.
+            index_dir: Where to look, instead of beside them.
+            compression_type: How all must be compressed; "auto" is any way.
+            access: How the manifest is reached.
+        """
+
+
+def _manifests() -> _Manifests:
+    """The manifests of the extension.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    return cast("_Manifests", attached("manifests", "ManifestTable"))

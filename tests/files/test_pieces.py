@@ -1,4 +1,7 @@
-"""Pieces of many files by one call: local and remote ones, in any order, and what ends too early."""
+"""Pieces of many files by one call: local and remote ones, in any order, and what ends too early.
+
+Covers files/local_file.
+"""
 
 import fsspec
 import numpy as np
