@@ -7,7 +7,6 @@ import io
 import json
 import re
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,26 +154,6 @@ def test_pictures_of_several_sizes_as_convert_wrote_them(folder, capsys, num_wor
     (folder / "f.py").write_text(HEAD + "features = {'image/encoded': Image()}")
     assert main(["bench", "out.tfrecord", "--features", "f.py", *arguments]) == 2
     assert "cannot batch tensors with different shapes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("bound", "code", "num_workers", "left"),
-    [
-        ("decode", "{'x': Image()}", 0, [bench._CROP, "reencode", "cores"]),
-        ("decode", "{'x': Image(crop=RandomResizedCrop(8))}", 0, ["reencode", "cores"]),
-        ("decode", "{'x': FixedLenFeature((), bytes)}", 0, ["reencode", "cores"]),
-        ("decode", "Image()", 0, [bench._CROP, "reencode", "cores"]),
-        ("collate", "{'x': Image()}", 0, [bench._WORKERS, "smaller features"]),
-        ("collate", "{'x': Image()}; collate_fn = list", 2, [bench._COLLATE, "smaller features"]),
-        ("transform", "{'x': Image()}", 2, ["make it cheaper"]),
-    ],
-)
-def test_what_is_there_is_not_advised(bound, code, num_workers, left):
-    options = {}
-    exec(HEAD + f"features = {code}", options)
-    advice = bench._advice(bound, SimpleNamespace(num_workers=num_workers), options)
-    found = advice.split("; or ")
-    assert len(found) == len(left) and all(map(str.__contains__, found, left))
 
 
 def test_records_that_are_one_value(folder, capsys):

@@ -7,10 +7,9 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from index_tools.main import main
-from torch_tfrecord import TFRecordDataset, decode_example, decode_image, encode_image
+from torch_tfrecord import TFRecordDataset, decode_example, encode_image
 
 EXISTS = (
     "tfrecord: a set of shards exists: out/train-00000-of-00002.tfrecord; remove it, or choose another OUTPUT_PREFIX "
@@ -152,53 +151,10 @@ def test_jpeg_quality_keeps_jpeg_and_alpha(photos, capsys):
     assert "kept 1 image as they were: alpha\n" in text
 
 
-def test_drop_alpha_without_quality_is_wrong_use(photos, capsys):
-    assert main(["from-images", "photos", "out/train", "--drop-alpha"]) == 2
-    assert capsys.readouterr().err == (
-        "tfrecord: --drop-alpha, --to-8bit, --recompress and --orientation need --image-format or --image-quality: "
-        "otherwise no image is re-encoded\n"
-    )
-
-
 def with_pillow(image, format, **options):
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()
-
-
-def test_which_images_are_re_encoded(folder, capsys):
-    gray = Image.fromarray(picture(1)[0].numpy())
-    color = Image.fromarray(picture().permute(1, 2, 0).numpy())
-    put(folder / "in" / "a" / "bmp", with_pillow(color, "BMP"))
-    put(folder / "in" / "a" / "gif", with_pillow(gray, "GIF"))
-    put(folder / "in" / "a" / "gray", with_pillow(gray, "PNG"))
-    put(folder / "in" / "a" / "gray_alpha", with_pillow(gray.convert("LA"), "PNG"))
-    put(
-        folder / "in" / "a" / "gray_transparent",
-        with_pillow(gray, "PNG", transparency=int(gray.getpixel((0, 0)))),
-    )
-    put(folder / "in" / "a" / "gray16", encode_image(np.ones((1, 4, 4), np.uint16), "png"))
-    put(folder / "in" / "a" / "webp", with_pillow(color, "WEBP"))
-    assert main(["from-images", "in", "out", "--jpeg-quality", "95"]) == 0
-    kept = dict.fromkeys(("gray_alpha", "gray_transparent", "gray16"), "PNG")
-    formats = {
-        name: example["image/format"][0].decode()
-        for example in records("out-*.tfrecord")
-        for name in names([example])
-    }
-    assert formats == {name: kept.get(name, "JPEG") for name in os.listdir("in/a")}
-    assert (
-        "kept 1 image as they were: 16-bit\nkept 2 images as they were: alpha\n"
-        in capsys.readouterr().out
-    )
-    assert main(["from-images", "in", "out2", "--jpeg-quality", "95", "--drop-alpha"]) == 0
-    examples = {
-        name: example for example in records("out2-*.tfrecord") for name in names([example])
-    }
-    assert {name for name, example in examples.items() if example["image/format"] == [b"PNG"]} == {
-        "gray16"
-    }
-    assert len(decode_image(examples["gray_alpha"]["image/encoded"][0], "unchanged")) == 1
 
 
 def test_what_is_no_image_is_listed(photos, folder, capsys):

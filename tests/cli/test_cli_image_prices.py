@@ -86,15 +86,6 @@ def ssim(one, other):
     return (found / ((means[0] ** 2 + means[1] ** 2 + c1) * (sum(variances) + c2))).mean()
 
 
-def test_the_table_names_files_that_it_leaves_out(folder, capsys):
-    put(folder / "in" / "a" / "good.png", saved(drawing()))
-    put(folder / "in" / "a" / "note.txt", b"no picture")
-    assert main(["from-images", "in", "out/x", "--image-quality", "table"]) == 0
-    out, err = capsys.readouterr()
-    assert "of 1 picture:" in out
-    assert err.startswith("skipped: in/a/note.txt: expected a JPEG, PNG, GIF, BMP or WebP image")
-
-
 def test_the_table_has_the_values_of_the_formulas(folder, capsys):
     files = [saved(drawing(seed)) for seed in range(3)]
     for number, encoded in enumerate(files):
@@ -204,6 +195,10 @@ class TestEncoding:
         assert (new, why) == (saved(drawing(), "jpeg", quality=90), "")
         new, _ = Encoding("png", drop_alpha=True).encode(old)
         assert np.array_equal(np.asarray(opened(new)), drawing())
+
+    def test_a_color_that_is_transparent_is_alpha(self):
+        old = saved(drawing()[..., 0], transparency=int(drawing()[0, 0, 0]))
+        assert Encoding("jpeg").encode(old) == (old, "alpha")
 
     def test_16_bits_are_kept_unless_told(self):
         deep = np.arange(2400, dtype=np.uint16).reshape(40, 60) * 27

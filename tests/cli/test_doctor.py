@@ -16,7 +16,6 @@ from helpers import pure_python
 from index_tools import doctor
 from index_tools.main import main
 from torch_tfrecord import native
-from torch_tfrecord.media import media_decoders as decoders
 from torch_tfrecord.native import fallback_reason, optional_module
 from torch_tfrecord.shared_memory import WorkerMemory
 
@@ -142,7 +141,7 @@ def test_sounds_and_videos_that_cannot_be_decoded(backends, monkeypatch, case):
         raise ImportError("missing") from error
 
     backends("torchcodec")
-    monkeypatch.setattr(decoders, "_decoders", refuse)
+    monkeypatch.setattr("torch_tfrecord.media.media_decoders._decoders", refuse)
     rows = sections(doctor.installation_report())["Sounds and videos"]
     assert rows == [
         "  WAV          this package (PCM and float samples, not resampled)",
@@ -152,8 +151,8 @@ def test_sounds_and_videos_that_cannot_be_decoded(backends, monkeypatch, case):
 
 def test_sounds_and_videos_that_can_be_decoded(backends, monkeypatch):
     backends("torchcodec")
-    monkeypatch.setattr(decoders, "_decoders", object)
-    monkeypatch.setattr(decoders, "_ffmpeg_version", lambda: "7")
+    monkeypatch.setattr("torch_tfrecord.media.media_decoders._decoders", object)
+    monkeypatch.setattr("torch_tfrecord.media.media_decoders._ffmpeg_version", lambda: "7")
     rows = sections(doctor.installation_report())["Sounds and videos"]
     assert rows[1] == "  others       torchcodec and FFmpeg 7 (sounds, resampling, videos)"
 

@@ -182,23 +182,6 @@ def copies(folder):
     return sorted(path for path in Path(folder).rglob("*/*") if path.is_file())
 
 
-@pytest.mark.daily
-@pytest.mark.parametrize("seed", range(30))
-def test_damaged_bytes_are_fetched_again(folder, storage, seed):
-    rng = random.Random(seed)
-    epoch(storage, DiskCache(folder, ENOUGH))
-    path = rng.choice([*copies(folder), Path(folder, STATE_NAME)])
-    content = bytearray(path.read_bytes())
-    for _ in range(rng.choice([1, 50, 5000])):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    if path.name == STATE_NAME:
-        content[:16] = path.read_bytes()[:16]  # else it is another's file
-    path.write_bytes(content)
-    epoch(storage, DiskCache(folder, ENOUGH))
-    epoch(storage, DiskCache(folder, ENOUGH))
-    assert epoch(storage, DiskCache(folder, ENOUGH)) == 0
-
-
 def test_every_bit_of_a_copy_is_under_a_checksum(folder):
     storage = Storage([3000])
     wanted = [FileRange(storage.files[0], 0, 3000)]
