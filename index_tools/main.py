@@ -182,7 +182,7 @@ def _run_cache(folder: str | None, clear: bool, as_json: bool) -> int:
     folder = folder or os.path.join(Access.user_cache(), "remote")
     info, name = cache_info(folder, clears=clear), escape(folder)
     if as_json:
-        print(json.dumps({"folder": folder, **(info._asdict() if info else {})}))
+        print(json.dumps({"folder": folder, **(vars(info) if info else {})}))
         return 0
     if info is None:
         print(f"{name}: no cache")

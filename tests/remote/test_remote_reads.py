@@ -107,8 +107,8 @@ def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
         def refresh(self, *arguments, **options):
             shown.append("listing")
 
-    monkeypatch.setattr("torch_tfrecord.remote.transfers.ProgressBar", Bar)
-    monkeypatch.setattr("torch_tfrecord.remote.transfers._SHOWN_AFTER", 0.001)
+    monkeypatch.setattr("torch_tfrecord.remote.storages.ProgressBar", Bar)
+    monkeypatch.setattr("torch_tfrecord.remote.storages._SHOWN_AFTER", 0.001)
     assert find_files(f"{server}/train-*") == paths(server)
     assert set(shown) == {"listing"}
 

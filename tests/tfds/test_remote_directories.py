@@ -65,7 +65,7 @@ def test_nothing_stays_after_an_error(monkeypatch):
     real = storages.upload
 
     def failing(items, access):
-        if any(item.path.endswith("dataset_info.json") for item in items):
+        if any(item[0].endswith("dataset_info.json") for item in items):
             raise OSError("no")
         return real(items, access)
 

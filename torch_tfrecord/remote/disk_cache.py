@@ -25,9 +25,9 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from crc32c import crc32c
 
@@ -47,7 +47,7 @@ LEAST_BYTES = 1 << 14
 _SECTOR_BYTES = (1 << 18) - 4
 _PAGE_BYTES = 1 << 12  # the smallest piece of a file that takes space of its own
 _MAGIC = b"tfrecord cache 5"
-_STATE = struct.Struct("<16s4q")  # magic, the numbers of `_State`
+_STATE = struct.Struct("<16s4q")  # magic, numbers of `CacheInfo`
 _DEFAULT_SHARE = 10  # one part in so many of the free space
 _RESERVE_SHARE, _MOST_RESERVE_BYTES = 50, 1 << 30  # part left on the disk for all else
 _LOCK_SECONDS = 2.0
@@ -62,25 +62,32 @@ Finish: TypeAlias = "Callable[[Sequence[_Bytes]], list[_Bytes]]"
 
 
 @dataclass
-class _State:
+class CacheInfo:
     """Numbers that all users of a folder share.
 
     Attributes:
         max_bytes: The cap.
-        used_bytes: On the disk; below 0 there while it is being changed: who is killed leaves it so.
-        hit_bytes: That came from the cache, over all processes.
+        disk_bytes: On the disk; below 0 there while it is being changed: who is killed leaves it so.
+        hit_bytes: That came from the cache, over all processes, up to half a minute ago.
         fetched_bytes: That were fetched.
+        num_files: Remote files of which something is there; counted by `cache_info` alone.
     """
 
     max_bytes: int = 0
-    used_bytes: int = -1
+    disk_bytes: int = -1
     hit_bytes: int = 0
     fetched_bytes: int = 0
+    num_files: int = 0
+
+    @property
+    def stored(self) -> bytes:
+        """All that the folder has of them."""
+        return _STATE.pack(_MAGIC, *astuple(self)[:4])
 
     def remove(self, paths: Iterable[str]) -> None:
         """Delete sectors, or folders of them, as far as they are there."""
         for path in filter(os.path.exists, paths):
-            self.used_bytes -= _disk_bytes(path)
+            self.disk_bytes -= _disk_bytes(path)
             (shutil.rmtree if os.path.isdir(path) else os.unlink)(path)
 
 
@@ -225,9 +232,9 @@ class DiskCache:
             with _locked(self.folder, self._max_bytes, is_new=not mine.is_open) as state:
                 mine.is_open = True
                 # All of it: a cap is rarely lowered, and this is simple.
-                if state.used_bytes > state.max_bytes:
+                if state.disk_bytes > state.max_bytes:
                     emptied = (
-                        f"as it had {state.used_bytes} bytes and cache_bytes is {state.max_bytes}"
+                        f"as it had {state.disk_bytes} bytes and cache_bytes is {state.max_bytes}"
                     )
                     state.remove(_folders(self.folder))
                 state.hit_bytes += mine.hit_bytes
@@ -240,14 +247,14 @@ class DiskCache:
                 if kept and disk.free < min(_MOST_RESERVE_BYTES, disk.total // _RESERVE_SHARE):
                     text = f"the disk is nearly full, {disk.free} bytes are left"
                     raise OSError(errno.ENOSPC, text, self.folder)
-                if state.used_bytes + _SECTOR_BYTES > state.max_bytes:
+                if state.disk_bytes + _SECTOR_BYTES > state.max_bytes:
                     since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)}
                     others.discard(self._own)
                     state.remove(group for group in others if os.path.getmtime(group) < since)
                 for sector, data in (kept or {}).items():
                     if len(data) == _size(sector):  # else the answer was cut
                         self._write(state, self._path_of(sector), data)
-                mine.room = state.max_bytes - state.used_bytes
+                mine.room = state.max_bytes - state.disk_bytes
         except FileNotFoundError:  # it was cleared meanwhile
             pass
         except OSError as error:
@@ -266,15 +273,15 @@ class DiskCache:
                 stacklevel=outer_level(),
             )
 
-    def _write(self, state: _State, path: str, data: _Bytes) -> None:
+    def _write(self, state: CacheInfo, path: str, data: _Bytes) -> None:
         """Write a sector, if there is room."""
         new = f"{path}.new"
         # damaged, written by another process meanwhile, or left by one that was killed
         state.remove([path, new])
         num_bytes = _pages(len(data) + 4)
-        if state.used_bytes + num_bytes > state.max_bytes:
+        if state.disk_bytes + num_bytes > state.max_bytes:
             return
-        state.used_bytes += num_bytes
+        state.disk_bytes += num_bytes
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         with open(new, "wb", opener=_private) as file:
             file.write(data)
@@ -304,7 +311,9 @@ def _size(sector: _Sector) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: str, max_bytes: int | None = None, *, is_new: bool = False) -> Iterator[_State]:
+def _locked(
+    path: str, max_bytes: int | None = None, *, is_new: bool = False
+) -> Iterator[CacheInfo]:
     """Nobody else changes the folder meanwhile; who is new to it may set its cap.
 
     Raises:
@@ -321,17 +330,17 @@ def _locked(path: str, max_bytes: int | None = None, *, is_new: bool = False) ->
             problem = "expected nothing or a cache, got another file"
             raise FileExistsError(errno.EEXIST, problem, name)
         is_good = len(data) == _STATE.size
-        state = _State(*_STATE.unpack(data)[1:]) if is_good else _State()
+        state = CacheInfo(*_STATE.unpack(data)[1:]) if is_good else CacheInfo()
         if not is_good or (is_new and max_bytes):
             state.max_bytes = max_bytes or shutil.disk_usage(path).free // _DEFAULT_SHARE
-        numbers = astuple(state)
-        if state.used_bytes < 0:
-            state.used_bytes = _PAGE_BYTES + sum(map(_disk_bytes, _folders(path)))
-        os.pwrite(fd, _STATE.pack(_MAGIC, numbers[0], -1, *numbers[2:]), 0)
+        changing = replace(state, disk_bytes=-1).stored
+        if state.disk_bytes < 0:
+            state.disk_bytes = _PAGE_BYTES + sum(map(_disk_bytes, _folders(path)))
+        os.pwrite(fd, changing, 0)
         try:
             yield state
         finally:
-            os.pwrite(fd, _STATE.pack(_MAGIC, *astuple(state)), 0)
+            os.pwrite(fd, state.stored, 0)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(fd)
@@ -387,24 +396,6 @@ def _folders(path: str) -> list[str]:
     return glob.glob(f"{glob.escape(path)}/{'[0-9a-f]' * 32}")
 
 
-class CacheInfo(NamedTuple):
-    """The content of a cache.
-
-    Attributes:
-        max_bytes: The folder's cap.
-        num_files: Remote files of which something is there.
-        disk_bytes: That they take on the disk.
-        hit_bytes: That came from the cache, over all processes, up to half a minute ago.
-        fetched_bytes: That were fetched.
-    """
-
-    max_bytes: int
-    num_files: int
-    disk_bytes: int
-    hit_bytes: int
-    fetched_bytes: int
-
-
 def cache_info(folder: str | os.PathLike[str], *, clears: bool = False) -> CacheInfo | None:
     """The content of a folder's cache; None where there is none.
 
@@ -419,9 +410,8 @@ def cache_info(folder: str | os.PathLike[str], *, clears: bool = False) -> Cache
     if not os.path.exists(f"{path}/{STATE_NAME}"):
         return None
     with _locked(path) as state:
-        num_files = sum(len(_folders(group)) for group in _folders(path))
-        max_bytes, disk_bytes, *counts = astuple(state)
+        found = replace(state, num_files=sum(len(_folders(group)) for group in _folders(path)))
         if clears:
             state.remove(_folders(path))
             os.unlink(f"{path}/{STATE_NAME}")
-    return CacheInfo(max_bytes, num_files, disk_bytes, *counts)
+    return found

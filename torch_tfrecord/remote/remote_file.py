@@ -12,22 +12,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 from crc32c import crc32c
 
 from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.per_process import PerProcess, ProcessCache
+from torch_tfrecord.remote.disk_cache import DiskCache
 from torch_tfrecord.remote.store import FileRange, RemotePart, Store
 from torch_tfrecord.remote.transfers import (
     LARGEST_PIECE,
     Job,
     Started,
     Transfer,
-    forget,
-    read_into,
+    is_known,
 )
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["AheadFile", "BlockMemory", "FilesAhead", "RemoteFile"]
+__all__ = ["AheadFile", "BlockMemory", "FilesAhead", "RemoteFile", "begin_opening"]
 
 # Two ranges with at most so many bytes between them become one: a request takes as much processor
 # time as the bytes.
@@ -48,12 +49,15 @@ _Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
 
 def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
     """Ranges of any files, by requests at once; see `FileSource.together`."""
-    parts, access = [], Access.DEFAULT
-    for file, _, begin, end, _ in ranges:
+    target, parts, places, access = np.frombuffer(buffer, np.uint8), [], [], Access.DEFAULT
+    for file, _, begin, end, start in ranges:
         if isinstance(file, RemoteFile):
             parts.append(FileRange(file.part, begin, end))
+            places.append(target[start : start + end - begin])
             access = file.access
-    read_into(parts, [start for *_, start in ranges], buffer, access)
+    found = Started(parts, access, places).answers()
+    for place, data in zip(places, found if access.cache else (), strict=False):
+        place[:] = np.frombuffer(data, np.uint8)
 
 
 class RemoteFile(FileSource):
@@ -101,7 +105,10 @@ class RemoteFile(FileSource):
 
     def forget(self, begin: int, end: int) -> bool:
         """Drop what the cache has of a range whose records are damaged; see `FileSource`."""
-        found = forget(FileRange(self.part, max(begin, 0), min(end, self.file_size)), self.access)
+        wanted = FileRange(self.part, max(begin, 0), min(end, self.file_size))
+        cache = self.access.cache
+        # A file without a version was never kept.
+        found = isinstance(cache, DiskCache) and is_known(wanted) and cache.forget([wanted])
         self.num_forgotten += found
         return found
 
@@ -124,6 +131,17 @@ class RemoteFile(FileSource):
             b"",
         )
         return int(crc32c(last, crc32c(first)))
+
+
+def begin_opening(
+    kind: type[RemoteFile], path: str, access: Access, info: RemoteInfo | None = None
+) -> Transfer:
+    """Begin to open a file, for which its storage is asked where its answer is not known."""
+
+    def call(store: Store, name: str) -> RemoteFile:
+        return kind(path, access, info or store.info(name))
+
+    return Transfer([Job(path, "its size", 0, call)], access)
 
 
 class AheadFile(RemoteFile):
@@ -241,12 +259,7 @@ class FilesAhead:
             return self.adopt((self._next.pop(path, None) or self._begin(path)).answers()[0])
 
     def _begin(self, path: str) -> Transfer:
-        access, info = self._access, self._infos.get(path)
-
-        def call(store: Store, name: str) -> AheadFile:
-            return AheadFile(path, access, info or store.info(name))
-
-        return Transfer([Job(path, "its size", 0, call)], access)
+        return begin_opening(AheadFile, path, self._access, self._infos.get(path))
 
     def adopt(self, file: AheadFile) -> AheadFile:
         """Say of a file how much of it is read ahead."""

@@ -13,15 +13,21 @@ import posixpath
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, TypeAlias, cast
 
 from torch_tfrecord.errors import RemoteError
 from torch_tfrecord.files import Access, FileSource, RemoteInfo, open_path
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.disk_cache import DiskCache
-from torch_tfrecord.remote.remote_file import BlockMemory, FilesAhead, RemoteFile
+from torch_tfrecord.remote.remote_file import (
+    BlockMemory,
+    FilesAhead,
+    RemoteFile,
+    begin_opening,
+)
 from torch_tfrecord.remote.store import Store
-from torch_tfrecord.remote.stores import store_of
-from torch_tfrecord.remote.transfers import Job, Transfer, info_job, listing, start_info
+from torch_tfrecord.remote.stores import fsspec_store_of, store_of
+from torch_tfrecord.remote.transfers import Job, Transfer
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
@@ -29,7 +35,6 @@ __all__ = [
     "RemoteNames",
     "UploadFile",
     "infos_if_there",
-    "remove",
     "upload_bytes",
     "upload_files",
     "upload_folder",
@@ -190,12 +195,40 @@ def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     )
 
 
+_SHOWN_AFTER = 1.0  # seconds: that something is listed
 _UPLOADS_AT_ONCE = 4  # files, each in several parts at once
 
 
 def infos_if_there(paths: Sequence[str], access: Access) -> list[RemoteInfo | None]:
     """Answers of storages about files, asked all at once; None for a file that is not there."""
-    return Transfer([info_job(path, if_there=True) for path in paths], access).answers()
+
+    def call(store: Store, name: str) -> RemoteInfo | None:
+        with contextlib.suppress(FileNotFoundError):
+            return store.info(name)
+        return None
+
+    return Transfer([Job(path, "its size", 0, call) for path in paths], access).answers()
+
+
+def listing(
+    folder: str, access: Access, *, recursive: bool = False
+) -> list[tuple[str, RemoteInfo]]:
+    """The content of a folder, or all files below it: whole paths, whose names come a thousand by a
+    request.
+    """
+
+    def call(store: Store, name: str) -> list[tuple[str, RemoteInfo]]:
+        if folder.startswith("http"):  # whose lists of links fsspec knows to read
+            store, name = fsspec_store_of(folder, access)
+        return [(store.path_of(entry), info) for entry, info in store.listing(name, recursive)]
+
+    transfer = Transfer([Job(folder, "its listing", 0, call)], access)
+    if not transfer.wait(_SHOWN_AFTER):
+        with ProgressBar(desc="listing", bar_format="{desc}: {elapsed}") as bar:
+            while not transfer.wait(_SHOWN_AFTER):
+                bar.refresh()
+    (found,) = transfer.answers()
+    return found  # type: ignore[no-any-return]
 
 
 _Upload: TypeAlias = tuple[str, IO[bytes], int]
@@ -230,16 +263,6 @@ def _upload_job(path: str, file: IO[bytes], size: int) -> Job:
         return store.upload(name, file, size)
 
     return Job(path, f"its {size} bytes", 0, call)
-
-
-def remove(paths: Sequence[str], access: Access) -> None:
-    """Remove files; no error where there is none."""
-
-    def call(store: Store, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            store.remove(name)
-
-    Transfer([Job(path, "its removal", 0, call) for path in paths], access).answers()
 
 
 class UploadFile:
@@ -310,12 +333,17 @@ def upload_files(
 
 @contextlib.contextmanager
 def _removing(paths: Sequence[str], access: Access) -> Iterator[None]:
-    """Remove files after an error."""
+    """Remove files after an error; no other one where there is none."""
+
+    def call(store: Store, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            store.remove(name)
+
     try:
         yield
     except BaseException:
         with contextlib.suppress(Exception):  # for an error that is being raised
-            remove(paths, access)
+            Transfer([Job(path, "its removal", 0, call) for path in paths], access).answers()
         raise
 
 
@@ -361,9 +389,10 @@ class _Storages:
     def open(
         self, path: str, access: Access, info: RemoteInfo | None, *, is_current: bool
     ) -> FileSource:
-        if info is None or not (is_current or store_of(path, access)[0].checks_etag):
-            (info,) = start_info(path, access).answers()
-        return RemoteFile(path, access, info)
+        if info and (is_current or store_of(path, access)[0].checks_etag):
+            return RemoteFile(path, access, info)
+        (file,) = begin_opening(RemoteFile, path, access).answers()
+        return cast("RemoteFile", file)
 
 
 STORAGES = _Storages()

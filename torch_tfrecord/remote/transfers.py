@@ -22,12 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, RemoteError
-from torch_tfrecord.files import Access, RemoteInfo
+from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.disk_cache import DiskCache, Finish
 from torch_tfrecord.remote.store import FileRange, Store, StoreError
-from torch_tfrecord.remote.stores import fsspec_store_of, store_of
+from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [
@@ -36,11 +35,7 @@ __all__ = [
     "Job",
     "Started",
     "Transfer",
-    "forget",
-    "info_job",
-    "listing",
-    "read_into",
-    "start_info",
+    "is_known",
 ]
 
 # fsspec's number, too; more are in each other's way on two processors (measured).
@@ -286,49 +281,7 @@ LARGEST_PIECE = 8 << 20
 
 # takes as long as the answer's first byte, at the speed of one connection of a storage
 _SMALLEST_PIECE = 1 << 20
-_SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
-
-
-def start_info(path: str, access: Access) -> Transfer:
-    """Begin to ask what a storage says of a file.
-
-    Raises:
-        FileNotFoundError, PermissionError, RemoteError: `answers` does, where it cannot be told.
-    """
-    return Transfer([info_job(path)], access)
-
-
-def listing(
-    folder: str, access: Access, *, recursive: bool = False
-) -> list[tuple[str, RemoteInfo]]:
-    """The content of a folder, or all files below it: whole paths, whose names come a thousand by a
-    request.
-    """
-
-    def call(store: Store, name: str) -> list[tuple[str, RemoteInfo]]:
-        if folder.startswith("http"):  # whose lists of links fsspec knows to read
-            store, name = fsspec_store_of(folder, access)
-        return [(store.path_of(entry), info) for entry, info in store.listing(name, recursive)]
-
-    transfer = Transfer([Job(folder, "its listing", 0, call)], access)
-    if not transfer.wait(_SHOWN_AFTER):
-        with ProgressBar(desc="listing", bar_format="{desc}: {elapsed}") as bar:
-            while not transfer.wait(_SHOWN_AFTER):
-                bar.refresh()
-    (found,) = transfer.answers()
-    return found  # type: ignore[no-any-return]
-
-
-def info_job(path: str, *, if_there: bool = False) -> Job:
-    """The request of a storage's answer about a file; with `if_there` None where it is not there."""
-
-    def call(store: Store, name: str) -> RemoteInfo | None:
-        with suppress(*[FileNotFoundError] * if_there):
-            return store.info(name)
-        return None
-
-    return Job(path, "its size", 0, call)
 
 
 def _job(wanted: FileRange, place: _Bytes) -> Job:
@@ -380,7 +333,7 @@ class Started:
         self, ranges: Sequence[FileRange], access: Access, places: Sequence[_Bytes] | None = None
     ) -> None:
         self._finish: Finish = list
-        if isinstance(access.cache, DiskCache) and all(map(_is_known, ranges)):
+        if isinstance(access.cache, DiskCache) and all(map(is_known, ranges)):
             (ranges, self._finish), places = access.cache.start(ranges), None
         self._places = places or [np.empty(end - begin, np.uint8) for _, begin, end in ranges]
         jobs = []
@@ -405,30 +358,6 @@ class Started:
         return self._finish([place.data for place in self._places])
 
 
-def read_into(
-    ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
-) -> None:
-    """Read ranges at once, each to its place in a writable buffer of bytes."""
-    target = np.frombuffer(buffer, np.uint8)
-    places = [
-        target[start : start + end - begin]
-        for start, (_, begin, end) in zip(starts, ranges, strict=True)
-    ]
-    found = Started(ranges, access, places).answers()
-    for place, data in zip(places, found if access.cache else (), strict=False):
-        place[:] = np.frombuffer(data, np.uint8)
-
-
-def forget(wanted: FileRange, access: Access) -> bool:
-    """Drop what the cache has of a range whose bytes are not what they should be; whether it had any
-    of it.
-    """
-    # A file without a version was never kept.
-    return (
-        isinstance(access.cache, DiskCache) and _is_known(wanted) and access.cache.forget([wanted])
-    )
-
-
-def _is_known(wanted: FileRange) -> bool:
+def is_known(wanted: FileRange) -> bool:
     """Whether a changed file would be told from what it was: what cannot be told is not kept."""
     return wanted.file.etag is not None or wanted.file.mtime_ns != 0
