@@ -369,12 +369,16 @@ def shard_paths(path: str, names: Sequence[str]) -> list[str]:
         IndexMismatchError: a name leads out of the storage of a manifest that is elsewhere, or is
             none.
     """
-    if not {"", ".", ".."}.isdisjoint(name.rpartition("/")[2] for name in names):
-        raise IndexMismatchError(
-            "expected a manifest that names files, got a name that is none", path=path
-        )
     joined = cache(lambda folder: _joined(folder, path))  # there are few folders
-    return [joined(folder := _folder(name)) + name[len(folder) :] for name in names]
+    found = []
+    for name in names:
+        folder, slash, last = name.rpartition("/")
+        if last in ("", ".", ".."):
+            raise IndexMismatchError(
+                "expected a manifest that names files, got a name that is none", path=path
+            )
+        found.append(joined(folder + slash) + last)
+    return found
 
 
 def _folder(path: str) -> str:

@@ -386,9 +386,9 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
             text = f"expected one set of shards, got {base}-*{suffix} of {totals} shards mixed"
             raise ValueError(printable(f"{asked}: {text}"))
         total, numbers = totals[0], sorted({shard.number for shard in shards})
-        present = [shard_name(base, number, total, suffix) for number in numbers]
-        if numbers[-1] >= total:
-            extra = present[bisect_left(numbers, total) :]
+        name_of = partial(shard_name, total=total, suffix=suffix)
+        extra = [name_of(base, number) for number in numbers[bisect_left(numbers, total) :]]
+        if extra:
             raise ValueError(
                 f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}"
             )
@@ -399,9 +399,11 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
         missing = (
             number
             for number in islice(absent, _MOST_ASKED + 10 * len(numbers))
-            if fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
+            if fnmatch.fnmatchcase(name_of(name, number), pattern)
         )
-        _raise_missing(base, suffix, missing, total, present)
+        if len(numbers) < total:
+            present = [name_of(base, number) for number in numbers]
+            _raise_missing(base, suffix, missing, total, present)
     return found
 
 
