@@ -98,11 +98,6 @@ class Descriptor:
             waits += 1
         return held
 
-    @staticmethod
-    def reserve_free(owner: Owner) -> Descriptor | None:
-        """As `reserve`; None where readers hold all of them."""
-        return _POOL.get().reserve(owner)
-
     def open(self, path: str) -> Descriptor:
         """Open a file for reading, without blocking on a FIFO.
 
@@ -248,7 +243,7 @@ class LocalFile(FileSource):
         """As `hold`, for callers that hold some already, two of which could wait for each other for
         ever; None where too many are open.
         """
-        held = self._held or Descriptor.reserve_free(self)
+        held = self._held or _POOL.get().reserve(self)
         return None if held is None else self._opened(held)
 
     def _opened(self, held: Descriptor) -> Descriptor:

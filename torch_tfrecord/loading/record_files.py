@@ -167,9 +167,7 @@ class RecordFiles:
             # Local files open in microseconds.
             if self.is_remote:
                 self._open_together(files)
-            return self._reader.read_batch(
-                self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
-            )
+            return self._reader.read_batch(self._source, files, offsets, lengths, self._blocks)
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
         """Fetch remote files by whole blocks from now on, since all of a block is read soon; None:

@@ -225,7 +225,9 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
                 write_sidecar(place, content)
             except OSError as error:
                 # Why the first place failed, which is the one users know.
-                reason = reason or _reason(error)
+                foreign = f"a file that is no index lies where its index would ({error.filename})"
+                is_foreign = isinstance(error, FileExistsError)
+                reason = reason or (foreign if is_foreign else "the folder cannot be written")
                 continue
             if number:
                 self._displaced.append((data.path, place, reason))
@@ -379,9 +381,3 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
 def _try(function: Callable[[str], None], path: str) -> None:
     with contextlib.suppress(OSError):
         function(path)
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileExistsError):
-        return f"a file that is no index lies where its index would ({error.filename})"
-    return "the folder cannot be written"

@@ -254,8 +254,6 @@ class RecordReader:
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
-        *,
-        is_remote: bool = False,
         blocks: _ReadTogether | None = None,
     ) -> PackedRecords:
         """Read records of several files, in the requested order; a record may be requested more
@@ -266,8 +264,6 @@ class RecordReader:
             files: int64 [N]: file number of each record.
             offsets: int64 [N]: first byte of its length field.
             lengths: int64 [N]: its payload length, below 2^62.
-            is_remote: Whether files are known to be remote; of what is not said, the way of local
-                ones is tried first.
             blocks: See `read_pieces`.
 
         Raises:
@@ -275,14 +271,11 @@ class RecordReader:
         """
         # The core reads, checks and packs a local batch at once, when its bytes are first used; it
         # gives up where it finds anything wrong, and the code below says what.
-        if not is_remote:
-            found = LocalFile.read_records(
-                source_of, files, offsets, lengths, verify_crc=self._verify
-            )
-            if found is not None:
-                buffer, places, job = found
-                again = partial(self._read_pieces, source_of, files, offsets, lengths)
-                return PackedRecords(buffer, places, lengths, job, again)
+        found = LocalFile.read_records(source_of, files, offsets, lengths, verify_crc=self._verify)
+        if found is not None:
+            buffer, places, job = found
+            again = partial(self._read_pieces, source_of, files, offsets, lengths)
+            return PackedRecords(buffer, places, lengths, job, again)
         return self._read_pieces(source_of, files, offsets, lengths, blocks)
 
     def _read_pieces(

@@ -94,24 +94,19 @@ class _Writer(ABC):
                 the folder could not be synced, the new file, whole; nothing where nothing was.
                 Raised again at each call.
         """
-        # To close again after a failure must not look like success.
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
+        if self._closed and self._failure is None:
             return
-        self._check_process()
+        self._check_open()
         with self._failing():
             self._commit()
         self._closed = True
 
     def _check_open(self) -> None:
+        # To close again after a failure must not look like success.
         if self._failure is not None:
             raise self._failure
         if self._closed:
             raise ValueError("Writer is closed.")
-        self._check_process()
-
-    def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise ValueError(
                 "a writer cannot be used in a forked process: open one there, or only in the parent"
