@@ -437,7 +437,10 @@ def find_blocks(
     return starts, window_blocks, by_file
 
 
-def digest(array: npt.NDArray[Any]) -> str:
-    """A short digest of an array's contents, the same on every machine."""
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
+def digest(content: npt.NDArray[Any] | str) -> str:
+    """A short digest of an array's or a text's contents, the same on every machine."""
+    if isinstance(content, str):
+        data = content.encode("utf-8", "surrogateescape")
+    else:
+        data = content.astype(content.dtype.newbyteorder("<"), copy=False).tobytes()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

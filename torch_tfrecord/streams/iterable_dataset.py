@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from torch_tfrecord.loading import (
     SampleMaker,
     collate,
 )
-from torch_tfrecord.order import Prepared, Rank, StateForm
+from torch_tfrecord.order import Prepared, Rank, StateForm, digest
 from torch_tfrecord.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.records import Block, SkippedBytes, found_files, read_blocks
 from torch_tfrecord.samples import (
@@ -45,7 +44,7 @@ from torch_tfrecord.samples import (
     without_left_out,
 )
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
-from torch_tfrecord.streams.iterations import EpochCount, State, StreamStates, signed
+from torch_tfrecord.streams.iterations import ORIGIN, EpochCount, State, StreamStates, signed
 from torch_tfrecord.streams.record_stream import RecordStream
 from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup, deal_out
 from torch_tfrecord.tables import KeyCheck
@@ -140,12 +139,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         )
         self._check_keys = KeyCheck(self._maker.parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
-        self._shuffle = shuffle
-        self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
         self._seed = integer("seed", seed)
         self._rank, self._world_size = rank, world_size
-        self._cycle_length = at_least(1, "cycle_length", cycle_length)
-        self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         # Listing must see new files, which the cache does not know.
@@ -154,12 +149,13 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         # A state goes on only in a stream of the same order.
         self._order = {  # what decides it
             "num_files": len(self.files),
-            "files": _digest(self.files),
+            # Without folders, since the data may have moved when a run is resumed.
+            "files": digest("\0".join(map(os.path.basename, self.files))),
             "seed": self._seed,
-            "shuffle": self._shuffle,
-            "shuffle_buffer_size": self._buffer_size,
-            "cycle_length": self._cycle_length,
-            "block_length": self._block_length,
+            "shuffle": shuffle,
+            "shuffle_buffer_size": at_least(0, "shuffle_buffer_size", shuffle_buffer_size),
+            "cycle_length": at_least(1, "cycle_length", cycle_length),
+            "block_length": at_least(1, "block_length", block_length),
         }
         self._empty: set[int] = set()  # files without a record
         self._epochs = EpochCount()
@@ -190,13 +186,18 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         begins_now = get_worker_info() is not None
         loaded = self._coming_states()
         if loaded is not None and (own := loaded.of(*self._consumer())) is not None:
-            begins_now |= not self._stream_at(own).left(own)
+            begins_now |= not self._stream(own).left(own)
         return self._iterate(self._begin() if begins_now else None)
 
     def _iterate(self, stream: RecordStream | None) -> Iterator[Batch]:
         stream = self._begin() if stream is None else stream
+        size, epoch = self._batch_size, stream.origin["epoch"]
         try:
-            yield from self._items(stream, stream.origin["epoch"])
+            yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
+            self._errors.tell()
+            # Workers begin again in each epoch, and would repeat it.
+            if not epoch and len(self._empty) == len(self.files):
+                warn_of_no_records(self.files)
         finally:
             # Files are closed when the stream is dropped, also in the middle.
             if self._running is not None and self._running() is stream:
@@ -212,7 +213,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         if loaded is not None and loaded.number in (None, number):
             stream = self._rest(loaded)
         else:
-            stream = self._stream(self._consumer(), epoch)
+            stream = self._stream(self._origin(epoch))
         self._running, self._ended = weakref.ref(stream), None
         return stream
 
@@ -249,7 +250,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         loaded = self._coming_states()
         if loaded is not None:
             return self._state(self._rest(loaded))
-        return self._state(self._stream(self._consumer(), self._epochs.next()[1]))
+        return self._state(self._stream(self._origin(self._epochs.next()[1])))
 
     def load_state_dict(self, state_dict: object) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one; the next
@@ -309,58 +310,44 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._check_prepared()
         return Rank.here(self._rank, self._world_size).consumer()
 
-    def _stream(
-        self, consumer: tuple[int, int], epoch: int, pieces: Sequence[Piece] | None = None
-    ) -> RecordStream:
-        """A consumer's part of an epoch; or its pieces of the rest that other consumers left."""
-        origin = {
+    def _origin(self, epoch: int, pieces: Sequence[Piece] | None = None) -> State:
+        """This consumer's part of an epoch; or its pieces of the rest that other consumers left."""
+        consumer, num_consumers = self._consumer()
+        return {
             "epoch": epoch,
-            "consumer": consumer[0],
-            "num_consumers": consumer[1],
+            "consumer": consumer,
+            "num_consumers": num_consumers,
             # They follow from the epoch, unless they are such a rest.
             "pieces": None if pieces is None else [list(piece) for piece in pieces],
         }
-        if pieces is None:
-            # In an order that is equal on all consumers.
-            order = range(len(self.files))
-            pieces = [
-                Piece(file)
-                for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
-            ]
-            pieces = deal_out(pieces, *consumer)
-        files = (self.files[piece.file] for piece in pieces)
-        open_source = self._access.open_in_turn(files, self._infos)
-        return RecordStream(
-            pieces,
-            partial(self._read, open_source),
-            cycle_length=self._cycle_length,
-            block_length=self._block_length,
-            buffer_size=self._buffer_size,
-            random=RandomStream(self._seed, epoch, consumer[0]),
-            origin=origin,
-        )
 
-    def _stream_at(self, state: State) -> RecordStream:
-        """The stream of a state, at its beginning."""
-        pieces = state["pieces"]
-        return self._stream(
-            (state["consumer"], state["num_consumers"]),
-            state["epoch"],
-            None if pieces is None else [Piece(*piece) for piece in pieces],
-        )
+    def _stream(self, origin: State) -> RecordStream:
+        """The stream of an origin, or of a state, at its beginning."""
+        order, epoch, consumer = self._order, origin["epoch"], origin["consumer"]
+        if origin["pieces"] is None:
+            # In an order that is equal on all consumers.
+            files: Iterable[int] = range(len(self.files))
+            files = shuffled(files, self._seed, epoch) if order["shuffle"] else files
+            pieces = deal_out([Piece(file) for file in files], consumer, origin["num_consumers"])
+        else:
+            pieces = [Piece(*piece) for piece in origin["pieces"]]
+        names = (self.files[piece.file] for piece in pieces)
+        read = partial(self._read, self._access.open_in_turn(names, self._infos))
+        random = RandomStream(self._seed, epoch, consumer)
+        return RecordStream(pieces, read, order, random, {name: origin[name] for name in ORIGIN})
 
     def _rest(self, states: StreamStates) -> RecordStream:
         """The rest of this consumer's stream, or its part of the rest that all others left."""
         consumer = self._consumer()
         own = states.of(*consumer)
         if own is not None:
-            stream = self._stream_at(own)
+            stream = self._stream(own)
             stream.go_to(own)
             return stream
         left: list[Piece] = []
         for state in states.all(*consumer):
-            left += self._stream_at(state).left(state)
-        return self._stream(consumer, states.epoch, deal_out(left, *consumer))
+            left += self._stream(state).left(state)
+        return self._stream(self._origin(states.epoch, deal_out(left, *consumer)))
 
     def _state(self, stream: RecordStream) -> dict[str, Any]:
         return signed(
@@ -387,15 +374,6 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
         for kind, text in skipped.texts():
             self._errors.add(kind, text)
-
-    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
-        """Samples or batches of a stream."""
-        size = self._batch_size
-        yield from self._batches(stream, size, epoch) if size else self._samples(stream, epoch)
-        self._errors.tell()
-        # Workers begin again in each epoch, and would repeat it.
-        if not epoch and len(self._empty) == len(self.files):
-            warn_of_no_records(self.files)
 
     # Samples and batches.
 
@@ -473,11 +451,3 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         transform = shown_transform("transform", self._maker.transform)
         size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
         return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"
-
-
-def _digest(files: Sequence[str]) -> str:
-    """A digest of the file names; without folders, since the data may have moved when a run is
-    resumed.
-    """
-    names = "\0".join(map(os.path.basename, files))
-    return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

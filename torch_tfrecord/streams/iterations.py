@@ -5,7 +5,6 @@ the states from which they go on.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import multiprocessing
 import os
@@ -20,10 +19,10 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import get_worker_info
 
-from torch_tfrecord.order import StateForm
+from torch_tfrecord.order import StateForm, digest
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["EpochCount", "State", "StreamStates", "signed"]
+__all__ = ["ORIGIN", "EpochCount", "State", "StreamStates", "signed"]
 
 State: TypeAlias = Mapping[str, Any]
 """Where one consumer is, and in which stream: JSON values by name."""
@@ -159,6 +158,9 @@ def _owner() -> str:
 
 # States.
 
+ORIGIN = ("epoch", "consumer", "num_consumers", "pieces")
+"""What a consumer reads: the keys that a stream and its state share."""
+
 _MARKS = {"consumer", "num_consumers", "slots"}
 _DEEPEST = 50  # in a StatefulDataLoader's state they are nested in four dicts
 _MOST_NAMED = 10
@@ -172,10 +174,9 @@ def signed(state: State) -> dict[str, Any]:
 def _checksum(state: State) -> str:
     values = {key: value for key, value in state.items() if key != "checksum"}
     try:
-        text = json.dumps(values, sort_keys=True)
+        return digest(json.dumps(values, sort_keys=True))
     except (TypeError, ValueError, RecursionError) as error:
         return f"none: {type(error).__name__}"
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class StreamStates:
@@ -199,8 +200,8 @@ class StreamStates:
     def __init__(self, holder: object, identity: State, number: int | None) -> None:
         self.number = number
         self._states: dict[int, State] = {}
-        place = {"pieces", "next_piece", "slots", "slot", "turn", "draws", "waiting", "ahead"}
-        keys = {"checksum", "epoch", "consumer", "num_consumers", *place}
+        place = {"next_piece", "slots", "slot", "turn", "draws", "waiting", "ahead"}
+        keys = {"checksum", *ORIGIN, *place}
         first: State | None = None
         for state in _find(holder):
             StateForm.check(state, identity, keys)

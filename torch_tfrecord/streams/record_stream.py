@@ -59,8 +59,8 @@ class RecordStream:
     Args:
         pieces: In order.
         read: From a file's number to its blocks of records.
-        cycle_length, block_length: At least 1.
-        buffer_size: Records in the shuffle buffer; 0 for none.
+        order: "cycle_length" and "block_length", at least 1; "shuffle_buffer_size", the records in the
+            shuffle buffer, 0 for none.
         random: Draws from the buffer.
         origin: What the pieces are of, as JSON values by name.
 
@@ -75,15 +75,13 @@ class RecordStream:
         self,
         pieces: Sequence[Piece],
         read: Callable[[int], Iterator[Block]],
-        *,
-        cycle_length: int,
-        block_length: int,
-        buffer_size: int,
+        order: Mapping[str, Any],
         random: RandomStream,
         origin: Mapping[str, Any],
     ) -> None:
         self._pieces, self._read = pieces, read
-        self._block_length, self._buffer_size = block_length, buffer_size
+        cycle_length, self._block_length = order["cycle_length"], order["block_length"]
+        self._buffer_size = buffer_size = order["shuffle_buffer_size"]
         self._random, self.origin = random, origin
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
