@@ -326,7 +326,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         order, epoch, consumer = self._order, origin["epoch"], origin["consumer"]
         if origin["pieces"] is None:
             # In an order that is equal on all consumers.
-            files: Iterable[int] = range(len(self.files))
+            files: Sequence[int] = range(len(self.files))
             files = shuffled(files, self._seed, epoch) if order["shuffle"] else files
             pieces = deal_out([Piece(file) for file in files], consumer, origin["num_consumers"])
         else:

@@ -137,15 +137,13 @@ class RecordStream:
         # The buffer's next draw is the one that the interrupted stream would have made.
         self._random.skip(self._num_draws)
         # Their files are read once more.
-        wanted = [(file, number) for file, number in [*place["waiting"], *place["ahead"]]]
-        pieces = picked_pieces(wanted)
+        wanted = [*place["waiting"], *place["ahead"]]
         found = {
-            record[1::2]: record for piece in pieces for record in read_records(self._read, piece)
+            record[1::2]: record
+            for piece in picked_pieces(wanted)
+            for record in read_records(self._read, piece)
         }
-        for file, number in wanted:
-            if (file, number) not in found:
-                raise ValueError(f"the file has changed: file {file} no longer has record {number}")
-        again = [found[pair] for pair in wanted]
+        again = [found[file, number] for file, number in wanted]
         self._buffer = again[: len(place["waiting"])]
         self._ahead = deque(again[len(place["waiting"]) :])
 
@@ -154,9 +152,7 @@ class RecordStream:
         unopened ones.
         """
         # The records are single ones of files that may be read to their end.
-        read = picked_pieces(
-            (file, number) for file, number in [*place["waiting"], *place["ahead"]]
-        )
+        read = picked_pieces([*place["waiting"], *place["ahead"]])
         begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
         return [*read, *begun, *self._pieces[place["next_piece"] :]]
 
@@ -234,13 +230,7 @@ class RecordStream:
             yield part
 
     def _plain_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
-        rest = range(self._next_piece, len(self._pieces))
-        begun = [(slot.piece, slot.number) for slot in self._slots if slot is not None]
-        firsts = [*begun, *((piece, self._pieces[piece].first) for piece in rest)]
-        groups = (
-            read_groups(self._read, self._pieces[piece]._replace(first=first))
-            for piece, first in firsts
-        )
+        groups = (read_groups(self._read, piece) for piece in self.left(self.place()))
         return cut_groups(chain.from_iterable(groups), sizes, most_bytes)
 
     def _mixed_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
@@ -258,7 +248,7 @@ class RecordStream:
             except Exception as error:  # raised after the records before it
                 failure = error
             if part:
-                yield RecordGroup.of(part)
+                yield RecordGroup.of(*zip(*part, strict=True))
             if failure is not None:
                 raise failure
             if not part:

@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.records import Block, PackedRecords
 
 __all__ = [
@@ -93,7 +92,7 @@ def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list
     return own
 
 
-def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
+def picked_pieces(records: Iterable[Sequence[int]]) -> list[Piece]:
     """Pieces for single records, given as (file, number): one for each file."""
     by_file: dict[int, list[int]] = {}
     for file, number in records:
@@ -130,12 +129,13 @@ class RecordGroup(NamedTuple):
         return int(self.files[row]), int(self.offsets[row]), int(self.numbers[row])
 
     @classmethod
-    def of(cls, records: Sequence[StreamRecord]) -> RecordGroup:
-        """Single records as a group; copies them into one buffer."""
-        payloads, *places = zip(*records, strict=True)
+    def of(
+        cls, payloads: Sequence[bytes | memoryview], *places: Sequence[int] | _Integers
+    ) -> RecordGroup:
+        """Payloads, joined to one buffer, and the places of their records."""
         lengths = np.array([*map(len, payloads)], dtype=np.int64)
         packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
-        return cls(packed, *(np.array(column, dtype=np.int64) for column in places))
+        return cls(packed, *(np.asarray(column, dtype=np.int64) for column in places))
 
     @classmethod
     def join(cls, groups: Sequence[RecordGroup]) -> RecordGroup:
@@ -144,19 +144,9 @@ class RecordGroup(NamedTuple):
         """
         if len(groups) == 1:
             return groups[0]
-        parts, starts, end = [], [], 0
-        for group in groups:
-            records = group.records
-            # Only the bytes that the rows need, with the headers between them.
-            low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
-            parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
-            starts.append(records.starts + (end - low))
-            end += high - low
-        lengths = np.concatenate([group.records.lengths for group in groups])
-        joined = np.concatenate(parts, out=scratch_bytes(end))
-        packed = PackedRecords(joined, np.concatenate(starts), lengths)
+        payloads = [payload for group in groups for payload in group.records]
         places = zip(*(group[1:] for group in groups), strict=True)
-        return cls(packed, *map(np.concatenate, places))
+        return cls.of(payloads, *map(np.concatenate, places))
 
 
 def cut_groups(
