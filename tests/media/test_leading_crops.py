@@ -470,7 +470,7 @@ def test_what_follows_and_is_not_known(following):
 )
 def test_other_features(records, features):
     ds = TFRecordDataset(records, features, transform=v2.RandomResizedCrop(24))
-    assert not ds._maker.crops.takes(ds._maker.transform)
+    assert ds._maker.crop is None
 
 
 def test_a_picture_within_another_example_is_cropped_too(tmp_path):

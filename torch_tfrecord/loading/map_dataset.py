@@ -164,8 +164,8 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
 
     @property
     def _error_logs(self) -> list[ErrorLog]:
-        """The logs of records that are left out."""
-        return [self._errors]
+        """The logs of records that are left out, if any are."""
+        return [self._errors] if self._errors.skips else []
 
     @property
     def _num_threads(self) -> int:
@@ -210,11 +210,11 @@ def check_left(samples: Samples, dataset: StagedDataset) -> Samples:
         TFRecordError: None is left, and the loader cannot pass over an empty batch.
     """
     logs = dataset._error_logs
-    if not any(errors.skips for errors in logs):
+    if not logs:
         return samples
     # A loader of ours attends the log: it passes over an empty batch and warns at the end.
     kept = without_left_out(samples)
-    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs if errors.skips):
+    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
         for errors in logs:
             errors.tell(once=True)
         if not len(kept):
@@ -388,6 +388,9 @@ class MapDataset(StagedDataset):
             absolutes = self._absolutes(positions)
             records = SingleRecords(self._record_files, absolutes)
             return self._maker.load_singly(self._rows(records, [positions], absolutes), error)
+
+    def _transform_samples(self, samples: Samples) -> Samples:
+        return self._maker.transform_samples(samples)
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Samples]:
         """`_load_samples` of several batches, whose records are read and parsed together; of the

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -165,7 +165,7 @@ class NestedDataset(StagedDataset):
             for part, samples in loaded.parts
         ]
         joined = parts[0][1] if len(parts) == 1 else Part.join(parts, loaded.num_samples)
-        errors = next(iter(self._error_logs), RAISES)
+        errors = getattr(next(iter(Leaves(self.dataset))), "_errors", RAISES)
         return transform_samples(self._transform, joined, errors)
 
     @property
@@ -234,7 +234,12 @@ class ReadAheadLoader(DataLoader[Value]):
             else at_least(0, "num_threads", num_threads)
         )
         if self.num_threads and not self.num_workers:
-            _check_leaves(Leaves(read))
+            for leaf in Leaves(read):
+                if not loads_ahead(leaf):
+                    raise TypeError(
+                        "ReadAheadLoader reads TFRecordDataset and RLDSDataset, and Subset, ConcatDataset and Mixture "
+                        f"of them, got {type(leaf).__name__}: use DataLoader, or num_threads=0"
+                    )
             for store in Leaves(read).stores if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
         self._counters = Counters(self.num_workers)
@@ -282,15 +287,6 @@ class ReadAheadLoader(DataLoader[Value]):
             finally:
                 self.worker_init_fn, self.collate_fn = begin, collate_fn
         return batches if prefetcher is None else prefetcher.ahead(batches)
-
-
-def _check_leaves(innermost: Iterable[object]) -> None:
-    for leaf in innermost:
-        if not loads_ahead(leaf):
-            raise TypeError(
-                "ReadAheadLoader reads TFRecordDataset and RLDSDataset, and Subset, ConcatDataset and Mixture of them, "
-                f"got {type(leaf).__name__}: use DataLoader, or num_threads=0"
-            )
 
 
 class _Task(NamedTuple):

@@ -22,7 +22,6 @@ from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import (
     PackedRecords,
-    RecordIndex,
     RecordReader,
     RecordTable,
 )
@@ -187,10 +186,6 @@ class RecordFiles:
         file, number, offset, _ = self.table.find_one(position)
         return RecordPlace(self.table.files[file], offset, number)
 
-    def facts(self, file: int) -> RecordIndex:
-        """The facts that a file is compared with when it is opened: its index, without the records."""
-        return self.table.facts(file)
-
     def _source(self, file: int) -> FileSource:
         return self._sources.find(file, self._open)
 
@@ -202,7 +197,7 @@ class RecordFiles:
                 pass
 
     def _open(self, file: int) -> FileSource:
-        path, index = self.table.files[file], self.facts(file)
+        path, index = self.table.files[file], self.table.facts(file)
         source = index._open(path, self.access)
         # In a loader's thread no line of the user's code is on the stack; the loader warns when it
         # starts them.
@@ -256,7 +251,7 @@ class ArrayRecordFiles(RecordFiles):
         return RecordPlace(self.table.files[file], None, number)
 
     def _open_reader(self, file: int) -> _Reader:
-        found = self.facts(file)._open_records(self.table.files[file], self.access)
+        found = self.table.facts(file)._open_records(self.table.files[file], self.access)
         return cast("_Reader", found)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import cached_property, partial
@@ -136,8 +136,6 @@ class SampleMaker:
         features: What the parser reads.
         parser: None if nothing is parsed.
         draws_at_random: Whether records need keys: a feature has a random crop.
-        has_user_transform: Whether there is a user's transform, which may do anything, such as draw
-            from the global random state.
     """
 
     def __init__(
@@ -165,9 +163,7 @@ class SampleMaker:
             copy(features) if self._sources else getattr(self.parser, "features", None)
         )
         self._gives_bytes = self.parser is None and not self._sources
-        self.crops = CropReader(self)
         self.draws_at_random = self.parser is not None and self.parser.needs_keys
-        self.has_user_transform = is_users(transform)
 
     @classmethod
     def for_dataset(
@@ -205,11 +201,20 @@ class SampleMaker:
         transform = self.transform
         if transform is None:
             return self.parse(record, key, where)
-        if self.crops.takes(transform):
+
+        def apply(transform: Transform, sample: Value) -> Value:
+            return transform_one(transform, 0, sample, lambda _: str(where()), errors)
+
+        crop = self.crop
+        if crop is not None:
             with _undone():
-                return self.crops.sample(transform, record, where, errors)
-        sample = self.parse(record, key, where)
-        return transform_one(transform, 0, sample, lambda _: str(where()), errors)
+                try:
+                    sample = self._encoded.parse(record, 0, where)
+                    sample = self._opened(sample, lambda spec, image: spec._opened(image))
+                except TFRecordError as error:
+                    raise _NotCroppedError from error
+                return apply(partial(self._cropped, crop), sample)
+        return apply(transform, self.parse(record, key, where))
 
     def parse(self, record: bytes, key: int, where: Callable[[], RecordPlace]) -> Value:
         """`sample` without the transform."""
@@ -247,12 +252,22 @@ class SampleMaker:
         Raises:
             TFRecordError: Some record fails; `load_singly` finds out which.
         """
-        if self.has_user_transform:
-            # Threads decode ahead what the thread that transforms would decode one by one.
-            in_turn = threading.current_thread() is threading.main_thread()
-            cropped = self.crops.batches(rows, borders, in_turn=in_turn)
-            if cropped is not None:
-                return cropped
+        crop = self.crop
+        # Threads decode ahead what the thread that transforms would decode one by one.
+        if crop is not None and (
+            crop.is_all or threading.current_thread() is threading.main_thread()
+        ):
+            # The encoded images are read as bytes; the crop is drawn later. Else the usual way
+            # finds out what is wrong with a record.
+            with suppress(TFRecordError):
+                batches: list[Any] = self._encoded.parse_batches(rows, borders)
+                opened = partial(
+                    self._opened, make=lambda spec, images: [*map(spec._opened, images)]
+                )
+                return [
+                    _UncroppedBatch(batch.map(opened), partial(self.one_by_one, part))
+                    for batch, part in zip(batches, rows.parts(borders), strict=True)
+                ]
         return self.parse_batches(rows, borders)
 
     def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
@@ -288,9 +303,93 @@ class SampleMaker:
 
         return ColumnBatch(columns, len(rows.records), rows.places, parse_again)
 
-    def transform_samples(self, samples: Samples) -> Samples:
+    def transform_samples(self, samples: Any) -> Samples:
         """Apply the transform to each of a batch's samples from `load`, or to their columns."""
+        if isinstance(samples, _UncroppedBatch):
+            with Phase("transform"), _undone():
+                return self._crop_batch(samples.batch)
+            # Decoded as usual.
+            samples = samples.whole()
         return transform_samples(self.transform, samples, self.errors)
+
+    # A transform that begins with a crop, if exactly one feature has pictures: the image stays
+    # encoded until the crop is drawn, and only what remains of it is decoded. The spec of the image
+    # knows which transforms do, and how.
+
+    @property
+    def crop(self) -> LeadingPart | None:
+        """The crop that the transform begins with."""
+        # Asked each time, since the user may change the transform.
+        if not is_users(self.transform) or self._image is None:
+            return None
+        transform: Any = self.transform
+        first = transform.first if isinstance(transform, WithLabel) else transform
+        return self._image[1]._leading(first)
+
+    @cached_property
+    def _image(self) -> tuple[str, Feature] | None:
+        """The only feature with pictures, and its name."""
+        # Without draws of other features, as `_encoded` gets no keys.
+        if self.draws_at_random or not isinstance(self.features, Mapping):
+            return None
+        found = [item for item in self.features.items() if item[1]._has_pictures]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _encoded(self) -> SampleMaker:
+        """Reads the image's bytes instead of the image."""
+        features = self._opened(self.features, lambda spec, _: spec._undecoded())
+        return SampleMaker(features, self.parser.max_batch_bytes)  # type: ignore[union-attr]
+
+    def _opened(self, values: Value, make: Callable[[Feature, Value], Value]) -> Value:
+        """Values by name with what is made of the image's."""
+        name, spec = self._image  # type: ignore[misc]
+        return {**values, name: make(spec, values[name])}
+
+    def _split(self, values: Value) -> Value:
+        """What follows the user's transform."""
+        return self.transform.split(values) if isinstance(self.transform, WithLabel) else values
+
+    def _cropped(self, crop: LeadingPart, sample: Value) -> Value:
+        """Crop and transform one sample."""
+        try:
+            with Phase("decode"):  # one picture, which takes a hundred times as long
+                value = self._opened(sample, lambda _, image: crop.one(image))
+        except TFRecordError as error:
+            raise _NotCroppedError from error
+        for step in crop.rest:
+            value = step(value)
+        return self._split(value)
+
+    def _crop_batch(self, batch: ColumnBatch) -> Samples:
+        """Apply the transform to each sample, with the same draws, values and errors as for decoded
+        images.
+
+        Raises:
+            _NotCroppedError: The images must be decoded first.
+        """
+        crop = self.crop
+        if crop is None:  # it was changed since
+            raise _NotCroppedError
+        if not crop.is_all:
+            return transform_each(partial(self._cropped, crop), batch, self.errors)
+        # Columns that are made again must be cropped by the same draws.
+        state = torch.get_rng_state()
+
+        def crop_all(columns: Columns) -> Columns:
+            with Phase("decode"):
+                cropped = self._opened(columns, lambda _, each: crop.batch(each, _HELPERS.get()))
+            return self._split(cropped)
+
+        def crop_again(columns: Columns) -> Columns:
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(state)
+                return crop_all(columns)
+
+        try:
+            return batch.map(crop_all, crop_again)
+        except Exception as error:
+            raise _NotCroppedError from error
 
     def load_batch(self, rows: RecordRows) -> Any:
         """The samples of one batch, not transformed, each parsed alone where `load` fails."""
@@ -305,7 +404,7 @@ class SampleMaker:
         """
         if not isinstance(error, LimitExceededError):
             return self.one_by_one(rows)
-        if self.has_user_transform:  # columns would have needed memory on top of the samples
+        if is_users(self.transform):  # columns would have needed memory on top of the samples
             with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
                 return self.one_by_one(rows)
         if not self.errors.skips:
@@ -384,18 +483,10 @@ def transform_samples(
     if transform is None:
         return cast("Samples", samples)
     with Phase("transform"):
-        if isinstance(samples, UncroppedBatch):
-            with _undone():
-                return samples.transform(transform, errors)
-            # Decoded as usual.
-            samples = samples.whole()
         if not is_users(transform) and isinstance(samples, ColumnBatch) and samples.is_columns:
             return samples.map(transform)
         return transform_each(transform, samples, errors)
 
-
-# A transform that begins with a crop: the image stays encoded until the crop is drawn, and only
-# what remains of it is decoded. The spec of the image knows which transforms do, and how.
 
 _HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
 
@@ -428,162 +519,13 @@ def _undone() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-class CropReader:
-    """Reads records for a transform that begins with a crop, if exactly one feature has pictures.
-
-    Args:
-        maker: Makes the samples where the image is decoded first.
-    """
-
-    def __init__(self, maker: SampleMaker) -> None:
-        self._maker = maker
-
-    @cached_property
-    def _image(self) -> tuple[str, Feature] | None:
-        """The only feature with pictures, and its name."""
-        maker = self._maker
-        # Without draws of other features, as `_encoded` gets no keys.
-        if maker.draws_at_random or not isinstance(maker.features, Mapping):
-            return None
-        found = [item for item in maker.features.items() if item[1]._has_pictures]
-        return found[0] if len(found) == 1 else None
-
-    @cached_property
-    def _encoded(self) -> SampleMaker:
-        """Reads the image's bytes instead of the image."""
-        name, spec = self._image  # type: ignore[misc]
-        features = {**self._maker.features, name: spec._undecoded()}
-        return SampleMaker(features, self._maker.parser.max_batch_bytes)  # type: ignore[union-attr]
-
-    def takes(self, transform: Transform | None) -> bool:
-        """Whether a transform begins with a crop of the features' image."""
-        # Asked each time, since the user may change the transform.
-        return self._find(transform) is not None
-
-    def _find(self, transform: Any) -> LeadingPart | None:
-        first = transform.first if isinstance(transform, WithLabel) else transform
-        return None if self._image is None or first is None else self._image[1]._leading(first)
-
-    def leading(self, transform: Transform) -> tuple[LeadingPart, Transform]:
-        """The crop that a transform begins with, and what splits the label off after the user's
-        transforms.
-
-        Raises:
-            _NotCroppedError: The transform was changed since.
-        """
-        crop = self._find(transform)
-        if crop is None:
-            raise _NotCroppedError
-        return crop, transform.split if isinstance(transform, WithLabel) else _as_it_is
-
-    def batches(
-        self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
-    ) -> list[UncroppedBatch] | None:
-        """Several batches whose image is still encoded.
-
-        Args:
-            rows, borders: As for `SampleMaker.load`.
-            in_turn: Also accept a crop that is followed by transforms that may draw at random: the
-                samples are then decoded and transformed one after another by one thread.
-
-        Returns:
-            None if images must be decoded first, because of the transform or the features, or
-            because something is wrong with a record.
-        """
-        crop = self._find(self._maker.transform)
-        if crop is None or not (in_turn or crop.is_all):
-            return None
-        # The encoded images are read as bytes; the crop is drawn later.
-        name, spec = self._image  # type: ignore[misc]
-
-        def open_all(columns: Columns) -> Columns:
-            return {**columns, name: [*map(spec._opened, columns[name])]}
-
-        try:
-            batches: list[Any] = self._encoded.parse_batches(rows, borders)
-        except TFRecordError:
-            return None
-        return [
-            UncroppedBatch(batch.map(open_all), name, self, partial(self._maker.one_by_one, part))
-            for batch, part in zip(batches, rows.parts(borders), strict=True)
-        ]
-
-    def sample(
-        self,
-        transform: Transform,
-        record: bytes,
-        where: Callable[[], RecordPlace],
-        errors: ErrorLog,
-    ) -> Value:
-        """Apply a transform that `takes` accepts to the sample of a record.
-
-        Raises:
-            _NotCroppedError: The image must be decoded first.
-        """
-        name, spec = self._image  # type: ignore[misc]
-        try:
-            sample = self._encoded.parse(record, 0, where)
-            sample[name] = spec._opened(sample[name])
-        except TFRecordError as error:
-            raise _NotCroppedError from error
-        apply = partial(_apply, *self.leading(transform), name)
-        return transform_one(apply, 0, sample, lambda _: str(where()), errors)
-
-
-class UncroppedBatch(NamedTuple):
-    """Samples before their transform, with an image that is still encoded: their columns, the name
-    of the image, what finds the crop, and what reads the samples with decoded images.
+class _UncroppedBatch(NamedTuple):
+    """Samples before their transform, with an image that is still encoded, and what reads the
+    samples with decoded images.
     """
 
     batch: ColumnBatch
-    name: str
-    crops: CropReader
     whole: Callable[[], Samples]
-
-    def transform(self, transform: Transform, errors: ErrorLog) -> Samples:
-        """Apply the transform to each sample, with the same draws, values and errors as for decoded
-        images.
-
-        Raises:
-            _NotCroppedError: The images must be decoded first.
-        """
-        crop, split = self.crops.leading(transform)
-        if not crop.is_all:
-            return transform_each(partial(_apply, crop, split, self.name), self.batch, errors)
-        # Columns that are made again must be cropped by the same draws.
-        state = torch.get_rng_state()
-
-        def crop_all(columns: Columns) -> Columns:
-            with Phase("decode"):
-                cropped = crop.batch(columns[self.name], _HELPERS.get())
-            return split({**columns, self.name: cropped})
-
-        def crop_again(columns: Columns) -> Columns:
-            with torch.random.fork_rng(devices=()):
-                torch.set_rng_state(state)
-                return crop_all(columns)
-
-        try:
-            return self.batch.map(crop_all, crop_again)
-        except Exception as error:
-            raise _NotCroppedError from error
-
-
-def _as_it_is(values: Value) -> Value:
-    return values
-
-
-def _apply(crop: LeadingPart, split: Transform, name: str, sample: Value) -> Value:
-    """Crop and transform one sample."""
-    try:
-        with Phase("decode"):  # one picture, which takes a hundred times as long
-            image = crop.one(sample[name])
-    except TFRecordError as error:
-        raise _NotCroppedError from error
-    value: Value = {**sample, name: image}
-    for step in crop.rest:
-        value = step(value)
-    return split(value)
 
 
 def _split_sources(features: Any) -> tuple[dict[str, Any], Any]:

@@ -413,7 +413,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         """
         maker, transform = self._maker, self._maker.transform
         # Each sample is decoded when it is its turn, so that draws come in order.
-        if maker.crops.takes(transform):
+        if maker.crop is not None:
             yield from maker.each(rows, transform=True)
             return
         samples: Iterable[Value]

@@ -399,7 +399,7 @@ def _kept_column(files: RecordFiles, name: str) -> KeptColumn:
         )
     parts = []
     for file in range(files.extent[0]):
-        kept = files.facts(file)._find_kept(files.access)
+        kept = files.table.facts(file)._find_kept(files.access)
         if name not in kept:
             raise NotKeptError(
                 f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "

@@ -60,8 +60,9 @@ class RecordLoader(ReadAheadLoader):
         self._run = run
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
-        logs = [log for leaf in Leaves(dataset) for log in getattr(leaf, "_error_logs", ())]
-        self._errors: list[ErrorLog] = [log for log in logs if log.skips]
+        self._errors: list[ErrorLog] = [
+            log for leaf in Leaves(dataset) for log in getattr(leaf, "_error_logs", ())
+        ]
         for log in self._errors:
             log.is_attended = True
         super().__init__(
