@@ -5,14 +5,11 @@ what is idle.
 import gc
 import os
 import pickle
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import types
 from pathlib import Path
 
@@ -21,7 +18,7 @@ import pytest
 
 from torch_tfrecord import shared_memory
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.shared_memory import WorkerMemory, attach, worker_memory
+from torch_tfrecord.shared_memory import WorkerMemory, attach
 
 native = optional_module("shared")
 pytestmark = pytest.mark.skipif(
@@ -59,15 +56,6 @@ def memory():
     assert len(mappings()) <= before + 1  # the fixture's own
 
 
-@pytest.mark.slow
-def test_pieces_are_apart_and_aligned(memory):
-    pieces = [array(memory.piece(size)) for size in (1, 65_536, 65_537, 1 << 20, 5)]
-    for number, piece in enumerate(pieces):
-        piece[:] = number
-    assert all((piece == number).all() for number, piece in enumerate(pieces))
-    assert all(piece.ctypes.data % 64 == 0 for piece in pieces)
-
-
 def test_a_piece_is_used_again_once_nobody_holds_it(memory):
     first = array(memory.piece(100_000))
     address, view = first.ctypes.data, first[5:]
@@ -77,50 +65,6 @@ def test_a_piece_is_used_again_once_nobody_holds_it(memory):
     del view
     assert array(memory.piece(100_001)).ctypes.data == address
     assert memory.num_bytes < 300_000
-
-
-def test_what_was_sent_is_held_until_its_receiver_lets_go(memory):
-    sent = array(memory.piece(100_000))
-    sent[:] = 7
-    address = sent.ctypes.data
-    theirs = received(memory, sent)
-    assert (
-        theirs == 7
-    ).all() and theirs.ctypes.data != address  # another mapping of the same memory
-    theirs[3] = 9
-    assert sent[3] == 9
-    del sent
-    others = [array(memory.piece(100_000)) for _ in range(100)]
-    for other in others:
-        other[:] = 1
-    assert theirs[3] == 9 and theirs.sum() == 7 * 100_000 + 2
-    part = theirs[10:20]
-    del theirs, others
-    assert all(array(memory.piece(100_000)).ctypes.data != address for _ in range(300))
-    del part
-    assert address in [
-        array(piece).ctypes.data for piece in [memory.piece(100_000) for _ in range(101)]
-    ]
-
-
-def test_nobody_gets_the_same_bytes_twice(memory):
-    block = array(memory.piece(100_000))
-    address = block.ctypes.data
-    start, offset = memory.send(address, 1000)
-    assert offset == 0
-    assert memory.send(address + 1000, 500) == (start, 1000)
-    assert memory.send(address + 1499, 2) is None
-    assert memory.send(address, 1) is None
-    assert memory.send(address + 99_000, 1000) == (start, 99_000)
-    assert memory.send(address + 50_000, 49_001) is None
-    assert memory.send(address + 50_000, 49_000) == (start, 50_000)
-    del block
-    assert memory.send(array(memory.piece(100_000)).ctypes.data, 10) == (
-        start,
-        0,
-    )  # used again, and not sent yet
-    elsewhere = np.zeros(10, np.uint8)
-    assert memory.send(elsewhere.ctypes.data, 10) is None
 
 
 def test_batches_that_grow_and_shrink(memory):
@@ -133,16 +77,6 @@ def test_batches_that_grow_and_shrink(memory):
     assert os.fstat(memory.name.fd).st_blocks * 512 < 4 << 20
 
 
-@pytest.mark.slow
-def test_addresses_are_used_again(memory):
-    rng = random.Random(3)
-    for _ in range(20_000):
-        memory.piece(rng.randrange(1, 1 << rng.randrange(1, 24)))
-    assert memory._end < 1 << 31
-    kept = [memory.piece(1 << 16) for _ in range(3000)]
-    assert len({array(piece).ctypes.data for piece in kept}) == 3000
-
-
 def test_the_end_of_a_worker_gives_back_what_nobody_holds(memory):
     kept = received(memory, array(memory.piece(1 << 20)))
     kept[:] = 5
@@ -153,22 +87,6 @@ def test_the_end_of_a_worker_gives_back_what_nobody_holds(memory):
     memory.release()
     assert os.fstat(memory.name.fd).st_blocks * 512 < 2 << 20
     assert (kept == 5).all()
-
-
-@pytest.mark.slow
-def test_a_forked_process_lets_go_of_nothing(memory):
-    theirs = received(memory, array(memory.piece(100_000)))
-    start = memory.hold(memory._starts[0])[0]
-    before = memory._mapping.holders(start)
-    child = os.fork()
-    if child == 0:
-        del theirs
-        gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert memory._mapping.holders(start) == before
-    del theirs
-    assert memory._mapping.holders(start) == before - 1
 
 
 def forked(work):
@@ -251,26 +169,6 @@ def test_a_forked_process_that_ends_holds_nothing(memory, end):
         os.waitpid(child, 0)
 
 
-@pytest.mark.slow
-def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.warns(
-        RuntimeWarning,
-        match=r"cannot allocate 106496 bytes \(No space left on device\).*--shm-size",
-    ):
-        assert memory.piece(100_000) is None
-
-
-@pytest.mark.slow
-def test_addresses_that_are_used_up(memory):
-    memory._end = memory.name.size - 4096
-    assert memory.piece(100_000) is None
-    assert memory.piece(1000) is not None
-
-
 def test_a_system_that_takes_no_memory_back(monkeypatch):
     class Mapping(native.Mapping):
         def forget(self, start, num_bytes):
@@ -341,10 +239,6 @@ def test_memory_outlives_its_worker(tmp_path):
     os.close(another.name.fd)
 
 
-def test_only_workers_have_one():
-    assert worker_memory() is None
-
-
 @pytest.mark.slow
 def test_a_mapping_knows_its_bounds(memory):
     mapping = memory._mapping
@@ -363,24 +257,3 @@ def test_a_mapping_knows_its_bounds(memory):
             call()
     with pytest.raises(OSError, match="Bad file descriptor"):
         native.Mapping(999_999, 4096)
-
-
-@pytest.mark.slow
-def test_threads(memory):
-    failures = []
-
-    def work(number):
-        for size in range(300):
-            piece = array(memory.piece(65_536 + 4096 * (size % 7)))
-            piece[:] = number
-            theirs = received(memory, piece)
-            time.sleep(0)
-            if not (theirs == number).all():
-                failures.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures

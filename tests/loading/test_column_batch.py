@@ -12,7 +12,7 @@ import torch
 from batches import assert_same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
 from torch_tfrecord import (
@@ -20,12 +20,9 @@ from torch_tfrecord import (
     FixedLenSequenceFeature,
     Image,
     RaggedFeature,
-    RaggedTensor,
-    RandomResizedCrop,
     RawTensor,
     SerializedTensor,
     SparseFeature,
-    SparseList,
     Text,
     TFRecordDataset,
     TFRecordError,
@@ -36,10 +33,7 @@ from torch_tfrecord import (
     encode_image,
     serialize_tensor,
 )
-from torch_tfrecord.columns.containers import make_sparse
 from torch_tfrecord.loading import ColumnBatch
-from torch_tfrecord.loading.transport import for_transport
-from torch_tfrecord.order.leaves import PositionBatch
 
 SPECS = {
     "scalar": FixedLenFeature((), torch.int64),
@@ -173,66 +167,6 @@ def test_all_specs_at_once_in_a_slice(folder, positions, part):
     assert_same(collate(ds.__getitems__(positions)), collate(samples))
 
 
-several_batches = st.lists(
-    st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=9), min_size=1, max_size=5
-)
-
-
-@pytest.mark.daily
-@pytest.mark.filterwarnings("ignore:none of .* records looked at")
-@pytest.mark.parametrize("transform", [None, dict])
-@pytest.mark.parametrize("name", [None, "all", "scalar", "ids", "ragged2"])
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batches=several_batches)
-def test_several_batches_at_once_are_each_as_if_alone(folder, name, transform, batches):
-    features = None if name is None else SPECS if name == "all" else {name: SPECS[name]}
-    ds = TFRecordDataset(
-        folder / "part-*", features, transform=None if features is None else transform
-    )
-    found = ds._load_batches(batches)
-    assert len(found) == len(batches)
-    for samples, positions in zip(found, batches, strict=True):
-        alone = ds._load_samples(positions)
-        if features is not None:
-            assert_same(collate(list(samples)), collate(list(alone)))
-            samples = ds._load_batches(batches)[batches.index(positions)]
-            alone = ds._load_samples(positions)
-        assert_same(collate(samples), collate(alone))
-
-
-def test_random_draws_of_several_batches_go_by_their_epochs(tmp_path):
-    picture = torch.arange(3 * 40 * 50).remainder(251).to(torch.uint8).reshape(3, 40, 50)
-    with TFRecordWriter(tmp_path / "a") as writer:
-        for _ in range(4):
-            writer.write({"image": encode_image(picture, "jpeg")})
-    ds = TFRecordDataset(tmp_path / "a", {"image": Image(crop=RandomResizedCrop(16))})
-    batches = [PositionBatch([0, 1], 0), PositionBatch([1, 2, 0], 3), PositionBatch([0], 4)]
-    for samples, positions in zip(ds._load_batches(batches), batches, strict=True):
-        ds.set_epoch(positions.epoch)
-        expected = [ds[position]["image"] for position in positions]
-        assert (collate(samples)["image"] == torch.stack(expected)).all()
-
-
-@pytest.mark.parametrize(
-    "kind", [np.array, range, torch.tensor, tuple, lambda p: np.array(p, np.int32)]
-)
-def test_positions_of_every_kind(folder, kind):
-    ds = TFRecordDataset(folder / "part-*", {"scalar": SPECS["scalar"]})
-    positions = kind(5) if kind is range else kind([3, -1, 3])
-    expected = [int(ds[int(position)]["scalar"]) for position in positions]
-    assert collate(ds.__getitems__(positions))["scalar"].tolist() == expected
-
-
-@pytest.mark.parametrize("positions", [[0, 15], [-16, 2], [3, 2**63], [2**64], np.array([15])])
-def test_out_of_range(folder, positions):
-    ds = TFRecordDataset(folder / "part-*", {"scalar": SPECS["scalar"]})
-    with pytest.raises(
-        IndexError,
-        match=rf"^position {positions[-1] if positions[0] != -16 else -16} is out of range",
-    ):
-        ds.__getitems__(positions)
-
-
 @pytest.mark.parametrize("positions", [[1.0], ["1"], [None], [0, 1.5], [[1, 2]]])
 def test_no_positions(folder, positions):
     with pytest.raises(TypeError):
@@ -335,72 +269,3 @@ def test_the_error_is_that_of_the_first_bad_position(tmp_path, positions, transf
         alone.value.offset,
         first,
     )
-
-
-# Between processes
-
-
-def nested(numbers):
-    """A batch of all that may cross."""
-    pixels = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
-    return {
-        "n": torch.tensor(numbers),
-        "half": torch.tensor([1.5, 2.5], dtype=torch.bfloat16),
-        "bool": torch.tensor([[True], [False]]),
-        "none": torch.zeros(0, 4),
-        "strided": torch.arange(6).reshape(2, 3).t(),
-        "jagged": torch.nested.nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5])),
-        "ragged": RaggedTensor(torch.arange(3), (torch.tensor([0, 2]), torch.tensor([0, 1, 3]))),
-        "sparse": make_sparse(
-            torch.tensor([[0, 1]]), torch.tensor([1.0, 2.0]), (3,), is_coalesced=True
-        ),
-        "unsorted": make_sparse(
-            torch.tensor([[1, 0]]), torch.tensor([1.0, 2.0]), (3,), is_coalesced=False
-        ),
-        "sparse_words": SparseList(torch.tensor([[2]]), [b"x"], (5,)),
-        "image": tv_tensors.Image(pixels),
-        "boxes": [tv_tensors.BoundingBoxes(torch.ones(1, 4), format="XYXY", canvas_size=(2, 2))],
-        "words": [[b"a", b"\0"], []],
-        "payloads": [b"x" * 40_000, b"", b"\0y" * 20_000],
-        "pair": (torch.ones(2), [torch.zeros(1), torch.ones(1)]),
-        "large": torch.arange(1 << 18),
-        "context": {"x": torch.tensor(3)},
-    }
-
-
-class Sends(torch.utils.data.Dataset):
-    def __getitem__(self, number):
-        return number
-
-    def __len__(self):
-        return 3
-
-
-def in_worker(numbers):
-    batch = nested(numbers)
-    sent = {"dict": for_transport(batch), "tuple": for_transport((batch, torch.ones(2)))}
-    assert_same(sent["dict"], batch)
-    return (
-        sent["dict"]
-        if numbers[0] == 0
-        else sent["tuple"]
-        if numbers[0] == 1
-        else for_transport([batch["n"]] * 2)
-    )
-
-
-def test_whatever_a_batch_holds_arrives(folder):
-    first, second, third = DataLoader(Sends(), batch_size=1, num_workers=1, collate_fn=in_worker)
-    assert type(first) is dict
-    assert_same(first, nested([0]))
-    assert type(second) is tuple
-    assert_same(second, (nested([1]), torch.ones(2)))
-    assert type(third) is list
-    assert_same(third, [torch.tensor([2])] * 2)
-    # Not views of one tensor for autograd: writing to one must not spoil another that backward
-    # needs.
-    weight = torch.ones(2, requires_grad=True)
-    loss = (second[0]["pair"][0] * weight).sum()
-    second[0]["n"].add_(1)
-    loss.backward()
-    assert weight.grad.tolist() == [1.0, 1.0]

@@ -4,6 +4,7 @@ it.
 
 import json
 import warnings
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -18,10 +19,8 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.compression import CODECS, InflatedFiles, seek_points
-from torch_tfrecord.compression.inflated import InflatedSource
+from torch_tfrecord.compression import CODECS, InflatedFiles
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.order import steps
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -40,7 +39,7 @@ def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     numbers = iter(range(N))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seek_points, "_MEMBER_SPACING", 1)
+        patch.setattr("torch_tfrecord.compression.seek_points._MEMBER_SPACING", 1)
         for file, size in enumerate(SIZES):
             path = folder / f"part-{file}{request.param}"
             with TFRecordWriter(path, write_index=True, member_bytes=MEMBER_BYTES) as writer:
@@ -67,14 +66,15 @@ def inflations(monkeypatch):
     same one at once, of which only one is read.
     """
     begun = []
-    decompress = InflatedSource._more
+    more_of = "torch_tfrecord.compression.inflated.InflatedSource._more"
+    decompress = resolve_name(more_of)
 
     def more(self):
         if self._produced == self._start.offset:
             begun.append((self.path, self._start.offset))
         return decompress(self)
 
-    monkeypatch.setattr(InflatedSource, "_more", more)
+    monkeypatch.setattr(more_of, more)
     return begun
 
 
@@ -168,7 +168,7 @@ def test_an_epoch_in_blocks_decompresses_about_once(files, inflations, monkeypat
     # three of the blocks, of which two are kept: a window of one and half of the next
     monkeypatch.setattr(whole._record_files, "_inflated", InflatedFiles(3000))
     dataset = make(whole)
-    monkeypatch.setattr(steps, "_MOST_INFLATED_WINDOW", 1000)
+    monkeypatch.setattr("torch_tfrecord.order.steps._MOST_INFLATED_WINDOW", 1000)
     sampler = RecordSampler(dataset, shuffle="blocks", block_bytes=1000)
     batches = DataLoader(dataset, 4, sampler=sampler, collate_fn=collate)
     if way == "threads":

@@ -7,7 +7,6 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import make_dataloader
-from torch_tfrecord.train import record_loader
 
 
 @pytest.mark.parametrize(
@@ -41,6 +40,6 @@ def test_other_errors_stay(tmp_path, monkeypatch):
         raise ConnectionResetError("of the storage")
 
     monkeypatch.setattr(type(batches._iterator), "__next__", fail)
-    monkeypatch.setattr(record_loader, "wait", None)
+    monkeypatch.setattr("torch_tfrecord.train.record_loader.wait", None)
     with pytest.raises(ConnectionResetError, match="of the storage"):
         next(batches)

@@ -20,7 +20,6 @@ import pytest
 import torch
 from batches import assert_same
 from torch.utils.data import DataLoader, Subset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_tfrecord import (
     CorruptRecordError,
@@ -35,10 +34,7 @@ from torch_tfrecord import (
     encode_example,
     make_dataloader,
 )
-from torch_tfrecord.loading import ReadAheadLoader, map_dataset, read_ahead
-from torch_tfrecord.loading.map_dataset import usual_num_threads
-from torch_tfrecord.order import ranks
-from torch_tfrecord.records import PackedRecords
+from torch_tfrecord.loading import ReadAheadLoader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -158,8 +154,8 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
         "_load_batches",
         lambda ds, batches: begun.extend(batches) or load(ds, batches),
     )
-    monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
+    monkeypatch.setattr("torch_tfrecord.loading.read_ahead._MOST_BATCHES", most)
+    monkeypatch.setattr("torch_tfrecord.loading.read_ahead.thread_time", lambda: 0)
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
     for taken in range(1, 12):
@@ -190,45 +186,6 @@ def test_what_a_sampler_gave_before_it_failed_is_not_lost(path):
     assert [value for value in found if value != "no more"] == [*range(9)]
 
 
-@pytest.fixture
-def tasks(monkeypatch):
-    """The sizes of the tasks that are read, each batch of which takes no time."""
-    sizes = []
-    load = TFRecordDataset._load_batches
-
-    def note(ds, batches):
-        sizes.append(len(batches))
-        return load(ds, batches)
-
-    monkeypatch.setattr(TFRecordDataset, "_load_batches", note)
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
-    return sizes
-
-
-def test_tasks_grow_twofold_to_the_end(path, tasks):
-    loader = make_dataloader(path, 1, FEATURES, shuffle=False, num_epochs=3, num_threads=1)
-    assert numbers(loader) == [[n] for n in range(NUM_RECORDS)] * 3
-    # two tasks are begun before the first has ended
-    assert tasks == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 26]
-
-
-def test_large_batches_are_loaded_one_by_one(tmp_path, path, tasks, monkeypatch):
-    monkeypatch.setattr(read_ahead, "_TASK_BYTES", 4 << 20)
-    large = write(tmp_path / "large", [bytes(400_000)] * 24)  # 4 MiB has 10
-    assert len(list(make_dataloader(large, 3, num_threads=1))) == 8
-    assert tasks == [1, 1, 2, 2, 2]
-    tasks.clear()
-    assert len(list(make_dataloader(large, 11, num_threads=1))) == 3
-    assert tasks == [1, 1, 1]
-    tasks.clear()
-    # larger in memory: ten zeros are ten bytes in the file, 80 in the batch; three batches fit
-    zeros = write(tmp_path / "zeros", [{"x": torch.zeros(10, dtype=torch.int64)}] * 40)
-    monkeypatch.setattr(read_ahead, "_TASK_BYTES", 250)
-    loader = make_dataloader(zeros, 1, {"x": FixedLenFeature((10,), torch.int64)}, num_threads=1)
-    assert len(list(loader)) == NUM_RECORDS
-    assert set(tasks[2:-1]) == {2, 3}
-
-
 def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
     """A dataset does so where they are much larger than usual."""
     load, sizes = TFRecordDataset._load_batches, []
@@ -238,7 +195,7 @@ def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
         return load(ds, batches[: -(-len(batches) // 2)])
 
     monkeypatch.setattr(TFRecordDataset, "_load_batches", load_half)
-    monkeypatch.setattr(read_ahead, "thread_time", lambda: 0)
+    monkeypatch.setattr("torch_tfrecord.loading.read_ahead.thread_time", lambda: 0)
     for dataset in (
         TFRecordDataset(path, FEATURES),
         Subset(TFRecordDataset(path, FEATURES), range(40)),
@@ -246,24 +203,6 @@ def test_a_task_may_load_only_its_first_batches(path, monkeypatch):
         loader = make_dataloader(dataset, 1, shuffle=False, num_threads=2)
         assert numbers(loader) == [[n] for n in range(NUM_RECORDS)]
         assert max(sizes) > 1
-
-
-def test_much_larger_records_after_small_ones_are_loaded_apart(tmp_path, tasks, monkeypatch):
-    """The size of a task follows from the mean of the file's records: here 20 KB."""
-    monkeypatch.setattr(map_dataset, "_MOST_BYTES", 1 << 20)
-    payloads = [bytes([n]) * (10 if n < 160 else 100_000) for n in range(200)]
-    path = write(tmp_path / "a", payloads)
-    read, bytes_read = PackedRecords.read, []
-
-    def note(records):
-        bytes_read.append(len(records.memory))
-        return read(records)
-
-    monkeypatch.setattr(PackedRecords, "read", note)
-    found = list(make_dataloader(path, 2, shuffle=False, num_threads=1))
-    assert [one for batch in found for one in batch] == payloads
-    assert max(tasks) == 32
-    assert 100_000 < max(bytes_read) <= 1 << 20
 
 
 def test_threads_start_none_of_torchs(path, monkeypatch):
@@ -454,27 +393,29 @@ WORDS = {"ids": VarLenFeature(bytes), "name": FixedLenFeature((), bytes), "n": F
 )
 def test_threads_that_pay(tmp_path, monkeypatch, features, size, expected):
     """A rule from the features, the same in each run."""
-    monkeypatch.setattr(map_dataset, "has_native", lambda: True)
-    monkeypatch.setattr(map_dataset, "num_processors", lambda: 3)
+    monkeypatch.setattr("torch_tfrecord.loading.map_dataset.has_native", lambda: True)
+    monkeypatch.setattr("torch_tfrecord.loading.map_dataset.num_processors", lambda: 3)
     dataset = TFRecordDataset(write(tmp_path / "a", [bytes(size)] * 4), features)
-    assert usual_num_threads(dataset) == usual_num_threads(Subset(dataset, [1, 2])) == expected
+    for each in (dataset, Subset(dataset, [1, 2])):
+        assert ReadAheadLoader(each).num_threads == expected
     assert make_dataloader(dataset, 2).num_threads == expected
     assert make_dataloader(dataset, 2, num_threads=2).num_threads == 2
 
 
 @pytest.fixture
-def cores(monkeypatch):
+def cores(monkeypatch, path):
     """Says which cores each process may use: this one, the one that started it, and others."""
     own, starter = set(range(64)), set(range(64))
-    monkeypatch.setattr(map_dataset, "has_native", lambda: True)
+    monkeypatch.setattr("torch_tfrecord.loading.map_dataset.has_native", lambda: True)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     of = {0: own, os.getpid(): own, os.getppid(): starter}
     monkeypatch.setattr(os, "sched_getaffinity", of.__getitem__, raising=False)
-    return own, starter
+    dataset = TFRecordDataset(path, {"n": FEATURES["n"]})
+    return own, starter, lambda: ReadAheadLoader(dataset).num_threads
 
 
 def test_torchruns_ranks_divide_what_they_share(monkeypatch, cores):
-    own, starter = cores
+    own, starter, usual_num_threads = cores
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert usual_num_threads() == 12
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
@@ -494,9 +435,9 @@ def test_torchruns_ranks_divide_what_they_share(monkeypatch, cores):
 
 
 def test_a_groups_ranks_divide_what_they_share(monkeypatch, cores):
-    own, _ = cores
+    own, _, usual_num_threads = cores
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(ranks, "in_process_group", lambda: True)
+    monkeypatch.setattr("torch_tfrecord.order.ranks.in_process_group", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16, raising=False)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     assert usual_num_threads() == 4
@@ -521,22 +462,6 @@ def test_a_rank_that_is_bound_to_its_own_core():
     assert found.split() == ["2", "1"]
 
 
-def test_torch_pins_what_arrives_from_a_worker(path, monkeypatch):
-    # No GPU here: what is to be pinned is followed as far as the call that pins a tensor.
-    pinned = []
-    monkeypatch.setattr(
-        torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.dtype) or tensor.clone()
-    )
-    features = {name: FEATURES[name] for name in ("n", "name")}
-    first = next(iter(make_dataloader(path, 10, features, shuffle=False, num_workers=1)))
-    # torch's thread that pins needs a GPU; it calls this
-    first = pin_memory(first, None)
-    assert type(first) is dict
-    assert first["n"].tolist() == list(range(10))
-    assert first["name"][3] == b"3"
-    assert pinned[0] == torch.int64
-
-
 @pytest.mark.daily
 @pytest.mark.parametrize(
     "options", [{"num_workers": 2, "persistent_workers": True}, {"num_threads": 2}]
@@ -555,7 +480,9 @@ def test_memory_stays_flat_over_20_epochs(tmp_path, options):
 
 def resident_bytes(path, options):
     """After each of 20 epochs, with the workers'."""
-    read_ahead._MOST_BATCHES = 4  # else what is ready differs by as much as the file has
+    sys.modules[
+        "torch_tfrecord.loading.read_ahead"
+    ]._MOST_BATCHES = 4  # else what is ready differs by as much as the file has
     features = {"x": FixedLenFeature((100,), torch.int64), "name": FixedLenFeature((), bytes)}
     loader = make_dataloader(path, 256, features, **options)
     resident = []

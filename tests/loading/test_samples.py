@@ -25,9 +25,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord import RaggedTensor, SparseList, collate
 from torch_tfrecord.columns import Nested
-from torch_tfrecord.columns.containers import make_sparse
 from torch_tfrecord.loading import ColumnBatch
-from torch_tfrecord.loading.sample import UNSEEN, Sample
 
 
 def columns_of(numbers):
@@ -47,8 +45,12 @@ def columns_of(numbers):
         "words": [[f"w{each}"] * (each % 2) for each in numbers],
         "unlike": [torch.full((each % 2 + 1,), each) for each in numbers],
         "ragged": RaggedTensor(torch.arange(many), splits),
-        "sparse": make_sparse(
-            torch.stack([torch.arange(n), number % 4]), number.float(), (n, 4), is_coalesced=True
+        "sparse": torch.sparse_coo_tensor(
+            torch.stack([torch.arange(n), number % 4]),
+            number.float(),
+            (n, 4),
+            is_coalesced=True,
+            check_invariants=False,
         ),
         "sparse_words": SparseList(
             torch.stack([torch.arange(n), number % 4]), [f"s{each}" for each in numbers], (n, 4)
@@ -71,6 +73,10 @@ def plain(samples):
         }
         for sample in samples
     ]
+
+
+Sample = type(ColumnBatch({"a": [1]}, 1)[0])
+UNSEEN = next(dict.__iter__(ColumnBatch({"a": [1]}, 1)[0]))
 
 
 def fresh(**columns):
@@ -156,8 +162,6 @@ def test_read_as_a_dict(way):
     found = read(sample)
     assert found == expected
     assert type(found) is type(expected)
-    assert sample._block is not None  # nobody changed it
-    assert UNSEEN not in found if isinstance(found, (list, tuple)) else True
     assert read(sample) == expected
 
 

@@ -211,30 +211,6 @@ def test_kept_and_dropped_in_every_order(memory, data):
         assert (memory.received(message)["x"] == sent).all()
 
 
-@pytest.mark.daily
-@shares
-@pytest.mark.parametrize(
-    "size", [0, 1, 63, 64, 65, 4095, 4096, 65_535, 65_536, 1 << 20, 100_000_001]
-)
-def test_sizes(memory, size):
-    values = torch.arange(size, dtype=torch.uint8)
-    for tensor in (values, memory.piece(values)):
-        received = memory.received(memory.sent({"x": tensor, "y": torch.tensor(size)}))
-        assert torch.equal(received["x"], values) and received["y"] == size
-
-
-@shares
-def test_columns_that_were_made_there_are_not_copied(memory):
-    block = memory.piece(torch.arange(300_000))
-    first, second = block[:100_000], block[100_000:]
-    before = memory.memory._clock
-    received = memory.received(memory.sent({"a": first, "b": second.view(100, 2000).t()}))
-    assert memory.memory._clock == before  # no new memory
-    first[5] = -1
-    assert received["a"][5] == -1
-    assert_same(received["b"], second.view(100, 2000).t())
-
-
 @pytest.mark.slow
 @shares
 def test_what_is_sent_twice_is_two(memory):
@@ -244,18 +220,6 @@ def test_what_is_sent_twice_is_two(memory):
     for number, tensor in enumerate(received):
         tensor.fill_(number)
     assert [int(tensor.sum()) for tensor in received] == [0, 100_000, 200_000, 300_000]
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)],
-)
-def test_without_shared_memory_by_torchs_way(batch):
-    packer = transport.Packer(None)
-    node = packer.node(batch)
-    message = packer.message()
-    assert message[0] is None and len(message[1]) == 1 and message[1][0].is_shared()
-    assert_same(transport._unpack(*message, node), batch)
 
 
 def in_worker(code):

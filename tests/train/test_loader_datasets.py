@@ -14,7 +14,6 @@ from rlds_episodes import write_episodes
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
-    Dataset,
     Subset,
     random_split,
 )
@@ -39,7 +38,6 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.loading import ReadAheadLoader
-from torch_tfrecord.loading.read_ahead import NestedDataset
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -252,14 +250,6 @@ def test_compression_type_index_and_index_dir(tmp_path):
     assert len(list((tmp_path / "indexes").rglob("*"))) >= 1
 
 
-def test_misspelt_keywords_before_anything_is_opened(tmp_path):
-    text = (
-        "^verify_crcs is not a keyword of make_dataloader, TFRecordDataset or DataLoader; did you"
-    )
-    with pytest.raises(TypeError, match=text):
-        make_dataloader(tmp_path / "nothing", 2, verify_crcs=False)
-
-
 # ReadAheadLoader.
 
 
@@ -395,10 +385,3 @@ def test_wrong_batches_of_positions(ds):
         ds[[0, N]]
     with pytest.raises(ValueError, match="a batch needs at least one sample"):
         ds[[]]
-
-
-def test_is_a_dataset_of_torch(ds):
-    nested = NestedDataset(Subset(ds, [3, 1]), double)
-    assert isinstance(nested, Dataset)
-    assert (len(nested), int(nested[1]["id"])) == (2, 2 * int(ds[1]["id"]))
-    assert repr(nested).startswith("NestedDataset(<torch.utils.data.dataset.Subset")

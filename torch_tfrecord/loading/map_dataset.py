@@ -527,7 +527,7 @@ _REMOTE_THREADS = 8
 _SMALL_SAMPLE = 1 << 12
 
 
-def usual_num_threads(dataset: object = None) -> int:
+def usual_num_threads(dataset: object) -> int:
     """The default number of threads that read ahead: one per processor that this process may use,
     divided by the training processes that share them (`Rank.num_on_host`).
 
@@ -542,7 +542,7 @@ def usual_num_threads(dataset: object = None) -> int:
         return 1
     if any(store.is_remote for store in files):
         return max(share, _REMOTE_THREADS)
-    if dataset is not None and all(map(_holds_lock, Leaves(dataset))):
+    if all(map(_holds_lock, Leaves(dataset))):
         return 1
     return share
 
