@@ -42,7 +42,6 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            cwd=_FOLDER,
         )
         self._answer()
 

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 import torchvision
 from corpus import Corpora
-from lock import WORKS
+from lock import CACHE, loader_of
+from report import grid
 from workloads import CROP, MEAN, STD
 
 from torch_tfrecord import (
@@ -39,8 +40,6 @@ from torch_tfrecord import (
 
 __all__: list[str] = []
 
-_CACHE = Path("~/.cache/torch_tfrecord_benchmarks/gpu").expanduser()
-_LABEL = {"label": FixedLenFeature((), torch.int64)}
 # Batches before the clock starts: cudnn's choice of kernels, and what a loader has made ahead.
 _LEAD_IN = 8
 _SETTLING_SECONDS = 2
@@ -58,22 +57,14 @@ class _Bench:
         self.seconds, self.batch = arguments.seconds, arguments.batch
         self.rounds = arguments.rounds
         self.device = None if arguments.device is None else torch.device(arguments.device)
-        self.corpora = Corpora(_CACHE, arguments.photos, arguments.fraction)
-
-    def loader(self, work: str, **options: Any) -> tuple[Any, int]:
-        """A loader that never ends, and its batch size."""
-        corpus, fraction, size, features = WORKS[work]
-        corpora = Corpora(_CACHE, None, fraction * self.corpora.fraction)
-        size = min(size, corpora.count(corpus))
-        path = corpora.path(corpus)
-        return make_dataloader(
-            path, size, features, num_epochs=None, drop_last=True, **options
-        ), size
+        self.share = arguments.fraction
+        self.corpora = Corpora(CACHE, arguments.photos, arguments.fraction)
 
     def images(self, size: int | None = None, decode_on: Any = "cpu", **options: Any) -> Any:
         """Random crops with a flip, uint8, and labels."""
         crop = Image(crop=RandomResizedCrop(CROP, horizontal_flip=0.5), decode_on=decode_on)
-        path, features = self.corpora.path("images"), {"image": crop, **_LABEL}
+        label = FixedLenFeature((), torch.int64)
+        path, features = self.corpora.path("images"), {"image": crop, "label": label}
         size = min(size or self.batch, self.corpora.count("images"))
         return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options)
 
@@ -113,37 +104,31 @@ class _Bench:
         return self.per_second(lambda batch: None, **sides)
 
 
-def _row(*cells: object) -> None:
-    print(
-        "|", *(f"{cell:,.2f}" if isinstance(cell, float) else cell for cell in cells), "|", sep=" "
-    )
-
-
-def _table(*names: str) -> None:
-    print()
-    print("|" + "|".join(f" {name} " for name in names) + "|")
-    print("|---|" + "---:|" * (len(names) - 1), flush=True)
+def _show(titles: tuple[str, ...], *rows: tuple[object, ...]) -> None:
+    print(f"\n{grid(titles, rows)}", flush=True)
 
 
 def _rates(bench: _Bench) -> None:
-    _table("samples a second", "host", "pinned", "on the device", "device/host")
     options: list[dict[str, Any]] = [{}]
     if bench.device is not None:
         is_cpu = bench.device.type == "cpu"
         options += [{} if is_cpu else {"pin_memory": True}, {"device": bench.device}]
+    rows = []
     for work in ("tokens", "embeddings", "40 scalars", "crops"):
-        loaders = [bench.loader(work, **each) for each in options]
+        loaders = [loader_of(work, bench.share, **each) for each in options]
         cells = [loaders[0][1] * rate for rate in bench.rates(*(each for each, _ in loaders))]
-        shares = [f"| {cells[2] / cells[0]:.2f}"] if len(cells) == 3 else ["| left out"] * 3
-        _row(work, *(f"| {cell:,.0f}" for cell in cells), *shares)
+        share = f"{cells[2] / cells[0]:.2f}" if len(cells) == 3 else "left out"
+        shown = [f"{cell:,.0f}" for cell in cells] + ["left out"] * (3 - len(cells))
+        rows.append((work, *shown, share))
+    _show(("samples a second", "host", "pinned", "on the device", "device/host"), *rows)
 
 
 def _threads(bench: _Bench) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     counts = sorted({1, 2, 4, 8, cores - 1, cores} & {*range(1, cores + 1)})
-    _table("images a second, on the host", *(f"{count} threads" for count in counts))
-    rates = [bench.rates(bench.images(num_threads=count))[0] for count in counts]
-    _row("RandomResizedCrop 224, uint8", *(f"| {bench.batch * rate:,.0f}" for rate in rates))
+    rates = (bench.batch * bench.rates(bench.images(num_threads=count))[0] for count in counts)
+    row = ("RandomResizedCrop 224, uint8", *(f"{rate:,.0f}" for rate in rates))
+    _show(("images a second, on the host", *(f"{count} threads" for count in counts)), row)
 
 
 def _decoding(bench: _Bench, device: torch.device) -> None:
@@ -157,7 +142,7 @@ def _decoding(bench: _Bench, device: torch.device) -> None:
         for sample in stored[: bench.batch]
     ]
     allowed = sorted(os.sched_getaffinity(0))
-    _table("cores", *(f"{side} | CPU ms" for side in ("cpu", "device", "auto", "nvJPEG alone")))
+    rows = []
     for count in sorted({1, 4, 16, len(allowed)} & {*range(1, len(allowed) + 1)}):
         os.sched_setaffinity(0, allowed[:count])  # and all threads from here on
         sides = {side: iter(bench.images(decode_on=side, device=device)) for side in _DECODE_ON}
@@ -168,10 +153,10 @@ def _decoding(bench: _Bench, device: torch.device) -> None:
                 itertools.takewhile(lambda _, end=end: time.perf_counter() < end, sides[side]), 0
             )
         found = bench.measured(lambda batch: None, 2, **sides)
-        cells = (
-            f"| {bench.batch * rate:,.0f} | {1000 * cpu / bench.batch:.3f}" for rate, cpu in found
-        )
-        _row(count, *cells)
+        per_image = [(bench.batch * rate, 1000 * cpu / bench.batch) for rate, cpu in found]
+        rows.append((count, *(f"{rate:,.0f} | {cpu:.3f}" for rate, cpu in per_image)))
+    sides = ("cpu", "device", "auto", "nvJPEG alone")
+    _show(("cores", *(title for side in sides for title in (side, "CPU ms"))), *rows)
     os.sched_setaffinity(0, allowed)
 
 
@@ -225,23 +210,31 @@ def _resnet(bench: _Bench, device: torch.device) -> None:
         ),
     }
     rates = bench.per_second(_ResNet(device), **sides)
-    _table(f"ResNet-50, batch {bench.batch}", "images/s", "of the constant batch", "waits")
-    for name, rate in zip(sides, rates, strict=True):
-        share = rate / rates[0]
-        _row(name, f"| {bench.batch * rate:,.0f}", f"| {share:.2f}", f"| {max(1 - share, 0):.0%}")
+    shares = [rate / rates[0] for rate in rates]
+    _show(
+        (f"ResNet-50, batch {bench.batch}", "images/s", "of the constant batch", "waits"),
+        *(
+            (name, f"{bench.batch * rate:,.0f}", f"{share:.2f}", f"{max(1 - share, 0):.0%}")
+            for name, rate, share in zip(sides, rates, shares, strict=True)
+        ),
+    )
 
 
 def _kernels(bench: _Bench, device: torch.device) -> None:
     images = bench.images(size=_FEW_IMAGES, device=device)
     sides = {
-        "one batch again and again": _constant(bench.loader("tokens", device=device)[0]),
-        "beside tokens": iter(bench.loader("tokens", device=device)[0]),
+        "one batch again and again": _constant(loader_of("tokens", bench.share, device=device)[0]),
+        "beside tokens": iter(loader_of("tokens", bench.share, device=device)[0]),
         f"beside images, batch {_FEW_IMAGES}": iter(images),
     }
     rates = bench.per_second(_SmallKernels(device), **sides)
-    _table(f"a step of {_NUM_KERNELS:,} small kernels", "ms", "times the constant batch")
-    for name, rate in zip(sides, rates, strict=True):
-        _row(name, f"| {1000 / rate:.1f}", f"| {rates[0] / rate:.2f}")
+    _show(
+        (f"a step of {_NUM_KERNELS:,} small kernels", "ms", "times the constant batch"),
+        *(
+            (name, f"{1000 / rate:.1f}", f"{rates[0] / rate:.2f}")
+            for name, rate in zip(sides, rates, strict=True)
+        ),
+    )
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
+from report import grid
 from runner import start
 from side import Job
 from sides.ours import features_of
@@ -58,10 +59,11 @@ CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
 _LEAD_IN = 4
 
 
-def loader_of(work: str, **options: Any) -> tuple[Any, int]:
-    """A loader that never ends, and its batch size."""
+def loader_of(work: str, share: float = 1.0, **options: Any) -> tuple[Any, int]:
+    """A loader that never ends, of a share of the records, and its batch size."""
     corpus, fraction, size, features = WORKS[work]
-    path = Corpora(CACHE, None, fraction).path(corpus)
+    corpora = Corpora(CACHE, None, share * fraction)
+    path, size = corpora.path(corpus), min(size, corpora.count(corpus))
     return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options), size
 
 
@@ -144,8 +146,7 @@ def _loop(arguments: argparse.Namespace) -> None:
     """Print the table of the training loop."""
     environments = Environments(DEFAULT_FOLDER, dict(one.split("=", 1) for one in arguments.python))
     corpora = Corpora(CACHE, None)
-    print("| work | loader | " + " | ".join(f"{1000 * pause:.0f} ms" for pause in _PAUSES) + " |")
-    print("|---|---|" + "---:|" * len(_PAUSES))
+    print(grid(["work", "loader", *(f"{1000 * pause:.0f} ms" for pause in _PAUSES)]))
     for work in arguments.works or _LOOPS:
         name, sides = _LOOPS[work]
         corpus, size = WORKLOADS[name].corpus, WORKLOADS[name].batch_size
@@ -195,16 +196,15 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for work in works:
             found[work].append(_measure(work, arguments.seconds))
-    print("| work | alone/s | beside the loop/s | kept | requests a batch | loop waits |")
-    print("|---|---:|---:|---:|---:|---:|")
+    rows = []
     for work, runs in found.items():
         alone, beside, waits = map(statistics.median, zip(*runs, strict=True))
         size = WORKS[work][2]
         requests = (size / beside - size / alone) / sys.getswitchinterval()
-        print(
-            f"| {work}, batch {size:,} | {alone:,.0f} | {beside:,.0f} | {beside / alone:.2f} | {requests:.1f} "
-            f"| {waits:.1%} |"
-        )
+        cells = (f"{alone:,.0f}", f"{beside:,.0f}", f"{beside / alone:.2f}", f"{requests:.1f}")
+        rows.append((f"{work}, batch {size:,}", *cells, f"{waits:.1%}"))
+    titles = ("work", "alone/s", "beside the loop/s", "kept", "requests a batch", "loop waits")
+    print(grid(titles, rows))
 
 
 if __name__ == "__main__":

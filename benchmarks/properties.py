@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,15 +149,17 @@ def _each_once(count: int, ids: list[int]) -> tuple[bool, str]:
     return present == count and not again, text
 
 
-def _once(trial: Trial, workers: int) -> tuple[bool, str]:
-    (batches,) = _whole(trial.run(workers=workers))
-    return _each_once(trial.count, _ids(batches))
+def _records(trial: Trial, workers: int, world_size: int, load: str | None = None) -> list[int]:
+    """The records of an epoch of all ranks, or of what is left of it after a state."""
+    setting = Setting(trial.files(), workers=workers)
+    if load is not None:
+        setting = replace(setting, shuffle=True, load=trial.state(load))
+    outcomes = trial.ranks(setting, world_size)
+    return [one for outcome in outcomes for one in _ids(_whole(outcome)[0])]
 
 
-def _once_on_ranks(trial: Trial) -> tuple[bool, str]:
-    outcomes = trial.ranks(Setting(trial.files()), 2)
-    ids = [one for outcome in outcomes for one in _ids(_whole(outcome)[0])]
-    return _each_once(trial.count, ids)
+def _once(trial: Trial, workers: int, world_size: int = 1) -> tuple[bool, str]:
+    return _each_once(trial.count, _records(trial, workers, world_size))
 
 
 def _equal_ranks(trial: Trial) -> tuple[bool, str]:
@@ -215,74 +217,53 @@ def _resume_twice(trial: Trial) -> tuple[bool, str]:
     return _continued(trial, before, "second")
 
 
-def _resume_with_one_worker(trial: Trial) -> tuple[bool, str]:
-    before = _stopped(trial)
-    (after,) = _whole(trial.run(shuffle=True, load=trial.state("first"), workers=1))
-    return _each_once(trial.count, [one for ids in before for one in ids] + _ids(after))
+def _rest(trial: Trial, workers: int, world_size: int) -> tuple[bool, str]:
+    """Whether others go on with the rest of an epoch."""
+    before = [one for ids in _stopped(trial) for one in ids]
+    return _each_once(trial.count, before + _records(trial, workers, world_size, "first"))
 
 
-def _resume_on_two_ranks(trial: Trial) -> tuple[bool, str]:
-    before = _stopped(trial)
-    setting = Setting(trial.files(), shuffle=True, load=trial.state("first"))
-    after = [_whole(outcome)[0] for outcome in trial.ranks(setting, 2)]
-    ids = [one for batches in after for one in _ids(batches)]
-    return _each_once(trial.count, [one for each in before for one in each] + ids)
+def _at_same_places(first: list[int], second: list[int], when: str) -> tuple[int, str]:
+    same = sum(one == two for one, two in zip(first, second, strict=False))
+    return same, f"{same} of {len(first)} records at the same place in {when}"
 
 
 def _epochs_differ(trial: Trial) -> tuple[bool, str]:
     first, second = map(_ids, _whole(trial.run(shuffle=True, epochs=2)))
-    same = sum(one == two for one, two in zip(first, second, strict=False))
-    text = f"{same} of {len(first)} records at the same place in both epochs"
+    same, text = _at_same_places(first, second, "both epochs")
     complete, seen = _each_once(trial.count, second)
     return same < len(first) / 2, text if complete else f"{text}; second epoch: {seen}"
 
 
 def _seed_decides(trial: Trial) -> tuple[bool, str]:
-    orders = [
+    first, second = (
         _ids(_whole(trial.run(shuffle=True, epochs=2, attempt=attempt))[0]) for attempt in (0, 1)
-    ]
-    same = sum(one == two for one, two in zip(*orders, strict=False))
-    text = f"{same} of {len(orders[0])} records at the same place in two runs"
-    return orders[0] == orders[1], text
+    )
+    return first == second, _at_same_places(first, second, "two runs")[1]
 
 
-def _flip(folder: Path, number: int) -> None:
-    """Flip a bit in the middle of a record's value, wherever it lies."""
+def _spoil(folder: Path, number: int, *, cut: bool) -> None:
+    """Flip a bit in the middle of a record's value, wherever that is, or cut its file off there."""
     value, hits = value_of(number), 0
-    for path, data in _contents(folder):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        data = bytearray(path.read_bytes())
         at = data.find(value)
         if at >= 0:
-            data[at + len(value) // 2] ^= 4
-            path.write_bytes(data)
+            middle = at + len(value) // 2
+            data[middle] ^= 4
+            path.write_bytes(data[:middle] if cut else data)
             hits += 1
     assert hits, f"{folder}: no file has the value of record {number} as it is"
-
-
-def _cut(folder: Path, number: int) -> None:
-    """Cut a file off in the middle of a record's value."""
-    value, hits = value_of(number), 0
-    for path, data in _contents(folder):
-        at = data.find(value)
-        if at >= 0:
-            path.write_bytes(data[: at + len(value) // 2])
-            hits += 1
-    assert hits, f"{folder}: no file has the value of record {number} as it is"
-
-
-def _contents(folder: Path) -> Iterator[tuple[Path, bytearray]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield path, bytearray(path.read_bytes())
 
 
 def _noticed(
-    trial: Trial, name: str, spoil: Callable[[Path, int], None], *, checked: bool = False
+    trial: Trial, name: str, *, cut: bool = False, checked: bool = False
 ) -> tuple[bool, str]:
     """Whether reading spoiled files is an error."""
-    if checked and (found := _noticed(trial, f"{name}_by_default", spoil))[0]:
+    if checked and (found := _noticed(trial, f"{name}_by_default"))[0]:
         return found  # nothing to turn on
     folder = trial.copy(name)
-    spoil(folder, min(_DAMAGED, trial.count - 2))
+    _spoil(folder, min(_DAMAGED, trial.count - 2), cut=cut)
     outcome = trial.run(folder=str(folder), checked=checked)
     if outcome["error"] is not None and not outcome.get("silent"):
         return True, outcome["error"]
@@ -333,28 +314,43 @@ def _killed(trial: Trial) -> tuple[bool, str]:
 
 # The title of each row, and how it is found out.
 PROPERTIES: dict[str, tuple[str, Callable[[Trial], tuple[bool, str]]]] = {
-    "once_0": ("every record once: no worker", lambda trial: _once(trial, 0)),
-    "once_2": ("every record once: two workers", lambda trial: _once(trial, 2)),
-    "once_ranks": ("every record once: two ranks of two workers", _once_on_ranks),
+    "once_0": (
+        "every record once: no worker",
+        lambda trial: _once(trial, 0),
+    ),
+    "once_2": (
+        "every record once: two workers",
+        lambda trial: _once(trial, 2),
+    ),
+    "once_ranks": (
+        "every record once: two ranks of two workers",
+        lambda trial: _once(trial, 2, 2),
+    ),
     "equal_ranks": ("as many batches on each rank, if records do not divide", _equal_ranks),
     "resume": ("resumed: the same batches follow", _resume),
     "resume_twice": ("resumed twice", _resume_twice),
     "resume_workers": (
         "resumed with one worker, not two: each record once",
-        _resume_with_one_worker,
+        lambda trial: _rest(trial, 1, 1),
     ),
-    "resume_ranks": ("resumed on two ranks, not one: each record once", _resume_on_two_ranks),
+    "resume_ranks": (
+        "resumed on two ranks, not one: each record once",
+        lambda trial: _rest(trial, 2, 2),
+    ),
     "epochs_differ": ("two epochs have different orders", _epochs_differ),
     "seed": ("the same seed, the same order", _seed_decides),
     "damaged": (
         "a flipped bit in a value is an error",
-        lambda trial: _noticed(trial, "damaged", _flip),
+        lambda trial: _noticed(trial, "damaged"),
     ),
     "damaged_checked": (
         "the same, with the checks on that are off by default",
-        lambda trial: _noticed(trial, "damaged_checked", _flip, checked=True),
+        lambda trial: _noticed(trial, "damaged_checked", checked=True),
     ),
-    "truncated": ("a truncated file is an error", lambda trial: _noticed(trial, "truncated", _cut)),
+    "truncated": (
+        "a truncated file is an error",
+        lambda trial: _noticed(trial, "truncated", cut=True),
+    ),
     "draws_epochs": ("random crops differ between epochs", _draws_of_epochs),
     "draws_workers": ("random crops differ between workers", _draws_of_workers),
     "killed": ("a killed worker is an error", _killed),

@@ -46,7 +46,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from child import Child, ChildFailedError  # noqa: E402
 from range_server import RangeServer, range_server  # noqa: E402
 from remote_sides import SIDES, TASKS  # noqa: E402
-from report import replace_block  # noqa: E402
+from report import grid, replace_block  # noqa: E402
 
 LATENCY, BANDWIDTH = 0.02, 60e6
 # files, records of each, bytes of a record
@@ -154,12 +154,10 @@ def summary(rounds: list[dict[str, Any]], task: str, total: int) -> dict[str, An
 
 
 def table(sides: dict[str, Any]) -> str:
-    lines = ["| | " + " | ".join(HEADS.values()) + " |", "|---" * (len(TASKS) + 1) + "|"]
-    for name, tasks in sides.items():
-        lines.append(
-            f"| {name} | " + " | ".join(cell(tasks.get(task), task) for task in TASKS) + " |"
-        )
-    return "\n".join(lines)
+    rows = (
+        [name, *(cell(tasks.get(task), task) for task in TASKS)] for name, tasks in sides.items()
+    )
+    return grid(["", *HEADS.values()], rows)
 
 
 def cell(result: dict[str, Any] | None, task: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from workloads import TITLES, WORKLOADS, Bar, Workload
 
-__all__ = ["NAMES", "provenance", "replace_block", "tables"]
+__all__ = ["NAMES", "grid", "provenance", "replace_block", "tables"]
 
 NAMES = {
     "ours": "torch_tfrecord",
@@ -22,6 +22,13 @@ NAMES = {
 }
 
 Rates = Mapping[tuple[str, str], float]
+
+
+def grid(titles: Iterable[object], rows: Iterable[Iterable[object]] = ()) -> str:
+    """A table in Markdown; its first column is text, the others are numbers."""
+    titles = [*titles]
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def tables(results: Mapping[str, Any], *, goals: bool = True) -> str:

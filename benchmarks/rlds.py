@@ -23,14 +23,14 @@ processes of a side, without the code of libraries. TensorFlow lives in an envir
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import contextlib
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from child import Child, answer
 
 VERSION = Path("drawn_arm", "1.0.0")
 BATCH = 64
@@ -77,14 +77,12 @@ class MemoryWatch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak = 0
-        self.is_paused = False
+        self.is_timed = threading.Event()
         self.start()
 
     def run(self) -> None:
-        while True:
-            if not self.is_paused:
-                self.look()
-            time.sleep(1)
+        while not self.is_timed.wait(1):
+            self.look()
 
     def look(self) -> None:
         self.peak = max(self.peak, memory_bytes())
@@ -263,55 +261,40 @@ def loader_batches(directory: Path, buffer: int = EVERY_STEP):
         yield stack([next(samples) for _ in range(BATCH)])
 
 
-OURS = {
+OURS = ("threads", "workers")
+SIDES = {
     "threads": lambda arguments: our_batches(arguments.directory, arguments.workers),
     "workers": lambda arguments: worker_batches(arguments.directory, arguments.workers),
-}
-SIDES = {
-    **OURS,
     "tfds": lambda arguments: tfds_batches(arguments.directory),
     "loader": lambda arguments: loader_batches(arguments.directory),
     "small": lambda arguments: loader_batches(arguments.directory, arguments.buffer),
 }
 
 
-def run_side(batches, num_samples: int, begin: float, watch: MemoryWatch) -> None:
+def run_side(arguments: argparse.Namespace) -> dict[str, float]:
+    """In a process of its own."""
+    begin, watch = time.perf_counter(), MemoryWatch()
+    batches = SIDES[arguments.side](arguments)
     next(batches)
     first = time.perf_counter() - begin
-    watch.is_paused = True
+    watch.is_timed.set()
     begin, work = time.perf_counter(), processor_seconds()
     done = 0
-    while done < num_samples:
+    while done < arguments.samples:
         next(batches)
         done += BATCH
-    found = {
-        "rate": done / (time.perf_counter() - begin),
-        "work": (processor_seconds() - work) / done * 1e3,
-    }
+    rate, work = done / (time.perf_counter() - begin), (processor_seconds() - work) / done * 1e3
     watch.look()
-    print(json.dumps({**found, "first": first, "peak": watch.peak / 1e6}), flush=True)
-    os._exit(0)
+    return {"rate": rate, "work": work, "first": first, "peak": watch.peak / 1e6}
 
 
 def memory_over_time(batches, num_samples: int) -> None:
     """The memory while random samples are read, a line for each tenth."""
-    watch_every = max(num_samples // 10 // BATCH, 1)
-    for number in range(num_samples // BATCH):
-        batch = next(batches)
-        del batch
-        if number % watch_every == 0:
+    num_batches = num_samples // BATCH
+    for number in range(num_batches + 1):
+        if number % max(num_batches // 10, 1) == 0:
             print(f"{number * BATCH:7,} samples: {memory_bytes() / 1e6:7.0f} MB", flush=True)
-    print(f"{num_samples:7,} samples: {memory_bytes() / 1e6:7.0f} MB", flush=True)
-
-
-def side(python: str, name: str, arguments: argparse.Namespace) -> dict[str, float]:
-    command = [python, __file__, "--side", name, "--directory", str(arguments.directory)]
-    command += ["--samples", str(arguments.samples), "--workers", str(arguments.workers)]
-    command += ["--buffer", str(arguments.buffer)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+        next(batches)
 
 
 def main() -> None:
@@ -329,22 +312,23 @@ def main() -> None:
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        begin, watch = time.perf_counter(), MemoryWatch()
-        batches = SIDES[arguments.side](arguments)
-        run_side(batches, arguments.samples, begin, watch)
+        answer(lambda: {"run": lambda: run_side(arguments)})
+        return
     if not (arguments.directory / VERSION).exists():
         print("drawing the episodes ...", flush=True)
         write_data(arguments.directory, arguments.episodes)
     if arguments.memory:
         memory_over_time(worker_batches(arguments.directory, arguments.workers), arguments.samples)
         return
-    pythons = {name: sys.executable if name in OURS else arguments.tfds_python for name in SIDES}
-    pythons = {name: python for name, python in pythons.items() if python}
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+    names = [name for name in SIDES if name in OURS or arguments.tfds_python]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(arguments.rounds):
-        turn = list(pythons.items())
-        for name, python in turn[number % len(turn) :] + turn[: number % len(turn)]:
-            results[name].append(side(python, name, arguments))
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            python = sys.executable if name in OURS else arguments.tfds_python
+            given = [*sys.argv[1:], "--side", name]
+            with contextlib.closing(Child(name, python, "rlds.py", *given)) as child:
+                results[name].append(child.ask("run"))
             print(number, name, results[name][-1], flush=True)
     for name, rounds in results.items():
         middle = {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}

@@ -10,16 +10,13 @@ Medians of rounds, in which all numbers of threads and workers take turns. The m
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 
 from lock import WORKS, loader_of, per_second
+from report import grid
 
 from torch_tfrecord.per_process import num_processors
-
-
-def _numbers(most: int) -> list[int]:
-    """1, 2, 4, ... below the most, and that."""
-    return [*(1 << n for n in range(20) if 1 << n < most), most]
 
 
 def main() -> None:
@@ -31,20 +28,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for a measurement")
     parser.add_argument("--most", type=int, default=num_processors(), help="threads or workers")
     arguments = parser.parse_args()
-    numbers = _numbers(arguments.most)
-    print("| samples a second | " + " | ".join(f"{number}" for number in numbers) + " |")
-    print("|---|" + "---:|" * len(numbers))
+    # 1, 2, 4, ... below the most, and that.
+    numbers = [*(1 << n for n in range(20) if 1 << n < arguments.most), arguments.most]
+    print(grid(["samples a second", *numbers]))
+    kinds = ("num_threads", "num_workers")
     for work in arguments.works or WORKS:
         rates: dict[tuple[str, int], list[float]] = {}
         for _ in range(arguments.rounds):
-            for number in numbers:
-                for kind in ("num_threads", "num_workers"):
-                    loader, size = loader_of(work, **{kind: number})
-                    batches = iter(loader)
-                    rate = per_second(batches, size, arguments.seconds)
-                    rates.setdefault((kind, number), []).append(rate)
-                    del batches, loader  # its threads or workers end
-        for kind in ("num_threads", "num_workers"):
+            for number, kind in itertools.product(numbers, kinds):
+                loader, size = loader_of(work, **{kind: number})
+                batches = iter(loader)
+                rate = per_second(batches, size, arguments.seconds)
+                rates.setdefault((kind, number), []).append(rate)
+                del batches, loader  # its threads or workers end
+        for kind in kinds:
             cells = (f"{statistics.median(rates[kind, number]):,.0f}" for number in numbers)
             print(f"| {work}, `{kind}` | {' | '.join(cells)} |", flush=True)
 

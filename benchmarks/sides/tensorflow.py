@@ -180,8 +180,7 @@ def _column(column: Any) -> Any:
     if isinstance(column, tf.RaggedTensor):
         if column.dtype == tf.string:
             return [b"\n".join(row) for row in column.to_list()]
-        values, splits = column.flat_values.numpy(), column.row_splits.numpy().tolist()
-        return [values[begin:end].tobytes() for begin, end in itertools.pairwise(splits)]
+        return _rows(column)
     return column.numpy().tolist() if column.dtype == tf.string else column.numpy()
 
 

@@ -19,7 +19,7 @@ import torch_tfrecord  # noqa: F401
 class Forked:
     """What child.py uses of a Popen object of serve.py."""
 
-    def __init__(self, command, *, stdin, stdout, stderr, text, cwd):
+    def __init__(self, command, *, stdin, stdout, stderr, text):
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         self.pid, self.returncode = os.fork(), None
         if not self.pid:
