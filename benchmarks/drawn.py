@@ -1,4 +1,4 @@
-"""What the files hold: numbers, texts and pictures, drawn the same each time; pictures may be cuts
+"""The contents of the files: numbers, texts and pictures, drawn the same each time; pictures may be cuts
 of photographs.
 """
 
@@ -128,7 +128,7 @@ def _articles(size: int, repeated: int, share: float) -> Callable[..., Iterator[
 
 
 def _sentences(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Of twelve words, the k-th of which is k times as rare as the first."""
+    """Sentences of twelve words, the k-th of which is k times as rare as the first."""
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
     sizes = generator.integers(3, 11, 20_000)
     words = np.array([generator.choice(letters, int(size)).tobytes() for size in sizes], object)

@@ -1,10 +1,10 @@
-"""What is measured on: the machine, and for each peer a virtual environment of its own, made on
+"""The machine that is measured on, and for each peer a virtual environment of its own, made on
 demand.
 
 python benchmarks/environments.py            # makes those of compare.py, about 4 GB
 python benchmarks/environments.py dali       # this one
 
-`conformance.py` makes those that it needs itself. Most of them hold torch: about 1 GB each if pip finds
+`conformance.py` makes those that it needs itself. Most of them need torch: about 1 GB each if pip finds
 a torch without CUDA (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), else 5.
 """
 
@@ -34,7 +34,7 @@ REQUIREMENTS = {
     "dali": ["nvidia-dali-cuda120==2.*", "numpy"],
     "tfrecord": ["tfrecord==1.14.6", "torch", "torchvision", "pillow"],
     "random": ["tfr-reader==1.1.0", "tfd-utils==1.3.0", "array-record==0.8.*"],
-    # Of conformance.py: each peer beside torch.
+    # For conformance.py: each peer beside torch.
     "tensorflow_torch": ["tensorflow-cpu==2.21.*", "torch"],
     "dali_torch": ["nvidia-dali-cuda120==2.*", "torch", "numpy"],
     "mosaicml": ["mosaicml-streaming==0.13.*", "torch", "torchvision", "numpy"],
@@ -86,7 +86,7 @@ class Environments:
     """Finds the interpreter of a side.
 
     Args:
-        folder: Holds an environment for each peer, by its name.
+        folder: It has an environment for each peer, by its name.
         given: Interpreters by side, which go first.
     """
 

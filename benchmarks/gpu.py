@@ -51,7 +51,7 @@ _FEW_IMAGES = 64
 
 
 class _Bench:
-    """What all measurements share."""
+    """The devices, times and files that all measurements share."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.seconds, self.batch = arguments.seconds, arguments.batch

@@ -1,4 +1,4 @@
-"""What a side gave out, in a few numbers that can be compared: are two sides doing the same
+"""The output of a side, in a few numbers that can be compared: are two sides doing the same
 work?
 """
 

@@ -1,4 +1,4 @@
-"""What every loader is asked for by `conformance.py`: each property is a function that runs the
+"""The properties that every loader is asked for by `conformance.py`: each property is a function that runs the
 loader, and says "yes" or "no" with what was seen.
 """
 

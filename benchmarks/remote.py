@@ -2,7 +2,7 @@
 s3torchconnector.
 
 The bucket is the tests' range server in a process of its own: 20 ms a request and 60 MB/s a
-connection, the same for all. It holds eight files of 200 records of 100 KB ("photos") and eight of
+connection, the same for all. It has eight files of 200 records of 100 KB ("photos") and eight of
 5,000 records of 4 KB ("tokens"), 160 MB each, their indexes beside them, and tars of the same
 payloads. Measured are
 
@@ -97,7 +97,7 @@ def write_set(root: Path, name: str, fraction: float) -> dict[str, Any]:
 
 
 def payloads_of(file: int, count: int, size: int) -> Any:
-    """Random bytes behind the record's number."""
+    """The record's number, then random bytes."""
     generator = np.random.default_rng(file)
     for number in range(file * count, (file + 1) * count):
         yield number.to_bytes(8, "little") + generator.bytes(size - 8)

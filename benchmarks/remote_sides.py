@@ -36,7 +36,7 @@ Range = tuple[str, int, int]  # path below the server, first byte, end
 
 
 class Side:
-    """What all sides have: where the data is, and the ranges of its records.
+    """All sides know where the data is, and the ranges of its records.
 
     Args:
         url: Of the server.
@@ -59,7 +59,7 @@ class Side:
         ]
 
     def prepare(self, task: str) -> None:
-        """What is not timed."""
+        """Get ready, before the clock starts."""
 
 
 class Ours(Side):
@@ -94,7 +94,7 @@ class Ours(Side):
 
 
 class Ranges(Side):
-    """What reads ranges of bytes, and looks at nothing of them: `get` yields them as they come."""
+    """Reads ranges of bytes, and looks at nothing of them: `get` yields them as they come."""
 
     has_records = False
 
@@ -118,7 +118,7 @@ class Ranges(Side):
 
 
 class Bare(Ranges):
-    """What the server gives: threads that receive into one buffer each, and look at nothing."""
+    """As fast as the server: threads that receive into one buffer each, and look at nothing."""
 
     connections = 64
 

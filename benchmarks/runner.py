@@ -104,7 +104,7 @@ def run_workload(
 
 
 def _checked(job: Job, process: Child, firsts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the warm-up epoch gave, if it is what the first of its kind gave."""
+    """The output of the warm-up epoch, if it is what the first of its kind gave."""
     kind = job.workload.kind(job.variant)
     check = process.ask("check", _CHECK_SECONDS if kind in firsts else float("inf"))
     first = firsts.setdefault(kind, check)

@@ -114,7 +114,7 @@ def _timed(items: Iterable[Any], each: list[float]) -> Iterator[Any]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process, its workers that ended, and its workers that live."""
+    """Seconds of this process, its workers that ended, and its workers that live."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     stats = (Path(f"/proc/{one.pid}/stat").read_text() for one in multiprocessing.active_children())
     ticks = sum(sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats)

@@ -1,4 +1,4 @@
-"""What every side gives: a way to run one epoch, and how to look at what it handed out."""
+"""Every side gives the same: a way to run one epoch, and how to look at what it handed out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Job", "Side", "do_nothing"]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process is to run: a side's variant of a workload, on a file of `count` records."""
+    """The work of one process: a side's variant of a workload, on a file of `count` records."""
 
     side: str
     workload_name: str

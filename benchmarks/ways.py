@@ -146,7 +146,7 @@ def way_table(results: dict[str, Any]) -> str:
 
 
 def _mean(values: list[float], number: int) -> float | None:
-    """Of all rows or of none: means of different rows could not be compared."""
+    """The mean of all rows or none: means of different rows could not be compared."""
     return geometric_mean(values) if len(values) == number else None
 
 

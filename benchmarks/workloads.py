@@ -1,4 +1,4 @@
-"""What is measured: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
+"""The measurements: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
 
 A row of a table is a variant. To add one, name it in its workload's `variants`, what it should reach in
 `bars`, its words in `TITLES`, and write it in each of `sides/`. ``compare.py doors --rows ds_i,tokens``
@@ -40,7 +40,7 @@ COMPRESSION_TYPES = {
     "gzip-large": "GZIP",
 }
 
-# What a variant's name stands for.
+# The words for a variant.
 TITLES = {
     "make_dataloader": "`make_dataloader(num_workers=0)`",
     "collate": "`DataLoader(TFRecordDataset, collate_fn=collate)`",

@@ -1,9 +1,9 @@
-"""What `conformance.py` asks of a loader: each module here is a peer, with
+"""The loaders that `conformance.py` asks: each module here is a peer, with
 
     def write(folder, shards)     # the records of each shard, in the peer's own format
     def open_loader(setting)      # a Loader, as the peer's documentation says
 
-and, where the peer reads TFRecord files, `READS_TFRECORD = True`: then they lie in the folder when
+and, where the peer reads TFRecord files, `READS_TFRECORD = True`: then they are in the folder when
 `write` is called. `CHECK` names a check of the files that is off by default, and that
 `setting.checked` turns on. `NOT_OFFERED` names the properties that the peer does not claim, with
 the reason; their result is "not offered".
@@ -61,7 +61,7 @@ class NotOfferedError(Exception):
 
 
 class Loader:
-    """A loader, and what holds its state."""
+    """A loader, and the object with its state."""
 
     def __init__(self, batches: Iterable[Any], stateful: Any = None) -> None:
         self.batches = batches
@@ -74,7 +74,7 @@ class Loader:
         yield from self.batches
 
     def state(self) -> Any:
-        """What is to be pickled."""
+        """The state, to be pickled."""
         return self._method("state_dict")()
 
     def load(self, state: Any) -> None:
@@ -93,7 +93,7 @@ def value_of(number: int) -> bytes:
 
 @cache
 def picture() -> bytes:
-    """A PNG of 256 x 256: red is the row, green the column, so that a crop tells where it was taken."""
+    """A PNG of 256 x 256: red is the row, green the column, so that a crop shows where it was taken."""
     # By PNG's filter "Sub", a pixel is written as its difference from the one before.
     rows = b"".join(b"\1" + bytes((row, 0, 0)) + 255 * b"\0\1\0" for row in range(256))
     chunks = [

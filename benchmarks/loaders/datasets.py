@@ -1,5 +1,5 @@
 """Hugging Face datasets, streaming Parquet files: `split_dataset_by_node` for the ranks,
-`set_epoch` to shuffle anew, and torchdata's StatefulDataLoader, as
+`set_epoch` to shuffle again, and torchdata's StatefulDataLoader, as
 https://huggingface.co/docs/datasets/use_with_pytorch and
 https://huggingface.co/docs/datasets/stream say.
 """

@@ -36,7 +36,7 @@ class Crops(Loader):
 
 
 def features_of(setting: Setting) -> dict[str, Any]:
-    """What is read from each record, here and by the stream."""
+    """The features of each record, here and by the stream."""
     crops = {"image": Image(crop=RandomResizedCrop(8))} if setting.draw else {}
     return {
         "id": FixedLenFeature((), torch.int64),

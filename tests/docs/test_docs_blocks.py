@@ -1,4 +1,4 @@
-"""Every code block of docs/ runs in a test, or stands here with the reason; safety.md and
+"""Every code block of docs/ runs in a test, or is listed here with the reason; safety.md and
 trainers.md run here.
 """
 

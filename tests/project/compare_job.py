@@ -17,7 +17,7 @@ import torch_tfrecord  # noqa: F401
 
 
 class Forked:
-    """What child.py uses of a Popen object of serve.py."""
+    """The part that child.py uses of a Popen object of serve.py."""
 
     def __init__(self, command, *, stdin, stdout, stderr, text):
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()

@@ -79,7 +79,7 @@ def test_all_tables(tmp_path):
 
 
 class TestOutputs:
-    """What calls two sides equal."""
+    """Two sides are equal if these say so."""
 
     outputs = load("outputs")
 

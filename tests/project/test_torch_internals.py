@@ -1,4 +1,4 @@
-"""What is used of torch, and of other packages, that they do not document: all of it is listed in
+"""The internals that are used of torch and of other packages: all of them is listed in
 `LISTED`.
 
 The tests of torch's loader say first when a new torch changed it.
@@ -113,8 +113,8 @@ def names_defined(trees):
 
 
 def internals(tree, defined):
-    """What a module uses of other packages that these do not document: a name of a module in full (``torch._C``), an
-    attribute of an object without the object (``._workers``).
+    """The internals of other packages that a module uses: a name of a module in full (``torch._C``),
+    an attribute of an object without the object (``._workers``).
     """
     origins, found = {}, set()
     for node in ast.walk(tree):
