@@ -9,7 +9,7 @@ from targets.columns import field, random_feature, varint
 from tools import damage, outcome, same
 
 from torch_tfrecord import FixedLenFeature, Text, VarLenFeature, decode_example, encode_example
-from torch_tfrecord.columns.containers import as_plain
+from torch_tfrecord.columns import as_plain
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.loading.sample import take_apart
 from torch_tfrecord.protobuf.messages import Example

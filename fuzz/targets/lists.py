@@ -12,7 +12,7 @@ from targets.examples import _plain
 from tools import damage, outcome, same
 
 from torch_tfrecord import FixedLenFeature, ListFeatures, VarLenFeature, encode_example
-from torch_tfrecord.columns.containers import as_plain
+from torch_tfrecord.columns import as_plain
 from torch_tfrecord.columns.example_lists import ExampleListParser
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.protobuf import parse_message

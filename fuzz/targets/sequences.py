@@ -16,7 +16,7 @@ from torch_tfrecord import (
     VarLenFeature,
     encode_sequence_example,
 )
-from torch_tfrecord.columns.containers import as_plain
+from torch_tfrecord.columns import as_plain
 from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.protobuf.messages import SequenceExample
 

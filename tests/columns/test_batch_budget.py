@@ -86,7 +86,7 @@ BOMBS = {
         [encode_example({"x": [b"a"], "ids": [9_999]})] * 10,
         TEXT_ROW_IDS,
         10 * (10_001 * 8) + 10 * (10_001 * 112),
-        "record 9: feature 'x' (bytes)",
+        "feature 'x' (bytes)",
     ),
     "serialized tensors": (
         [encode_example({"x": tensor_of(100, 100)})] * 10,

@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
 from torch_tfrecord import RaggedTensor, SparseList, collate, shared_memory
-from torch_tfrecord.columns import Nested
-from torch_tfrecord.columns.containers import make_sparse, wrap_nested
+from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.loading import transport
 from torch_tfrecord.native import optional_module
 
@@ -91,11 +90,15 @@ def columns(draw):
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     values = torch.arange(int(offsets[-1]))
     if kind == "jagged":
-        return wrap_nested(Nested(values, values.dtype, (offsets,)))
+        return as_plain(Nested(values, values.dtype, (offsets,)))
     if kind == "sparse":
         indices = torch.stack([torch.arange(len(values)), values * 2])
-        return make_sparse(
-            indices, values + 1, (len(values) + 1, 2 * len(values) + 1), is_coalesced=True
+        return torch.sparse_coo_tensor(
+            indices,
+            values + 1,
+            (len(values) + 1, 2 * len(values) + 1),
+            is_coalesced=True,
+            check_invariants=True,
         )
     if kind == "ragged":
         return RaggedTensor(values, (torch.tensor([0, len(lengths)]), offsets))

@@ -37,8 +37,6 @@ __all__ = [
     "RaggedTensor",
     "SparseList",
     "as_plain",
-    "is_ascending",
-    "join_nested",
     "make_sparse",
     "rows_of",
     "split_lists",
@@ -252,17 +250,13 @@ def _array(numbers: Numbers) -> npt.NDArray[Any]:
     return as_array(numbers) if isinstance(numbers, torch.Tensor) else numbers
 
 
-def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
-    """Join parts as outermost rows; all have the depth and inner shape of ``template``, which has
-    no rows.
-    """
+def _join_nested(parts: Sequence[Nested]) -> Nested:
+    """Join parts of one depth and inner shape as outermost rows."""
     # The parts become the outermost dimension.
     outer = splits_of([part.num_rows for part in parts])
-    if not parts:
-        return template._replace(row_splits=(outer, *template.row_splits))
     values, row_splits = zip(*[part.tensors() for part in parts], strict=True)
     levels = [_join_splits(level) for level in zip(*row_splits, strict=True)]
-    return Nested(torch.cat(values), template.dtype, (outer, *levels))
+    return Nested(torch.cat(values), parts[0].dtype, (outer, *levels))
 
 
 def _join_splits(parts: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
@@ -299,18 +293,15 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
 
 
 def make_sparse(
-    indices: torch.Tensor,
-    values: torch.Tensor | list[Any],
-    shape: tuple[int, ...],
-    *,
-    is_coalesced: bool,
+    indices: torch.Tensor, values: torch.Tensor | list[Any], shape: tuple[int, ...]
 ) -> torch.Tensor | SparseList:
     """Build a ``torch.sparse_coo`` tensor, or a SparseList if values are a list, without checking
     or sorting.
     """
     if isinstance(values, list):
         return SparseList(indices, values, shape)
-    return sparse(indices, values, shape, is_coalesced=is_coalesced)
+    # torch trusts the flag: said of unsorted places, coalesce() would leave them so.
+    return sparse(indices, values, shape, is_coalesced=_is_ascending(indices))
 
 
 def stack(values: list[Value]) -> torch.Tensor | list[Value]:
@@ -389,17 +380,12 @@ def _sparse_rows(
     # First indices ascend, so a sample is a range of the values.
     ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
     return [
-        make_sparse(
-            part := indices[1:, begin:end],
-            values[begin:end],
-            shape[1:],
-            is_coalesced=is_ascending(part),
-        )
+        make_sparse(indices[1:, begin:end], values[begin:end], shape[1:])
         for begin, end in zip([0, *ends], ends, strict=False)
     ]
 
 
-def is_ascending(indices: torch.Tensor) -> bool:
+def _is_ascending(indices: torch.Tensor) -> bool:
     """Whether indices [ndim, nnz] are sorted without duplicates, which torch calls coalesced."""
     is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
     # From the last dimension on: an earlier one decides, and only its ties ask the later ones.
@@ -431,7 +417,7 @@ def stack_samples(samples: Sequence[Value]) -> Value:
         raise ValueError(
             f"expected samples with the same number of ragged dimensions, got {sorted(depths)}"
         )
-    return wrap_nested(join_nested(parts, parts[0]))
+    return wrap_nested(_join_nested(parts))
 
 
 def _is_sparse(value: object) -> bool:
@@ -453,6 +439,4 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
     is_list = isinstance(samples[0], SparseList)
     joined = list(chain.from_iterable(values)) if is_list else torch.cat(values)
-    # The sample's number comes first, so what is sorted in each sample is sorted in the batch.
-    is_coalesced = not is_list and all(sample.is_coalesced() for sample in samples)
-    return make_sparse(indices, joined, (len(samples), *shapes.pop()), is_coalesced=is_coalesced)
+    return make_sparse(indices, joined, (len(samples), *shapes.pop()))

@@ -16,12 +16,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, Ints, reserve, splits_of
+from torch_tfrecord.batch_memory import Ints, reserve, splits_of
 from torch_tfrecord.columns.containers import (
     Nested,
     SparseList,
-    is_ascending,
-    join_nested,
     make_sparse,
     split_lists,
 )
@@ -318,22 +316,45 @@ class _RaggedReader:
 
     def read(self, columns: Sequence[Column]) -> Nested | list[Value]:
         """The batch's column."""
-        dtype = self._spec.dtype
+        spec, dtype = self._spec, self._spec.dtype
+        numbers, ends, _, _ = columns[0]
+        strings = []
         if not isinstance(dtype, torch.dtype):
-            rows = labelled(self._want, columns[0].strings, dtype, True)
-            levels = self._row_splits(columns[1:], [*map(len, rows)])
-            return read_each(lambda pair: self._nested_lists(*pair), zip(rows, levels, strict=True))
+            strings = labelled(self._want, columns[0].strings, dtype)
         # A loop over the records takes far longer, and most features have one partition.
-        values, ends, _, _ = columns[0]
         splits = self._together(columns[1:], ends)
         if splits is None:
-            return self._one_by_one(columns, dtype)
-        # The splits between the records are left out, as below: they are one number a record.
-        num_bytes = values.size * dtype.itemsize + 8 * (len(splits[1]) - 1)
-        reserve_for(self._want, num_bytes, ends)
-        return Nested(labelled(self._want, cast_array, values, dtype), dtype, splits)
+            records = self._row_splits(columns[1:], np.diff(ends))
+            lengths = zip(*([*map(np.diff, levels)] for levels in records), strict=True)
+            splits = [
+                splits_of([len(levels[0]) - 1 for levels in records]),
+                *(splits_of(np.concatenate(each)) for each in lengths),
+            ]
+            # A batch without records takes its depth from here.
+            splits += [np.zeros(1, np.int64)] * (1 + len(spec.partitions) - len(splits))
+            if not spec.validate:  # values after the last row belong to none
+                counts = [levels[-1][-1] for levels in records]
+                kept = np.arange(sum(counts)) + np.repeat(
+                    ends[:-1] - splits_of(counts)[:-1], counts
+                )
+                numbers = numbers[kept]
+                strings = [strings[place] for place in kept] if strings else strings
+        if not isinstance(dtype, torch.dtype):
+            # A list takes many times the bytes of its split, so it counts before it is made.
+            num_lists = sum(len(each) + len(ends) - 2 for each in splits[1:])
+            reserve_for(self._want, num_lists * _LIST_BYTES, splits[0])
+            return split_lists(strings, [each.tolist() for each in splits])
+        # The splits between the records are left out: they are one number a record.
+        del splits[spec._depth + 1 :]
+        num_splits = sum(len(each) - 1 for each in splits[1:])
+        reserve_for(self._want, numbers.size * dtype.itemsize + 8 * num_splits, splits[0])
+        array = labelled(self._want, cast_array, numbers, dtype)
+        if spec._inner:
+            # Rows of one length need no splits: they are a dimension of the values.
+            array = array.reshape(len(array) // math.prod(spec._inner), *spec._inner)
+        return Nested(array, dtype, tuple(splits))
 
-    def _together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, Ints] | None:
+    def _together(self, columns: Sequence[Column], ends: Ints) -> list[Ints] | None:
         """The row splits of all records at once, for a single RowLengths or RowSplits: records to
         rows, rows to values.
 
@@ -357,9 +378,9 @@ class _RaggedReader:
         # Clipped, so that no sum overflows to one that looks right.
         splits = splits_of(np.clip(lengths, -1, _MAX_LENGTH))
         # The rows of each record must end where its values end.
-        return None if (lengths < 0).any() or (splits[rows] != ends).any() else (rows, splits)
+        return None if (lengths < 0).any() or (splits[rows] != ends).any() else [rows, splits]
 
-    def _row_splits(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[Ints]]:
+    def _row_splits(self, columns: Sequence[Column], counts: Ints) -> list[list[Ints]]:
         """The row splits of every partition, outermost first, for each record.
 
         Args:
@@ -391,34 +412,6 @@ class _RaggedReader:
             for outer, inner in pairwise(range(len(levels))):
                 levels[inner] = levels[inner][: levels[outer][-1] + 1]
         return levels
-
-    def _one_by_one(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested:
-        bounds = columns[0].bounds()
-        levels = self._row_splits(columns[1:], [end - begin for begin, end in bounds])
-        pairs = zip(bounds, levels, strict=True)
-        parts = [self._nested(columns[0].values[slice(*ends)], rows, dtype) for ends, rows in pairs]
-        sizes = [
-            part.values.nbytes + sum(8 * (len(splits) - 1) for splits in part.row_splits)
-            for part in parts
-        ]
-        reserve_for(self._want, sum(sizes), splits_of(sizes))
-        # Only a batch without records takes its depth from here.
-        nothing, ends = torch.empty(0, *self._spec._inner, dtype=dtype), np.zeros(1, np.int64)
-        return join_nested(parts, Nested(nothing, dtype, (ends,) * self._spec._depth))
-
-    def _nested(self, values: Array, levels: list[Ints], dtype: torch.dtype) -> Nested:
-        # Without validation, values after the last row belong to none.
-        array = labelled(self._want, cast_array, values[: levels[-1][-1]], dtype)
-        inner = self._spec._inner
-        if inner:
-            # Rows of one length need no splits: they are a dimension of the values.
-            array = array.reshape(len(array) // math.prod(inner), *inner)
-        return Nested(array, dtype, tuple(levels[: self._spec._depth]))
-
-    def _nested_lists(self, values: list[Value], levels: list[Ints]) -> list[Value]:
-        # A list takes many times the bytes of its split, so it counts before it is made.
-        reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
-        return split_lists(values, [splits.tolist() for splits in levels])
 
 
 @dataclass(frozen=True, repr=False)
@@ -515,10 +508,7 @@ class _SparseReader:
         self._check_unique(indices[:, ascending])
         order = np.arange(len(rows)) if self._spec.already_sorted else ascending
         place = torch.from_numpy(np.take(indices, order, axis=1))
-        # torch trusts the flag: said of unsorted places, coalesce() would leave them so.
-        return make_sparse(
-            place, self._in_order(columns[0], order), shape, is_coalesced=is_ascending(place)
-        )
+        return make_sparse(place, self._in_order(columns[0], order), shape)
 
     def _check(self, want: Want, column: Column, size: int, counts: Ints) -> None:
         found = np.diff(column.offsets)
