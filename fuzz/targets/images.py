@@ -15,8 +15,7 @@ from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.media.codec import image_size, open_image
-from torch_tfrecord.media.crop_jobs import resizes_in_core
-from torch_tfrecord.media.regions import Region, decode_region, decode_stack
+from torch_tfrecord.media.crop_jobs import decode_region, decode_stack, resizes_in_core
 from torch_tfrecord.native import optional_module
 
 COMPILED = True
@@ -135,12 +134,12 @@ def check(data):
     assert stack is None or (stack[0] == whole).all()
     header = opened[1]
     top, left = header.height // 3, header.width // 3
-    region = Region(top, left, header.height - top - header.height // 4, header.width - left)
+    region = (top, left, header.height - top - header.height // 4, header.width - left)
     _check_job(data, header, mode, region, whole)
     part = decode_region(data, mode, region)
     if part is not None:
         assert whole is not None
-        assert (part == whole[:, top : top + region.height, left:].permute(1, 2, 0).numpy()).all()
+        assert (part == whole[:, top : top + region[2], left:].permute(1, 2, 0).numpy()).all()
     if (
         other is not None
         and mode == "RGB"

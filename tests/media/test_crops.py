@@ -105,7 +105,7 @@ def test_a_plan_lies_in_the_image_and_follows_from_seed_and_key(height, width, k
     plan = crop.plan(height, width, key)
     assert plan.top >= 0 and plan.top + plan.height <= height and plan.height > 0
     assert plan.left >= 0 and plan.left + plan.width <= width and plan.width > 0
-    assert plan.resized == (20, 30) and (plan.window_top, plan.window_left) == (0, 0)
+    assert plan[4:6] == (20, 30) and (plan.window_top, plan.window_left) == (0, 0)
     assert plan == crop.plan(height, width, key)
     assert plan[:4] == RandomResizedCrop((20, 30), seed=seed).plan(height, width, key)[:4]
 
@@ -125,14 +125,14 @@ PINNED = [(150, 242, 129, 164, False), (10, 45, 312, 276, True), (43, 144, 322, 
 def test_these_plans_for_ever():
     crop = RandomResizedCrop(224, horizontal_flip=0.5, seed=1)
     assert [
-        (*plan[:4], plan.flip) for plan in (crop.plan(375, 500, key) for key in (0, 1, 2**64 - 1))
+        (*plan[:4], plan.across) for plan in (crop.plan(375, 500, key) for key in (0, 1, 2**64 - 1))
     ] == PINNED
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
 def test_flips_come_with_their_probability(stats, probability):
     crop = RandomResizedCrop(8, horizontal_flip=probability)
-    flips = sum(crop.plan(40, 50, key).flip for key in range(2000))
+    flips = sum(crop.plan(40, 50, key).across for key in range(2000))
     assert stats.binomtest(flips, 2000, probability).pvalue > 1e-3
 
 
@@ -146,10 +146,10 @@ def test_the_centre_is_torchvisions(height, width, sizes):
     size, resize = sizes
     plan = ResizedCenterCrop(size, resize).plan(height, width, 0)
     assert plan[:4] == (0, 0, height, width)
-    assert not plan.flip
+    assert not plan.across
     places = torch.arange(height * width).reshape(1, height, width)
     resized = functional.resize(places, resize, interpolation=InterpolationMode.NEAREST)
-    assert plan.resized == tuple(resized.shape[1:])
+    assert plan[4:6] == tuple(resized.shape[1:])
     places = torch.arange(resized.numel()).reshape(resized.shape)
     first = functional.center_crop(places, size).flatten()[0]
     assert divmod(int(first), resized.shape[2]) == (plan.window_top, plan.window_left)

@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from helpers import pure_python
 from PIL import Image as PillowImage
 
 from torch_tfrecord import (
@@ -25,8 +26,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.media import backends, crop_jobs, decode_stack, regions
-from torch_tfrecord.media.image import ImageReader
+from torch_tfrecord.media import backends, decode_stack
 
 HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
 BACKENDS = ["pillow", "auto", *(["torchcodec"] if HAS_TORCHCODEC else [])]
@@ -78,16 +78,14 @@ def chunk(name, content):
 
 
 @pytest.fixture(params=["compiled", "without"])
-def by(request, monkeypatch):
+def by(request):
     """With and without the compiled decoder of JPEGs."""
-    if request.param == "without":
-        for module in (regions, crop_jobs):
-            monkeypatch.setattr(module, "optional_module", lambda _: None)
-    return request.param
+    with pure_python(request.param == "without"):
+        yield request.param
 
 
 def crop_one(crop, data, key):
-    return ImageReader("x", Image(crop=crop)).from_values([data], [()], [key])
+    return Image(crop=crop)._reader("x").from_values([data], [()], [key])
 
 
 WAYS = {

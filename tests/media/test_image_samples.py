@@ -1,7 +1,7 @@
 """Images cropped while they are decoded: decoding the whole image and torchvision's transforms are
 the oracle.
 
-Covers loading/sample_maker, media/regions.
+Covers loading/sample_maker, media/crop_jobs.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import pure_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_kinds import EVERY_KIND, JPEG_KINDS, PHOTO, WHOLE_KINDS, draw, encode, exif
@@ -35,13 +36,12 @@ from torch_tfrecord import (
     encode_sequence_example,
     errors,
     make_dataloader,
+    native,
     parse_single_example,
     parse_single_sequence_example,
 )
 from torch_tfrecord.media import crop_jobs, decode_stack
-from torch_tfrecord.media import regions as image_regions
-from torch_tfrecord.media.image import ImageReader
-from torch_tfrecord.media.regions import Region, StoredImage, decode_region
+from torch_tfrecord.media.crop_jobs import StoredImage, decode_region
 from torch_tfrecord.native import optional_module
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,16 +52,14 @@ CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 
 
 @pytest.fixture(params=[pytest.param("libjpeg", marks=NEEDS_LIBJPEG), "none"])
-def regions_by(request, monkeypatch):
+def regions_by(request):
     """The decoder of regions, and none."""
-    if request.param == "none":
-        for module in (image_regions, crop_jobs):
-            monkeypatch.setattr(module, "optional_module", lambda _: None)
-    return request.param
+    with pure_python(request.param == "none"):
+        yield request.param
 
 
 def reader(**options):
-    return ImageReader("image", Image(**options))
+    return Image(**options)._reader("image")
 
 
 def one(data, key=0, shape=(), **options):
@@ -73,9 +71,9 @@ def expected(data, crop, key, mode="RGB"):
     image = decode_image(data, mode)
     plan = crop.plan(*image.shape[1:], key)
     result = functional.resized_crop(
-        image, *plan[:4], [*plan.resized], InterpolationMode(crop.interpolation), crop.antialias
+        image, *plan[:4], [*plan[4:6]], InterpolationMode(crop.interpolation), crop.antialias
     )
-    return functional.horizontal_flip(result) if plan.flip else result
+    return functional.horizontal_flip(result) if plan.across else result
 
 
 # Regions
@@ -90,7 +88,7 @@ def test_a_region_has_the_pixels_of_the_whole_image(name, mode, data):
     encoded = JPEG_KINDS[name]
     top, left = data.draw(st.integers(0, 74)), data.draw(st.integers(0, 100))
     height, width = data.draw(st.integers(1, 75 - top)), data.draw(st.integers(1, 101 - left))
-    pixels = decode_region(encoded, mode, Region(top, left, height, width))
+    pixels = decode_region(encoded, mode, (top, left, height, width))
     whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
     assert np.array_equal(pixels, whole[top : top + height, left : left + width])
 
@@ -98,7 +96,7 @@ def test_a_region_has_the_pixels_of_the_whole_image(name, mode, data):
 @NEEDS_LIBJPEG
 def test_a_region_is_inside_a_whole_picture():
     data = JPEG_KINDS["4:2:0"]
-    assert decode_region(data, "RGB", Region(70, 0, 5, 101)).shape == (5, 101, 3)
+    assert decode_region(data, "RGB", (70, 0, 5, 101)).shape == (5, 101, 3)
     for region in (
         (0, 0, 76, 9),
         (70, 0, 6, 9),
@@ -106,10 +104,10 @@ def test_a_region_is_inside_a_whole_picture():
         (2**32 - 1, 0, 2, 2),
         (0, 0, 0, 9),
     ):
-        assert decode_region(data, "RGB", Region(*region)) is None
-    assert decode_region(data, "RGBA", Region(0, 0, 9, 9)) is None
+        assert decode_region(data, "RGB", region) is None
+    assert decode_region(data, "RGBA", (0, 0, 9, 9)) is None
     for damaged in (b"", b"no image", data[:300], data[: len(data) // 2], memoryview(data)[:-1]):
-        assert decode_region(damaged, "RGB", Region(0, 0, 2, 2)) is None
+        assert decode_region(damaged, "RGB", (0, 0, 2, 2)) is None
 
 
 @NEEDS_LIBJPEG
@@ -121,7 +119,7 @@ def test_a_compiled_decoder_that_fails_is_told_once(monkeypatch):
         sizes = property(lambda self: super().sizes * 0)
 
     broken = SimpleNamespace(CropJob=Job, find_plain=optional_module("jpeg").find_plain)
-    monkeypatch.setattr(image_regions, "optional_module", lambda name: broken)
+    monkeypatch.setattr(crop_jobs, "optional_module", lambda name: broken)
     errors.warn_once.cache_clear()
     data = JPEG_KINDS["4:2:0"]
     whole = decode_image(data)
@@ -130,7 +128,7 @@ def test_a_compiled_decoder_that_fails_is_told_once(monkeypatch):
         r"library is 62, caller expects 80\): another one decodes whole images, which takes longer"
     )
     with pytest.warns(RuntimeWarning, match=text):
-        pixels = StoredImage(data, "RGB").pixels(Region(3, 5, 40, 30))
+        pixels = StoredImage(data, "RGB").pixels((3, 5, 40, 30))
     assert np.array_equal(pixels, whole[:, 3:43, 5:35].permute(1, 2, 0).numpy())
     stack = decode_stack([data, data], "RGB", [1, 0], 2)  # without a second warning
     assert torch.equal(stack, torch.stack([whole, whole]))
@@ -141,7 +139,7 @@ def test_another_libjpeg_than_at_compile_time_is_no_damaged_image(tmp_path):
     """The compiled reader, built for another version than that of the libjpeg which it meets."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    header = Path(image_regions.__file__).parents[1] / "native" / "jpeg_region.h"
+    header = Path(native.__file__).parent / "jpeg_region.h"
     data, out = JPEG_KINDS["4:2:0"], ctypes.create_string_buffer(75 * 101 * 3)
     found = {}
     for version in (62, 70, 80):
@@ -246,7 +244,7 @@ def test_upright_first_then_cropped(regions_by, orientation):
     upright = decode_image(data, apply_orientation=True)
     plan = CROP.plan(*upright.shape[1:], 5)
     wanted = functional.resized_crop(upright, *plan[:4], [24, 20])
-    wanted = functional.horizontal_flip(wanted) if plan.flip else wanted
+    wanted = functional.horizontal_flip(wanted) if plan.across else wanted
     assert torch.equal(one(data, 5, crop=CROP, apply_orientation=True), wanted)
     assert torch.equal(one(data, 5, crop=CROP), expected(data, CROP, 5))
 

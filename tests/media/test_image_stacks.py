@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers import pure_python
 from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.media import decode_stack, read_header
-from torch_tfrecord.media import regions as image_regions
+from torch_tfrecord.media import crop_jobs, decode_stack, read_header
 from torch_tfrecord.media.headers import has_end_marker
 from torch_tfrecord.native import optional_module
 
@@ -54,13 +54,12 @@ KINDS = {
 
 
 @pytest.fixture(params=["compiled", "without"])
-def by(request, monkeypatch):
+def by(request):
     """With and without the compiled decoder."""
-    if request.param == "without":
-        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
-    elif optional_module("jpeg") is None:
+    if request.param == "compiled" and optional_module("jpeg") is None:
         pytest.skip("built without libjpeg-turbo's headers")
-    return request.param
+    with pure_python(request.param == "without"):
+        yield request.param
 
 
 def decodable(mode):
@@ -148,7 +147,7 @@ def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
     def refuse(*_):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr(image_regions, "empty_tensor", refuse)
+    monkeypatch.setattr(crop_jobs, "empty_tensor", refuse)
     data = KINDS["4:2:0"]
     at = data.index(b"\xff\xc0") + 5
     huge = data[:at] + (13_000).to_bytes(2, "big") * 2 + data[at + 4 :]

@@ -1,10 +1,10 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
+from .crop_jobs import decode_stack
 from .crops import RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
 from .headers import guess_content, read_header
 from .image import Image
 from .media_decoders import decode_sound, decoders_state, read_wav
-from .regions import decode_stack
 from .sounds import Audio, Video
 
 __all__ = [

@@ -1,50 +1,81 @@
-"""Batches of cropped images: resized, optionally flipped and normalised.
+"""Regions and crops of encoded images, decoded into the memory of a batch.
 
-A crop is drawn from the size in an image's header; only its region is decoded if possible, resized
-once in uint8, and written straight to its row of the batch.
+Baseline JPEG images are decoded by jobs of the core, which need no GIL: rows above a region are
+skipped, rows below it never read, and the result is resized, mirrored, normalised and written to its
+row. The pixels are those of the whole image, also the chroma at the region's edges, as a slightly
+larger region is decoded. What a job leaves is decoded whole, here.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from itertools import compress
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from torch_tfrecord.batch_memory import empty_bytes, reserve
-from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.media.codec import CHANNELS, EncodedImage
-from torch_tfrecord.media.crops import Crop, RandomResizedCrop, ResizedCenterCrop
-from torch_tfrecord.media.device_crops import leave, num_left
-from torch_tfrecord.media.regions import (
-    Pixels,
-    Region,
-    StoredImage,
-    check_image_shape,
-    view_pixels,
+from torch_tfrecord.batch_memory import (
+    Ints,
+    Keys,
+    as_array,
+    as_tensor,
+    empty_bytes,
+    empty_tensor,
+    reserve,
 )
+from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
+from torch_tfrecord.media.codec import (
+    CHANNELS,
+    DEFAULT_MAX_PIXELS,
+    EncodedImage,
+    decode_by_header,
+    open_image,
+    turn_upright,
+)
+from torch_tfrecord.media.crops import Crop, CropPlan, RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.media.device_crops import leave, num_left
+from torch_tfrecord.media.headers import ImageHeader
 from torch_tfrecord.native import native_module, optional_module
+from torch_tfrecord.phases import Phase
 from torch_tfrecord.random_stream import to_64_bits
+from torch_tfrecord.samples import Value
+
+if TYPE_CHECKING:
+    from torch_tfrecord.media.image import Image
+    from torch_tfrecord.native.jpeg import CropJob
 
 __all__ = [
-    "CropWork",
+    "BatchCrops",
+    "Pixels",
+    "Region",
+    "StoredImage",
     "Table",
     "batch_tensor",
+    "check_image_shape",
     "crop_job",
+    "decode_region",
+    "decode_stack",
     "empty_batch",
     "normalization",
     "place_pixels",
     "resizes_in_core",
     "run_job",
     "value_table",
+    "view_pixels",
 ]
 
-_Rows: TypeAlias = "npt.NDArray[np.generic]"
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+"""[H, W, C]."""
+Region: TypeAlias = tuple[int, int, int, int]
+"""A rectangle of an image, in pixels: top, left, height and width."""
+Rows: TypeAlias = "npt.NDArray[Any]"
 Table: TypeAlias = "npt.NDArray[np.float32]"
 """[C, 256]: what becomes of each channel and value of uint8 images, by an elementwise transform."""
 
@@ -85,152 +116,7 @@ def normalization(mean: Sequence[float], std: Sequence[float]) -> Table:
     return value_table(normalize, len(mean))
 
 
-class CropWork:
-    """Images that are decoded and cropped to one size: most by a job of the core, which needs no
-    GIL, the others when it is finished.
-
-    Args:
-        crop: The crop of each image.
-        images: The encoded images; or where they are in the ``buffer``, int64 [N, 2] of first byte
-            and number of bytes, read when the job runs.
-        keys: uint64 [N], the random key of each, which determines its crop.
-        mode: "RGB", "L" or "RGBA".
-        table: None for uint8.
-        apply_orientation: Apply the EXIF orientation of each image before it is cropped.
-        max_pixels: Maximum height times width, of an image and of its resized form.
-        decode_on: See `Image`.
-
-    Attributes:
-        job: The job of the core; None if it does not have this crop.
-    """
-
-    def __init__(
-        self,
-        crop: Crop,
-        images: Any,
-        keys: npt.NDArray[np.uint64],
-        *,
-        buffer: Any = None,
-        mode: str,
-        table: Table | None,
-        apply_orientation: bool,
-        max_pixels: int,
-        decode_on: str = "cpu",
-    ) -> None:
-        self._crop, self._keys, self._mode, self._table = crop, keys, mode, table
-        self._is_upright, self._max_pixels = apply_orientation, max_pixels
-        self._out = empty_batch(len(images), crop.size, CHANNELS[mode], table)
-        drawn = _drawn(crop)
-        self.job = None
-        if drawn is not None:
-            options = {"ignores_exif": not apply_orientation, "keys": keys, **drawn}
-            options["num_left"] = num_left(decode_on, len(images), self._out)
-            self.job = crop_job(
-                buffer, images, self._out, table, max_pixels, crop.interpolation, **options
-            )
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has made all of them."""
-        return self.job is not None and self.job.done == len(self._out)
-
-    def finish(
-        self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]]
-    ) -> torch.Tensor:
-        """The cropped images.
-
-        Args:
-            values: The encoded images; not kept.
-            shapes: Expected (height, width, channels) of each before cropping; see
-                `check_image_shape`.
-
-        Returns:
-            uint8 [N, C, H, W] in [N, H, W, C] memory ("channels last"), or float32 [N, C, H, W],
-            contiguous.
-
-        Raises:
-            ImageDecodeError, ParseError: For the first image that cannot be decoded, or has another
-                shape.
-        """
-        if not self.is_done or any(shapes):
-            sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
-            for row, (height, width) in enumerate(sizes):
-                if height:
-                    check_image_shape(shapes[row], (height, width, CHANNELS[self._mode]))
-                else:
-                    self._crop_one(row, values[row], shapes[row])
-        return self.tensor()
-
-    def tensor(self) -> torch.Tensor:
-        """The images made so far."""
-        return batch_tensor(self._out)
-
-    def leave(self, images: Callable[[], Sequence[EncodedImage]]) -> None:
-        """Once the job has run, leave to a device what it has left of the images."""
-        if self.job is not None:
-            is_bicubic = self._crop.interpolation == "bicubic"
-            leave(self.job, images, self._out, table=self._table, is_bicubic=is_bicubic)
-
-    def _crop_one(self, row: int, data: EncodedImage, shape: tuple[object, ...]) -> None:
-        most = self._max_pixels
-        image = StoredImage(
-            data, self._mode, shape=shape, apply_orientation=self._is_upright, max_pixels=most
-        )
-        plan = self._crop.plan(image.height, image.width, int(self._keys[row]))
-        pixels = _resize(image.pixels(Region(*plan[:4])), plan.resized, self._crop, most)
-        (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
-        window = pixels[top : top + height, left : left + width]
-        place_pixels(window, self._out[row], self._table, across=plan.flip)
-
-
-def crop_job(
-    buffer: Any,
-    images: Any,
-    out: _Rows,
-    table: Table | None,
-    max_pixels: int,
-    interpolation: str | None,
-    **options: Any,
-) -> Any:
-    """A job of the core that crops images, resized by ``interpolation`` unless that is None; None
-    without the core, or for what it does not have.
-    """
-    native, (count, *sizes) = optional_module("jpeg"), out.shape
-    height, width, channels = sizes if table is None else (*sizes[1:], sizes[0])
-    if native is None or channels == CHANNELS["RGBA"] or not count:
-        return None
-    return native.CropJob(
-        buffer,
-        images,
-        out.reshape(-1).view(np.uint8),
-        (count, height, width, channels),
-        table=table,
-        max_pixels=max_pixels,
-        resizes=interpolation is not None,
-        bicubic=interpolation == "bicubic",
-        **options,
-    )
-
-
-def run_job(job: Any) -> None:
-    """Run a job of the core, if there is one."""
-    if job is not None:
-        native_module("jobs").run([job])  # type: ignore[union-attr]
-
-
-def _drawn(crop: Crop) -> dict[str, object] | None:
-    """How the core draws a crop; None for one of the user's own, and where it resizes otherwise."""
-    if not (crop.antialias and resizes_in_core(crop.interpolation)):
-        return None
-    if type(crop) is RandomResizedCrop:
-        seed = to_64_bits(crop.seed)
-        return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
-    if type(crop) is ResizedCenterCrop:
-        return {"centred": crop.resize if isinstance(crop.resize, tuple) else (0, crop.resize)}
-    return None
-
-
-def empty_batch(number: int, size: tuple[int, int], channels: int, table: Table | None) -> _Rows:
+def empty_batch(number: int, size: tuple[int, int], channels: int, table: Table | None) -> Rows:
     """Allocate memory for `place_pixels`: uint8 [N, H, W, C], or with a table float32
     [N, C, H, W].
     """
@@ -240,7 +126,7 @@ def empty_batch(number: int, size: tuple[int, int], channels: int, table: Table 
     return empty_bytes(num_bytes).view(dtype).reshape(shape)
 
 
-def batch_tensor(out: _Rows) -> torch.Tensor:
+def batch_tensor(out: Rows) -> torch.Tensor:
     """An `empty_batch` as [N, C, H, W]."""
     # Transposed here, since each call of torch's gives Python's lock away.
     return torch.from_numpy(out if out.dtype == np.float32 else out.transpose(0, 3, 1, 2))
@@ -248,7 +134,7 @@ def batch_tensor(out: _Rows) -> torch.Tensor:
 
 def place_pixels(
     pixels: Pixels,
-    row: _Rows,
+    row: Rows,
     table: Table | None = None,
     *,
     across: bool = False,
@@ -262,39 +148,56 @@ def place_pixels(
         native.place(np.ascontiguousarray(pixels), plan, out, (1, *pixels.shape), table=table)
         return
     pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
-    if table is None:
-        row[:] = pixels
-    else:
-        for values, channel, target in zip(table, pixels.transpose(2, 0, 1), row, strict=True):
-            np.take(values, channel, out=target, mode="clip")
+    if table is not None:
+        pixels = table[np.arange(len(table))[:, None, None], pixels.transpose(2, 0, 1)]
+    row[:] = pixels
 
 
-def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> Pixels:
-    """Resize [H, W, C] as torchvision's resize does."""
-    height, width, channels = pixels.shape
-    if size == (height, width):
-        return pixels
-    if size[0] * size[1] > max_pixels:
-        raise ImageDecodeError(
-            f"expected at most {max_pixels} pixels after resizing, got {height} x {width} resized to "
-            f"{size[0]} x {size[1]}"
-        )
-    image = torch.from_numpy(np.ascontiguousarray(pixels))  # resizing is fastest on this layout
-    if not (crop.antialias and resizes_in_core(crop.interpolation)):
-        mode = InterpolationMode(crop.interpolation)
-        slow = functional.resize_image(
-            image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias
-        )
-        return view_pixels(slow)
-    # The function that torchvision's resize calls. The first stride is explicit, else torch takes the batch of
-    # one for contiguous.
-    image = image.as_strided(
-        (1, channels, height, width), (height * width * channels, 1, width * channels, channels)
+def crop_job(
+    images: Any,
+    out: Rows,
+    table: Table | None = None,
+    *,
+    buffer: Any = None,
+    interpolation: str | None = None,
+    max_pixels: int = sys.maxsize,
+    **options: Any,
+) -> CropJob | None:
+    """A job of the core that crops images to an `empty_batch`, resized by ``interpolation`` unless that
+    is None; None without the core, or for what it does not have. See `CropJob`.
+    """
+    native, (count, *sizes) = optional_module("jpeg"), out.shape
+    height, width, channels = sizes if table is None else (*sizes[1:], sizes[0])
+    if native is None or channels == CHANNELS["RGBA"] or not count:
+        return None
+    job: CropJob = native.CropJob(
+        buffer,
+        images,
+        out.reshape(-1).view(np.uint8),
+        (count, height, width, channels),
+        table=table,
+        max_pixels=max_pixels,
+        resizes=interpolation is not None,
+        bicubic=interpolation == "bicubic",
+        **options,
     )
-    resized = torch.nn.functional.interpolate(
-        image, size=size, mode=crop.interpolation, align_corners=False, antialias=True
-    )
-    return view_pixels(resized[0])
+    return job
+
+
+def run_job(job: CropJob | None) -> list[list[int]] | None:
+    """Run a job of the core, if there is one: the height and width of each image, 0 for those that it has
+    left.
+    """
+    if job is None:
+        return None
+    native_module("jobs").run([job])  # type: ignore[union-attr]
+    if job.problem:
+        warn_once(
+            f"the compiled decoder of JPEG images fails ({job.problem}): another one decodes whole images, which takes "
+            "longer. Is libjpeg the one that the package was built with? `tfrecord doctor` tries it."
+        )
+    sizes: list[list[int]] = job.sizes.tolist()
+    return sizes
 
 
 def resizes_in_core(interpolation: object) -> bool:
@@ -303,3 +206,267 @@ def resizes_in_core(interpolation: object) -> bool:
     """
     capability = torch.backends.cpu.get_cpu_capability()
     return interpolation in ("bilinear", "bicubic") and capability in ("AVX2", "AVX512")
+
+
+def decode_region(data: bytes | memoryview, mode: str, region: Region) -> Pixels | None:
+    """Decode a region as uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB".
+
+    Returns:
+        The pixels; or None if the image must be decoded whole: another
+        format or mode, progressive, CMYK, truncated, damaged, or no library for regions. Decoding
+        it whole then finds any error.
+    """
+    if mode not in ("RGB", "L") or 0 in region[2:]:
+        return None
+    out = np.empty((1, *region[2:], CHANNELS[mode]), np.uint8)
+    sizes = run_job(crop_job([data], out, plans=np.array([CropPlan(*region, *region[2:])])))
+    return out[0] if sizes and sizes[0][0] else None
+
+
+def decode_stack(
+    values: Sequence[bytes],
+    mode: str,
+    rows: Sequence[int],
+    num_rows: int,
+    decode_on: str = "cpu",
+) -> torch.Tensor | None:
+    """Decode images to rows of one tensor, with the pixels of `decode_image`.
+
+    If the package was built with libjpeg-turbo, it decodes all JPEG images without the GIL; other
+    images are decoded and copied one by one.
+
+    Args:
+        values: Encoded images.
+        mode: "RGB", "L" or "RGBA".
+        rows: The row of each image.
+        num_rows: Number of rows; those without an image are not initialised.
+        decode_on: See `Image`.
+
+    Returns:
+        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or
+        their sizes differ.
+
+    Raises:
+        ImageDecodeError: See `decode_image`; not necessarily for the first bad image.
+        LimitExceededError: See `reserve`.
+    """
+    if not values:
+        return None
+    _, first = open_image(values[0], DEFAULT_MAX_PIXELS)
+    size = (first.height, first.width)
+    native = None if mode == "RGBA" else optional_module("jpeg")
+    is_read = np.zeros(len(values), np.bool_)
+    if native is not None:
+        is_read = native.find_plain(list(values), *size)
+    # Reading a header costs more than anything but decoding, so only those of doubtful images are
+    # read, to find all errors and sizes before allocating memory.
+    opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
+    for number in np.flatnonzero(~is_read).tolist():
+        opened[number] = _, header = open_image(values[number], DEFAULT_MAX_PIXELS)
+        if (header.height, header.width) != size:
+            return None
+    out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
+    if is_read.any():
+        plain = list(compress(values, is_read.tolist()))
+        own: Ints = np.asarray(rows, np.int64)[is_read]
+        job: Any = crop_job(
+            plain,
+            as_array(out),
+            plans=np.array([CropPlan(0, 0, *size, *size)] * len(plain)),
+            rows=own,
+            num_left=num_left(decode_on, len(plain), as_array(out)),
+        )
+        is_read[is_read] = [height > 0 for height, _ in run_job(job) or ()]
+        if decode_on != "cpu":
+            leave(job, lambda: plain, as_array(out), rows=own)
+    for number in np.flatnonzero(~is_read).tolist():
+        encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
+        out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)
+    return as_tensor(as_array(out).transpose(0, 3, 1, 2), out.dtype)
+
+
+class StoredImage:
+    """An encoded image of known size; decodes regions.
+
+    Args:
+        data: The encoded image; not copied.
+        mode: "RGB", "L" or "RGBA".
+        shape: Expected (height, width, channels); see :func:`check_image_shape`.
+        apply_orientation: Apply the EXIF orientation; size and regions then refer to the upright
+            image.
+        max_pixels: Maximum height times width.
+
+    Raises:
+        ImageDecodeError, ParseError: See `open_image` and `check_image_shape`.
+    """
+
+    def __init__(
+        self,
+        data: EncodedImage,
+        mode: str,
+        *,
+        shape: tuple[object, ...] = (),
+        apply_orientation: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self.encoded, self._header = open_image(data, max_pixels)
+        self._mode, self._orientation = mode, self._header.orientation if apply_orientation else 1
+        self.height, self.width = self._header.height, self._header.width
+        if self._orientation >= 5:
+            self.height, self.width = self.width, self.height
+        self.channels, self.is_turned = CHANNELS[mode], self._orientation != 1
+        check_image_shape(shape, (self.height, self.width, self.channels))
+
+    def pixels(self, region: Region) -> Pixels:
+        """Decode a region as uint8 [height, width, C].
+
+        Raises:
+            ImageDecodeError: The image cannot be decoded, or its size differs from its header.
+        """
+        if self._orientation == 1:
+            pixels = decode_region(self.encoded, self._mode, region)
+            if pixels is not None:
+                return pixels
+        image = decode_by_header(self.encoded, self._header, self._mode)
+        whole = view_pixels(turn_upright(image, self._orientation))
+        if whole.shape[:2] != (self.height, self.width):
+            raise ImageDecodeError(
+                f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}"
+            )
+        top, left, height, width = region
+        return whole[top : top + height, left : left + width]
+
+
+def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
+    """Check (height, width, channels) against a spec; None matches any size, and an empty shape any
+    image.
+
+    Raises:
+        ParseError: The shapes differ.
+    """
+    if any(wanted not in (None, size) for wanted, size in zip(expected, stored, strict=False)):
+        raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
+
+
+def view_pixels(image: torch.Tensor) -> Pixels:
+    """View [C, H, W] as [H, W, C]."""
+    pixels: Pixels = image.permute(1, 2, 0).numpy()
+    return pixels
+
+
+class BatchCrops:
+    """The crops of a batch: most made by a job of the core, which needs no GIL, the others when it is
+    finished.
+
+    Args:
+        spec: The spec, with a crop.
+        images: The encoded images; or where they are in the ``buffer``, int64 [N, 2] of first byte
+            and number of bytes, read when the job runs.
+        keys: uint64 [N], the random key of each, which determines its crop.
+        decode_on: See `Image`.
+
+    Attributes:
+        job: The job of the core; None if it does not have this crop.
+        out: The images made so far, an `empty_batch`.
+    """
+
+    def __init__(
+        self, spec: Image, images: Any, keys: Keys, buffer: Any = None, decode_on: str = "cpu"
+    ) -> None:
+        crop, table = cast("Crop", spec.crop), spec._table
+        self._spec, self._crop, self._keys, self._table = spec, crop, keys, table
+        self.out = empty_batch(len(images), crop.size, CHANNELS[spec.mode], table)
+        drawn = _drawn(crop)
+        self.job = None
+        if drawn is not None:
+            self.job = crop_job(
+                images,
+                self.out,
+                table,
+                buffer=buffer,
+                interpolation=crop.interpolation,
+                max_pixels=spec._pixel_limit,
+                ignores_exif=not spec.apply_orientation,
+                keys=keys,
+                num_left=num_left(decode_on, len(images), self.out),
+                **drawn,
+            )
+
+    def finish(
+        self, values: Sequence[Value], shapes: Sequence[tuple[Any, ...]]
+    ) -> tv_tensors.Image:
+        """The images, after the job has run.
+
+        Args:
+            values: The encoded images.
+            shapes: Expected (height, width, channels) of each before cropping; see
+                `check_image_shape`.
+
+        Raises:
+            ImageDecodeError, ParseError: For the first image that cannot be decoded, or has another
+                shape.
+        """
+        with Phase("decode"):
+            sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
+            for row, (height, width) in enumerate(sizes):
+                if height:
+                    check_image_shape(shapes[row], (height, width, CHANNELS[self._spec.mode]))
+                else:
+                    self._crop_one(row, values[row], shapes[row])
+            return self.image()
+
+    def image(self) -> tv_tensors.Image:
+        """[N, C, H, W]: uint8 in [N, H, W, C] memory ("channels last"), or contiguous float32."""
+        # Its constructor gives Python's lock away.
+        image: tv_tensors.Image = batch_tensor(self.out).as_subclass(tv_tensors.Image)
+        return image
+
+    def leave(self, images: Callable[[], Sequence[Any]]) -> None:
+        """Leave to a device what the job has left of the images."""
+        if self.job is not None:
+            is_bicubic = self._crop.interpolation == "bicubic"
+            leave(self.job, images, self.out, table=self._table, is_bicubic=is_bicubic)
+
+    def _crop_one(self, row: int, data: Any, shape: tuple[Any, ...]) -> None:
+        image = self._spec._opened(data, shape)
+        plan = self._crop.plan(image.height, image.width, int(self._keys[row]))
+        pixels = self._resized(image.pixels(plan[:4]), plan[4:6])
+        (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
+        window = pixels[top : top + height, left : left + width]
+        place_pixels(window, self.out[row], self._table, across=plan.across, down=plan.down)
+
+    def _resized(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
+        """Resize [H, W, C] as torchvision's resize does."""
+        (height, width), most, crop = pixels.shape[:2], self._spec._pixel_limit, self._crop
+        if size == (height, width):
+            return pixels
+        if size[0] * size[1] > most:
+            raise ImageDecodeError(
+                f"expected at most {most} pixels after resizing, got {height} x {width} resized to "
+                f"{size[0]} x {size[1]}"
+            )
+        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        if _drawn(crop) is None:
+            mode = InterpolationMode(crop.interpolation)
+            return view_pixels(
+                functional.resize_image(
+                    image, [*size], interpolation=mode, antialias=crop.antialias
+                )
+            )
+        # The function that torchvision's resize calls.
+        resized = torch.nn.functional.interpolate(
+            image[None], size=size, mode=crop.interpolation, align_corners=False, antialias=True
+        )
+        return view_pixels(resized[0])
+
+
+def _drawn(crop: Crop) -> dict[str, object] | None:
+    """How the core draws a crop; None for one of the user's own, and where it resizes otherwise."""
+    if not (crop.antialias and resizes_in_core(crop.interpolation)):
+        return None
+    if type(crop) is RandomResizedCrop:
+        seed = to_64_bits(crop.seed)
+        return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
+    if type(crop) is ResizedCenterCrop:
+        return {"centred": crop.resize if isinstance(crop.resize, tuple) else (0, crop.resize)}
+    return None

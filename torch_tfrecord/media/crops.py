@@ -38,18 +38,20 @@ _ATTEMPTS = 10  # torchvision's
 
 
 class CropPlan(NamedTuple):
-    """The steps for one image: cut out a region, resize it, cut a window from that, optionally
-    flip it.
+    """The steps for one image: cut out a region, resize it, cut a window from that, mirror it
+    ``across`` and ``down``. The core's struct of this name has the same fields.
     """
 
     top: int
     left: int
     height: int
     width: int
-    resized: tuple[int, int]
+    resized_height: int
+    resized_width: int
     window_top: int = 0
     window_left: int = 0
-    flip: bool = False
+    across: bool = False
+    down: bool = False
 
 
 class Crop:
@@ -145,7 +147,7 @@ class RandomResizedCrop(Crop):
         random = RandomStream(self.seed, key)
         region = self._draw_region(random, height, width) or self._central_region(height, width)
         flip = self.horizontal_flip > 0 and _uniform(random) < self.horizontal_flip
-        return CropPlan(*region, resized=self.size, flip=flip)
+        return CropPlan(*region, *self.size)._replace(across=flip)
 
     # These two follow torchvision's RandomResizedCrop.make_params line by line.
 
@@ -215,7 +217,7 @@ class ResizedCenterCrop(Crop):
         top, left = (
             round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True)
         )
-        return CropPlan(0, 0, height, width, resized, top, left)
+        return CropPlan(0, 0, height, width, *resized, top, left)
 
 
 def _uniform(random: RandomStream) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,18 +31,21 @@ from torch_tfrecord.errors import (
 )
 from torch_tfrecord.media.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.media.crop_jobs import (
-    CropWork,
+    BatchCrops,
+    StoredImage,
     Table,
     batch_tensor,
+    check_image_shape,
+    decode_stack,
     empty_batch,
     normalization,
     place_pixels,
     run_job,
+    view_pixels,
 )
 from torch_tfrecord.media.crops import Crop
 from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media.leading_crops import LeadingCrop, find_leading_crop
-from torch_tfrecord.media.regions import StoredImage, check_image_shape, decode_stack, view_pixels
 from torch_tfrecord.phases import Phase, spent
 from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
@@ -194,14 +197,25 @@ class Image(OneValueSpec, Feature):
         is_kept = but_images and type(self) is Image
         return self if is_kept else super()._undecoded(is_step=is_step)
 
-    def _opened(self, data: bytes) -> StoredImage:
+    def _opened(self, data: Any, shape: _Shape | None = None) -> StoredImage:
         return StoredImage(
             data,
             self.mode,
-            shape=self.shape or (),
+            shape=(self.shape or ()) if shape is None else shape,
             apply_orientation=self.apply_orientation,
-            max_pixels=_max_pixels(self),
+            max_pixels=self._pixel_limit,
         )
+
+    @cached_property
+    def _table(self) -> Table | None:
+        return None if self.normalize is None else normalization(*self.normalize)
+
+    @property
+    def _pixel_limit(self) -> int:
+        if self.max_pixels is not None:
+            return self.max_pixels
+        is_large = self.normalize is not None and self.crop is None
+        return DEFAULT_MAX_PIXELS // 4 if is_large else DEFAULT_MAX_PIXELS
 
     @property
     def _takes_several(self) -> bool:  # type: ignore[override]
@@ -217,11 +231,11 @@ class Image(OneValueSpec, Feature):
             stored,
             self.mode,
             apply_orientation=self.apply_orientation,
-            max_pixels=_max_pixels(self),
+            max_pixels=self._pixel_limit,
         )
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
-        table = _table(self)
+        table = self._table
         if table is not None:
             rows = empty_batch(1, (height, width), channels, table)
             place_pixels(view_pixels(pixels), rows[0], table)
@@ -269,42 +283,21 @@ class ImageReader(OneValueReader):
         """Crop in the same call that reads the records, where the core has the crop."""
         if self._several or self._spec.crop is None:
             return None
-        decode_on = self._spec.decode_on
-        work = self._labelled(self._begun, column.values, keys, column.buffer, decode_on)
-        return _Begun(work.job, partial(self._finish, work))
-
-    def _finish(self, work: CropWork, columns: Sequence[Column]) -> Value:
-        if work.job is not None:
-            spent("decode", work.job.seconds)
-        if self._spec.decode_on != "cpu":
-            work.leave(columns[0].views)
-        if work.is_done and not self.shape:
-            return work.tensor().as_subclass(tv_tensors.Image)
-        values = self._completed(columns[0].views(), columns[0])
-        return self._labelled(self._cropped, work, values, self._shapes(columns))
-
-    def _begun(
-        self, images: Any, keys: Keys, buffer: Any = None, decode_on: str = "cpu"
-    ) -> CropWork:
-        return CropWork(
-            cast("Crop", self._spec.crop),
-            images,
-            keys,
-            buffer=buffer,
-            mode=self._spec.mode,
-            table=_table(self._spec),
-            apply_orientation=self._spec.apply_orientation,
-            max_pixels=_max_pixels(self._spec),
-            decode_on=decode_on,
+        crops = self._labelled(
+            BatchCrops, self._spec, column.values, keys, column.buffer, self._spec.decode_on
         )
+        return _Begun(crops.job, partial(self._finish, crops))
 
-    def _cropped(
-        self, work: CropWork, values: Sequence[Value], shapes: Sequence[_Shape]
-    ) -> torch.Tensor:
-        with Phase("decode"):
-            # Its constructor gives Python's lock away.
-            image: torch.Tensor = work.finish(values, shapes).as_subclass(tv_tensors.Image)
-            return image
+    def _finish(self, crops: BatchCrops, columns: Sequence[Column]) -> Value:
+        job = crops.job
+        if job is not None:
+            spent("decode", job.seconds)
+        if self._spec.decode_on != "cpu":
+            crops.leave(columns[0].views)
+        if job is not None and job.done == len(crops.out) and not self.shape:
+            return crops.image()
+        values = self._completed(columns[0].views(), columns[0])
+        return self._labelled(crops.finish, values, self._shapes(columns))
 
     def from_values(
         self, values: Sequence[Value], shapes: Sequence[_Shape], keys: Sequence[int] | None = None
@@ -317,9 +310,9 @@ class ImageReader(OneValueReader):
                 whole = self._stack(values, shapes)
                 return super().from_values(values, shapes) if whole is None else whole
             keys = [0] * len(values) if keys is None else keys
-            work = self._begun(values, np.asarray(keys, np.uint64))
-            run_job(work.job)
-            return self._cropped(work, values, shapes)
+            crops = BatchCrops(self._spec, values, np.asarray(keys, np.uint64))
+            run_job(crops.job)
+            return crops.finish(values, shapes)
 
     def _stack(self, values: Sequence[Value], shapes: Sequence[_Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be
@@ -331,7 +324,7 @@ class ImageReader(OneValueReader):
         )
         # What decodes a whole batch has the default limit only, and does neither turn nor
         # normalise.
-        if len(values) < 2 or not is_plain or _max_pixels(spec) != DEFAULT_MAX_PIXELS:
+        if len(values) < 2 or not is_plain or spec._pixel_limit != DEFAULT_MAX_PIXELS:
             return None
         try:
             # Straight into the memory of the batch; what it cannot decode, the loop below words.
@@ -428,18 +421,3 @@ class _ImagesReader(ImageReader):
         other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
         text = f"expected images of one size, got {kinds[0]} in image 0, {kinds[other]} in image {other}"
         raise ParseError(f"{text}: several='list' reads them")
-
-
-@lru_cache
-def _table(spec: Image) -> Table | None:
-    return None if spec.normalize is None else normalization(*spec.normalize)
-
-
-def _max_pixels(spec: Image) -> int:
-    if spec.max_pixels is not None:
-        return spec.max_pixels
-    return (
-        DEFAULT_MAX_PIXELS // 4
-        if spec.normalize is not None and spec.crop is None
-        else DEFAULT_MAX_PIXELS
-    )

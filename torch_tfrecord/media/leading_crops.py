@@ -13,7 +13,6 @@ transform is left alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +24,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_tfrecord.media.crop_jobs import (
+    Region,
+    StoredImage,
     Table,
     batch_tensor,
     crop_job,
@@ -34,8 +35,7 @@ from torch_tfrecord.media.crop_jobs import (
     run_job,
     value_table,
 )
-from torch_tfrecord.media.crops import interpolation_name
-from torch_tfrecord.media.regions import Region, StoredImage
+from torch_tfrecord.media.crops import CropPlan, interpolation_name
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop"]
@@ -96,9 +96,7 @@ class _Draw(NamedTuple):
 
     region: Region
     params: Sequence[_Params]  # for the `transform` of each step of the crop
-    across: bool  # whether it is mirrored from left to right
-    down: bool
-    plan: tuple[int, ...]  # the same for the core; region (0, 0, 0, 0) for what it does not do
+    plan: CropPlan  # the same for the core; a region of no pixels for what it does not do
 
 
 class LeadingCrop:
@@ -175,72 +173,62 @@ class LeadingCrop:
         transforms.
         """
         out = empty_batch(len(stored), tuple(self._steps[-1].size), self._channels, table)
-        resize = self._interpolation()
 
         def write(part: slice) -> None:
             images, drawn, rows = stored[part], draws[part], out[part]
-            job = None
-            if resize is not None:
-                # An image that is turned is left to Python, which finds so by its plan.
-                job = crop_job(
-                    None,
-                    [image.encoded for image in images],
-                    rows,
-                    table,
-                    max_pixels=sys.maxsize,
-                    interpolation=resize or None,
-                    plans=np.array([draw.plan for draw in drawn], np.int64).reshape(-1, 10),
-                )
-                run_job(job)
-            done = [(0, 0)] * len(images) if job is None else job.sizes.tolist()
+            job = crop_job(
+                [image.encoded for image in images],
+                rows,
+                table,
+                interpolation=str(interpolation_name(getattr(self._steps[0], "interpolation", ""))),
+                plans=np.array([draw.plan for draw in drawn], np.int64).reshape(-1, 10),
+            )
+            done = run_job(job) or [[0, 0]] * len(images)
             for image, draw, row, (height, _) in zip(images, drawn, rows, done, strict=True):
                 if not height:
                     pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
-                    place_pixels(pixels, row, table, across=draw.across, down=draw.down)
+                    across, down = draw.plan.across, draw.plan.down
+                    place_pixels(pixels, row, table, across=across, down=down)
 
         size = max(len(stored), 1) if threads is None else _IMAGES_AT_ONCE
         parts = [slice(begin, begin + size) for begin in range(0, len(stored), size)]
         list((threads.map if threads else map)(write, parts))
         return out
 
-    def _interpolation(self) -> str | None:
-        """How the core resizes as the transforms do: "" if not at all, None if they do it
-        otherwise.
-        """
-        step = self._steps[0]
-        if type(step) not in (v2.RandomResizedCrop, v2.Resize):
-            return ""
-        name = interpolation_name(step.interpolation)
-        return str(name) if step.antialias and _KNOWS_UINT8 and resizes_in_core(name) else None
-
     def _draw(self, stored: StoredImage, flips: Sequence[v2.Transform]) -> _Draw:
         """Make the random draws of the transforms for one image, in their order."""
-        size = torch.empty((0, stored.height, stored.width), device="cpu")  # only its size is used
+        sides, step = (stored.height, stored.width), self._steps[0]
+        size = torch.empty((0, *sides), device="cpu")  # only its size is used
         params = [step.make_params([size]) for step in self._steps]
-        region = _region(self._steps[0], params[0], stored)
-        if region is not None:
-            params = [{**params[0], "top": 0, "left": 0} if params[0] else {}]
-        drawn = [type(step) for step in flips if not torch.rand(1) >= step.p]
-        across, down = (drawn.count(kind) % 2 == 1 for kind in _FLIPS)
-        whole = Region(0, 0, stored.height, stored.width)
-        plan = self._plan(size, region, stored)
-        return _Draw(region or whole, params, across, down, (*plan, across, down))
-
-    def _plan(
-        self, size: torch.Tensor, region: Region | None, stored: StoredImage
-    ) -> tuple[int, ...]:
-        """The core's part, but for flips; see `CropJob`."""
         target = tuple(self._steps[-1].size)
-        if stored.is_turned:
-            return (0,) * 8
-        if region is not None:
-            return (*region, *target, 0, 0)
-        if type(self._steps[0]) is not v2.Resize:  # pads
-            return (0,) * 8
-        resized = tuple(self._steps[0].transform(size, {}).shape[1:])
-        # Rounded as in torchvision: half to even.
-        corner = [round((side - wanted) / 2) for side, wanted in zip(resized, target, strict=True)]
-        return (0, 0, stored.height, stored.width, *resized, *corner)
+        region: Region = (0, 0, *sides)
+        resized, corner = target, (0, 0)
+        if type(step) is v2.Resize:
+            resized = tuple(step.transform(size, {}).shape[1:])
+            corner = _centre(resized, target)
+        elif type(step) is v2.CenterCrop and target[0] <= sides[0] and target[1] <= sides[1]:
+            region = (*_centre(sides, target), *target)
+        elif type(step) is v2.RandomResizedCrop or not params[0].get("needs_pad", True):
+            drawn = params[0]
+            region = (drawn["top"], drawn["left"], drawn["height"], drawn["width"])
+            params = [{**drawn, "top": 0, "left": 0}]
+        mirrored = [type(step) for step in flips if not torch.rand(1) >= step.p]
+        across, down = (mirrored.count(kind) % 2 == 1 for kind in _FLIPS)
+        plan = CropPlan._make([*region, *resized, *corner, across, down])
+        # The core neither turns nor pads images, and resizes them only where it does so as the transforms.
+        is_kept = self._is_resized_in_core or plan[2:4] == plan[4:6]
+        if stored.is_turned or params[0].get("needs_pad") or not is_kept:
+            plan = plan._replace(height=0)
+        return _Draw(region, params, plan)
+
+    @property
+    def _is_resized_in_core(self) -> bool:
+        """Whether the core resizes as the transforms do."""
+        step: Any = self._steps[0]
+        is_resized = type(step) in (v2.RandomResizedCrop, v2.Resize) and step.antialias
+        return (
+            is_resized and _KNOWS_UINT8 and resizes_in_core(interpolation_name(step.interpolation))
+        )
 
     def _table(self) -> Table | None:
         """The following transforms as a table; None if they fail or do not return float32."""
@@ -258,19 +246,10 @@ class LeadingCrop:
         return image
 
 
-def _region(crop: v2.Transform, params: _Params, stored: StoredImage) -> Region | None:
-    """The region of an image that a crop needs; None for the whole image."""
-    if type(crop) is v2.RandomResizedCrop or (
-        type(crop) is v2.RandomCrop and not params["needs_pad"]
-    ):
-        return Region(params["top"], params["left"], params["height"], params["width"])
-    if type(crop) is v2.CenterCrop:
-        height, width = crop.size
-        if height <= stored.height and width <= stored.width:
-            # Rounded as in torchvision: half to even.
-            top, left = round((stored.height - height) / 2), round((stored.width - width) / 2)
-            return Region(top, left, height, width)
-    return None
+def _centre(sides: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
+    """Where a window is in the middle; rounded as in torchvision: half to even."""
+    top, left = (round((side - wanted) / 2) for side, wanted in zip(sides, target, strict=True))
+    return top, left
 
 
 def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> torch.Tensor:
