@@ -12,18 +12,15 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.batch_memory import (
     Ints,
-    Keys,
     as_array,
     as_tensor,
     empty_bytes,
@@ -39,20 +36,15 @@ from torch_tfrecord.media.codec import (
     open_image,
     turn_upright,
 )
-from torch_tfrecord.media.crops import Crop, CropPlan, RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.media.crops import CropPlan
 from torch_tfrecord.media.device_crops import leave, num_left
 from torch_tfrecord.media.headers import ImageHeader
 from torch_tfrecord.native import native_module, optional_module
-from torch_tfrecord.phases import Phase
-from torch_tfrecord.random_stream import to_64_bits
-from torch_tfrecord.samples import Value
 
 if TYPE_CHECKING:
-    from torch_tfrecord.media.image import Image
     from torch_tfrecord.native.jpeg import CropJob
 
 __all__ = [
-    "BatchCrops",
     "Pixels",
     "Region",
     "StoredImage",
@@ -352,121 +344,3 @@ def view_pixels(image: torch.Tensor) -> Pixels:
     """View [C, H, W] as [H, W, C]."""
     pixels: Pixels = image.permute(1, 2, 0).numpy()
     return pixels
-
-
-class BatchCrops:
-    """The crops of a batch: most made by a job of the core, which needs no GIL, the others when it is
-    finished.
-
-    Args:
-        spec: The spec, with a crop.
-        images: The encoded images; or where they are in the ``buffer``, int64 [N, 2] of first byte
-            and number of bytes, read when the job runs.
-        keys: uint64 [N], the random key of each, which determines its crop.
-        decode_on: See `Image`.
-
-    Attributes:
-        job: The job of the core; None if it does not have this crop.
-        out: The images made so far, an `empty_batch`.
-    """
-
-    def __init__(
-        self, spec: Image, images: Any, keys: Keys, buffer: Any = None, decode_on: str = "cpu"
-    ) -> None:
-        crop, table = cast("Crop", spec.crop), spec._table
-        self._spec, self._crop, self._keys, self._table = spec, crop, keys, table
-        self.out = empty_batch(len(images), crop.size, CHANNELS[spec.mode], table)
-        drawn = _drawn(crop)
-        self.job = None
-        if drawn is not None:
-            self.job = crop_job(
-                images,
-                self.out,
-                table,
-                buffer=buffer,
-                interpolation=crop.interpolation,
-                max_pixels=spec._pixel_limit,
-                ignores_exif=not spec.apply_orientation,
-                keys=keys,
-                num_left=num_left(decode_on, len(images), self.out),
-                **drawn,
-            )
-
-    def finish(
-        self, values: Sequence[Value], shapes: Sequence[tuple[Any, ...]]
-    ) -> tv_tensors.Image:
-        """The images, after the job has run.
-
-        Args:
-            values: The encoded images.
-            shapes: Expected (height, width, channels) of each before cropping; see
-                `check_image_shape`.
-
-        Raises:
-            ImageDecodeError, ParseError: For the first image that cannot be decoded, or has another
-                shape.
-        """
-        with Phase("decode"):
-            sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
-            for row, (height, width) in enumerate(sizes):
-                if height:
-                    check_image_shape(shapes[row], (height, width, CHANNELS[self._spec.mode]))
-                else:
-                    self._crop_one(row, values[row], shapes[row])
-            return self.image()
-
-    def image(self) -> tv_tensors.Image:
-        """[N, C, H, W]: uint8 in [N, H, W, C] memory ("channels last"), or contiguous float32."""
-        # Its constructor gives Python's lock away.
-        image: tv_tensors.Image = batch_tensor(self.out).as_subclass(tv_tensors.Image)
-        return image
-
-    def leave(self, images: Callable[[], Sequence[Any]]) -> None:
-        """Leave to a device what the job has left of the images."""
-        if self.job is not None:
-            is_bicubic = self._crop.interpolation == "bicubic"
-            leave(self.job, images, self.out, table=self._table, is_bicubic=is_bicubic)
-
-    def _crop_one(self, row: int, data: Any, shape: tuple[Any, ...]) -> None:
-        image = self._spec._opened(data, shape)
-        plan = self._crop.plan(image.height, image.width, int(self._keys[row]))
-        pixels = self._resized(image.pixels(plan[:4]), plan[4:6])
-        (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
-        window = pixels[top : top + height, left : left + width]
-        place_pixels(window, self.out[row], self._table, across=plan.across, down=plan.down)
-
-    def _resized(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
-        """Resize [H, W, C] as torchvision's resize does."""
-        (height, width), most, crop = pixels.shape[:2], self._spec._pixel_limit, self._crop
-        if size == (height, width):
-            return pixels
-        if size[0] * size[1] > most:
-            raise ImageDecodeError(
-                f"expected at most {most} pixels after resizing, got {height} x {width} resized to "
-                f"{size[0]} x {size[1]}"
-            )
-        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        if _drawn(crop) is None:
-            mode = InterpolationMode(crop.interpolation)
-            return view_pixels(
-                functional.resize_image(
-                    image, [*size], interpolation=mode, antialias=crop.antialias
-                )
-            )
-        # The function that torchvision's resize calls.
-        resized = torch.nn.functional.interpolate(
-            image[None], size=size, mode=crop.interpolation, align_corners=False, antialias=True
-        )
-        return view_pixels(resized[0])
-
-
-def _drawn(crop: Crop) -> dict[str, object] | None:
-    """How the core draws a crop; None for one of the user's own, and where it resizes otherwise."""
-    if not (crop.antialias and resizes_in_core(crop.interpolation)):
-        return None
-    if type(crop) is RandomResizedCrop:
-        seed = to_64_bits(crop.seed)
-        return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
-    if type(crop) is ResizedCenterCrop:
-        return {"centred": crop.resize if isinstance(crop.resize, tuple) else (0, crop.resize)}
-    return None
