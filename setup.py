@@ -30,6 +30,7 @@ EXTENSIONS = cythonize(
         extension("jobs", "jobs.pxd"),
         extension("frames", "crc32c.h", "jobs.pxd"),
         extension("columns", "varints.h", "jobs.pxd"),
+        extension("examples", "crc32c.h"),
         extension("memory", "blocks.h"),
         extension("shared", "pieces.h"),
         # Seek points within gzip members and zlib streams, where the headers of zlib are installed:

@@ -8,7 +8,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
@@ -54,16 +54,30 @@ Shuffle: TypeAlias = bool | Literal["blocks"]
 """Whether to use a new order in each epoch; "blocks" reads nearly in sequence."""
 
 
+class Encoder(Protocol):
+    """Makes the list of a record of a value.
+
+    Attributes:
+        kind: The name of the list.
+        count: How many values it has to have, -1 for any number; -2 where it has to be asked for each value, whether
+            it is of that kind or not.
+    """
+
+    kind: str
+    count: int
+
+    def __call__(self, value: object) -> object:
+        """The `ListValues` that the spec reads back; None where the record lacks them."""
+
+
 class WritableSpec(Protocol):
     """What encoding asks of a feature spec."""
 
     def _key_of(self, name: str) -> str:
         """The key in the record, given the name of the output."""
 
-    def _encoder(self, name: str) -> Callable[[object], object]:
-        """Build what turns a row's value into the `ListValues` that the spec reads back; None where
-        the record lacks them.
-        """
+    def _encoder(self, name: str) -> Encoder:
+        """Build what encodes the value with that name."""
 
 
 def at_least(least: int, name: str, value: object) -> int:

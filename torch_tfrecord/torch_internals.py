@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -15,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
-from torchvision import tv_tensors
 
 __all__ = [
     "CollateFunctions",
@@ -35,6 +35,7 @@ __all__ = [
     "show_order",
     "sparse",
     "sparse_parts",
+    "tv_classes",
     "workers_of",
 ]
 
@@ -210,9 +211,20 @@ def longest_of(offsets: torch.Tensor | npt.NDArray[Any]) -> int:
     return int((ends[1:] - ends[:-1]).max(initial=0))
 
 
+def tv_classes(*names: str) -> tuple[type[torch.Tensor], ...]:
+    """Classes of ``torchvision.tv_tensors``; none of them where nobody has imported it, which takes a
+    second: there no tensor is of one.
+    """
+    module = sys.modules.get("torchvision.tv_tensors")
+    found = [getattr(module, name, None) for name in names]  # another thread may import it now
+    return tuple(kind for kind in found if kind is not None)
+
+
 def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """A tensor as the same tv_tensor as another one, if that is one."""
-    if not isinstance(other, tv_tensors.TVTensor):
+    if not isinstance(other, tv_classes("TVTensor")):
         return tensor
+    from torchvision import tv_tensors  # imported by now
+
     wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
     return wrapped

@@ -280,6 +280,34 @@ def test_what_does_without_torch(code):
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120).returncode == 0
 
 
+@pytest.mark.slow
+def test_what_does_without_torchvision(tmp_path):
+    """It takes a second: who reads no picture does not wait for it."""
+    code = f"""
+import sys, torch
+from torch.utils.data import DataLoader
+from torch_tfrecord import (
+    FixedLenFeature, PaddedCollate, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, VarLenFeature,
+    infer_features, make_dataloader,
+)
+path = {str(tmp_path / "rows")!r}
+with TFRecordWriter(path, write_index=True) as writer:
+    for number in range(9):
+        writer.write({{"x": number, "many": [0.5] * 3, "text": "a"}})
+features = {{"x": FixedLenFeature((), torch.int64), "many": VarLenFeature(torch.float32)}}
+ds = TFRecordDataset(path, features)
+assert ds[1]["x"] == 1 and len(next(iter(DataLoader(ds, batch_size=4)))["x"]) == 4
+for loader in (
+    make_dataloader(path, 4, features),
+    make_dataloader(path, 4, features, collate_fn=PaddedCollate()),
+    DataLoader(TFRecordIterableDataset(path, features, batch_size=4), batch_size=None),
+):
+    assert sum(len(batch["x"]) for batch in loader) == 9
+assert 'torchvision' not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120).returncode == 0
+
+
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import as_array, as_tensor, reserve, splits_of
 from torch_tfrecord.samples import Value, mark_ragged
@@ -29,6 +28,7 @@ from torch_tfrecord.torch_internals import (
     longest_of,
     sparse,
     sparse_parts,
+    tv_classes,
 )
 
 __all__ = [
@@ -334,7 +334,7 @@ def as_plain(batch: Value) -> Value:
         return {name: as_plain(column) for name, column in batch.items()}
     if type(batch) is tuple:
         return tuple(map(as_plain, batch))
-    return batch.as_subclass(torch.Tensor) if isinstance(batch, tv_tensors.TVTensor) else batch
+    return batch.as_subclass(torch.Tensor) if isinstance(batch, tv_classes("TVTensor")) else batch
 
 
 def rows_of(column: Value) -> Sequence[Value]:
@@ -352,11 +352,9 @@ def rows_of(column: Value) -> Sequence[Value]:
         return _sparse_rows(*_sparse_parts(column), tuple(column.shape))
     if isinstance(column, (Nested, RaggedTensor)) or column.is_nested:
         return _nested_rows(Nested.of(column))
-    if isinstance(column, tv_tensors.TVTensor):
+    if isinstance(column, tv_classes("TVTensor")):
         # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
-        return [
-            tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()
-        ]
+        return [as_kind_of(row, column) for row in column.as_subclass(torch.Tensor).unbind()]
     tensors: Sequence[torch.Tensor] = column.unbind()
     return tensors
 

@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _MISSING = ("NAType", "NaTType")  # from pandas, which is not imported for it
+_ASKED = -2  # see `Encoder.count`
 
 
 class ValueEncoder:
@@ -68,6 +69,7 @@ class ValueEncoder:
         shape: Shape of one row, where the list may have any number of them.
         reads_back: Whether to call the reader on the result; not where that would decode a picture
             or a sound.
+        is_plain: Whether the reader gives all values of its kind back as they are.
     """
 
     def __init__(
@@ -77,10 +79,15 @@ class ValueEncoder:
         shape: tuple[int, ...] = (),
         *,
         reads_back: bool = True,
+        is_plain: bool = False,
     ) -> None:
         self._reader, self._stored, self._reads_back = reader, stored, reads_back
         self._want = reader.wants[0]
-        self._row = self._want.shape if self._want.num_values is not None else shape
+        num_values = self._want.num_values
+        self._row = shape if num_values is None else self._want.shape
+        self.kind = self._want.kind.field
+        any_number = _ASKED if shape else -1
+        self.count = _ASKED if not is_plain else any_number if num_values is None else num_values
 
     def __call__(self, value: object) -> ListValues | None:
         """The values, or None where the record should lack the key.
@@ -106,7 +113,7 @@ class ValueEncoder:
         except ValueError as error:
             raise ValueError(f"{want.label}: {error}") from error
         # Where the key may be missing, reading gives the same without it, in fewer bytes.
-        is_left_out = not found.values and not want.is_required
+        is_left_out = not len(found.values) and not want.is_required
         return None if is_left_out else found
 
     def _is_missing(self, value: object) -> bool:
@@ -120,7 +127,7 @@ class ValueEncoder:
         kind = self._want.kind
         # An empty list has no type of its own, so it is of the spec's kind.
         if isinstance(value, (list, tuple)) and not value:
-            return ListValues(kind.field, [], (0,))
+            return ListValues.empty(kind.field)
         if kind is INT64_LIST and isinstance(value, (float, np.floating)) and value.is_integer():
             value = int(value)  # pandas makes floats of integers where one is missing
         try:
@@ -130,11 +137,11 @@ class ValueEncoder:
         # People write 1 for 1.0: taken where float32 holds the integer exactly.
         if kind is FLOAT_LIST and found.kind == INT64_LIST.field:
             single = np.array(found.values, np.float32)
-            if single.tolist() != found.values:
+            if single.tolist() != found.values.tolist():
                 raise ValueError(
                     "expected integers that float32 holds, got one beyond 2**24 that it would round"
                 )
-            found = found._replace(kind=kind.field, values=single.astype("<f4").tobytes())
+            found = found._replace(kind=kind.field, values=single)
         if found.kind != kind.field:
             raise found.error(kind.field, type(value))
         return found
@@ -144,7 +151,7 @@ class ValueEncoder:
         if want.kind is BYTES_LIST:
             values: Array = np.array([*map(len, found.values)], np.int64)
         else:
-            values = found.array()
+            values = found.values
         count = len(values)
         if want.num_values not in (None, count):
             raise want.wrong_count(count)
@@ -198,7 +205,7 @@ class Feature:
         """The name in the record, given the name of the output."""
         return name if self.key is None else self.key
 
-    def _encoder(self, name: str) -> Callable[[object], ListValues | None]:
+    def _encoder(self, name: str) -> ValueEncoder:
         """Build what turns a row's value into the values that `reader` reads back; see
         `encode_example`.
 
@@ -213,7 +220,11 @@ class Feature:
                 "give each key that it reads a spec of its own"
             )
         shape = getattr(self, "shape", ())
-        return ValueEncoder(reader, self._stored, shape, reads_back=not self._decodes)
+        is_plain = type(self)._stored is Feature._stored and not self._decodes
+        is_plain &= getattr(self, "dtype", None) in (torch.int64, torch.float32, bytes)
+        return ValueEncoder(
+            reader, self._stored, shape, reads_back=not self._decodes, is_plain=is_plain
+        )
 
     def _stored(self, value: object) -> object:
         """The record's list for a row's value, to be checked and widened by the kind of the

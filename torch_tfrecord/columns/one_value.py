@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from google.protobuf.message import Message
 from torch.utils.data import get_worker_info
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns.containers import stack
@@ -44,6 +43,7 @@ from torch_tfrecord.errors import TFRecordError, read_each
 from torch_tfrecord.json_text import parse_json
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.samples import JsonList, JsonObject, Value
+from torch_tfrecord.torch_internals import tv_classes
 
 __all__ = ["Json", "OneValueReader", "OneValueSpec", "Proto", "SerializedTensor", "Shape", "Text"]
 
@@ -435,12 +435,10 @@ class _ValueSteps(StepReader):
         found: torch.Tensor | list[Value] = read_record(
             self._reader, [column.part(begin, end) for column in columns]
         )
-        return (
+        if isinstance(found, tv_classes("Image")) and found.dim() == 4:
             # Pictures of equal size in the steps of a record are its frames.
-            tv_tensors.Video(found)
-            if isinstance(found, tv_tensors.Image) and found.dim() == 4
-            else found
-        )
+            return tv_classes("Video")[0](found)
+        return found
 
 
 def _step_sizes(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import default_collate, get_worker_info
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, as_plain, stack_samples
@@ -31,7 +30,12 @@ from torch_tfrecord.samples import (
     place_of,
 )
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.torch_internals import collate_by_kinds, collate_functions, register_as_dict
+from torch_tfrecord.torch_internals import (
+    collate_by_kinds,
+    collate_functions,
+    register_as_dict,
+    tv_classes,
+)
 
 __all__ = ["ColumnBatch", "ColumnCollate", "collate"]
 
@@ -367,7 +371,9 @@ def _tensors(values: Values, name: str) -> Batch:
     # torch.stack knows neither.
     if first.is_nested or first.layout == torch.sparse_coo:
         return _stack_structures(values, name)
-    is_of_one_image = isinstance(first, tv_tensors.TVTensor) and not isinstance(first, _STACKED)
+    # Boxes and key points belong to one image each.
+    stacked = tv_classes("Image", "Video", "Mask")
+    is_of_one_image = isinstance(first, tv_classes("TVTensor")) and not isinstance(first, stacked)
     return values if is_of_one_image else _stack(values, name)
 
 
@@ -381,9 +387,6 @@ def _stack_structures(values: Values, name: str) -> Batch:
 
 # From this size on a batch is stacked in memory that is reused.
 _LARGE_BYTES = 1 << 16
-
-# Boxes and key points belong to one image each.
-_STACKED = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def _stack(values: Values, name: str) -> torch.Tensor:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import BORN_IN, ON_DEVICE, Array, DeviceWork
 from torch_tfrecord.columns import RaggedTensor
@@ -23,6 +22,7 @@ from torch_tfrecord.loading.sample import is_plain
 from torch_tfrecord.loading.transport import Node, Packer, View, build, span
 from torch_tfrecord.phases import count
 from torch_tfrecord.samples import WHOLE_KINDS, Batch, Samples, Value, Values
+from torch_tfrecord.torch_internals import as_kind_of, tv_classes
 
 __all__ = ["Blocks", "Cut", "Pins", "pinned_bytes"]
 
@@ -203,9 +203,9 @@ class _PinnedPacker(Packer):
             found = self._made_here(tensor)
             if found:
                 return self._placed(tensor, found)  # ours: there is nothing to ask
-        if isinstance(tensor, tv_tensors.TVTensor) and is_plain(tensor) and tensor.numel():
+        if isinstance(tensor, tv_classes("TVTensor")) and is_plain(tensor) and tensor.numel():
             plain = tensor.as_subclass(torch.Tensor)
-            return partial(tv_tensors.wrap, like=tensor), self._place(plain)
+            return partial(as_kind_of, other=tensor), self._place(plain)
         node = super()._tensor(tensor)
         return (self._pins.whole, node) if node[0] is False else node
 

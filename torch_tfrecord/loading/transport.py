@@ -18,7 +18,6 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch.utils.data import get_worker_info
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import as_array
 from torch_tfrecord.columns import RaggedTensor
@@ -27,7 +26,14 @@ from torch_tfrecord.phases import Phase
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Batch, Value, Values
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
-from torch_tfrecord.torch_internals import jagged, jagged_parts, longest_of, sparse, sparse_parts
+from torch_tfrecord.torch_internals import (
+    jagged,
+    jagged_parts,
+    longest_of,
+    sparse,
+    sparse_parts,
+    tv_classes,
+)
 
 __all__ = [
     "Node",
@@ -47,7 +53,7 @@ _SMALL_BYTES = 1 << 14
 # Lists of bytes go through the pipe up to this total size.
 _MANY_BYTES = 1 << 16
 _ALIGNMENT = 64
-_IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+_IMAGE_KINDS = "Image", "Video", "Mask"
 
 
 def for_transport(batch: Batch) -> Batch:
@@ -59,6 +65,8 @@ def for_transport(batch: Batch) -> Batch:
     form: Callable[[Any], Any] | None = _FORMS.get(type(batch))
     if form is None or get_worker_info() is None:
         return batch
+    for image in tv_classes(*_IMAGE_KINDS):  # torch fails to send those of uint16, uint32, uint64
+        ForkingPickler.register(image, _reduce_image)
     return form(batch)
 
 
@@ -127,8 +135,6 @@ def _reduce_image(image: torch.Tensor) -> _Reduced:
 for _form in _FORMS.values():
     ForkingPickler.register(_form, _reduce)
 ForkingPickler.register(Sample, _reduce_sample)
-for _image in _IMAGE_KINDS:  # torch fails to send those of uint16, uint32 and uint64
-    ForkingPickler.register(_image, _reduce_image)
 
 
 class Packer:
@@ -174,7 +180,7 @@ class Packer:
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         kind = type(tensor)
-        if is_plain(tensor) and (kind is torch.Tensor or kind in _IMAGE_KINDS):
+        if is_plain(tensor) and (kind is torch.Tensor or kind in tv_classes(*_IMAGE_KINDS)):
             # An empty tensor has no place.
             if not 0 < tensor.nbytes < self._most_bytes:
                 return False, tensor

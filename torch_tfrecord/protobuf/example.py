@@ -15,14 +15,15 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import WritableSpec
+from torch_tfrecord.arguments import Encoder, WritableSpec
 from torch_tfrecord.errors import locate_value
+from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.messages import (
     Example,
     FeatureMessage,
@@ -48,6 +49,9 @@ __all__ = [
 ]
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
+# See `TFRecordWriter.write_columns`.
+_Lists: TypeAlias = "tuple[str, Any, Any, npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
+_Encoders: TypeAlias = "dict[str, tuple[str, Encoder]]"
 _Array: TypeAlias = "npt.NDArray[np.generic]"
 _Entry = TypeVar("_Entry")
 
@@ -56,21 +60,16 @@ _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a n
 _HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
 """What each list holds, as errors say it."""
 
-
+_MOST_LAYOUTS = 64
 # A short repeated field is read faster through a list than through NumPy's array protocol.
 _SHORT_LIST = 32
 
 
 class ListValues(NamedTuple):
-    """The content of a Feature message for a value: ``kind`` names the list, ``values`` is flat, or the
-    bytes of float32.
-
-    Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would
-    make Python floats.
-    """
+    """The content of a Feature message for a value: ``kind`` names the list, ``values`` is flat."""
 
     kind: str
-    values: Any  # list[int], list[bytes], or bytes of float32, by the kind
+    values: Any  # `Values`
     shape: tuple[int, ...]
 
     @classmethod
@@ -95,25 +94,33 @@ class ListValues(NamedTuple):
             raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
         return _sort_out_array(array)
 
-    def array(self) -> _Array:
-        """The values of an int64_list or float_list.
-
-        Raises:
-            ValueError: An integer is outside int64.
-        """
-        if self.kind == "float_list":
-            return np.frombuffer(self.values or b"", "<f4").astype(np.float32)
-        try:
-            return np.array(self.values, np.int64)
-        except OverflowError as error:
-            raise _int64_error(self.values) from error
+    @classmethod
+    def empty(cls, kind: str) -> ListValues:
+        """A list without values."""
+        return cls(kind, _LEAVES[kind]([]), (0,))
 
     def error(self, wanted: str, kind: type) -> TypeError:
         """The error for values of a class, where another kind of list was wanted."""
         return TypeError(f"expected {_HELD[wanted]}, got {_HELD[self.kind]} ({kind.__name__})")
 
 
-_Encoders: TypeAlias = Mapping[str, tuple[str, Callable[[object], object]]]
+class _RowLayout(Protocol):
+    def encode(self, row: Mapping[str, object]) -> bytes | None: ...
+
+
+@functools.lru_cache(maxsize=_MOST_LAYOUTS)
+def _layout_of(names: tuple[object, ...]) -> _RowLayout | None:
+    """What encodes dicts of these names, with any kinds of lists; None where protobuf does."""
+    native = native_module("examples")
+    if native is None or not all(isinstance(name, str) for name in names):
+        return None
+    try:
+        found: _RowLayout = native.RowLayout(
+            [(name, name, None, -1, ListValues.of) for name in names]
+        )
+    except UnicodeEncodeError:
+        return None
+    return found
 
 
 class RowEncoder:
@@ -145,26 +152,94 @@ class RowEncoder:
                 raise ValueError(f"expected one name for each key to write, got {sorted(keys)}")
         self._kinds: dict[str, str] = {}
         self._since: dict[str, int] = {}
+        # By the names of rows; by the specs under None.
+        self._layouts: dict[tuple[object, ...] | None, _RowLayout] = {}
+        if self._encoders is not None:
+            self._add_layout(
+                None,
+                [
+                    (key, name, encode.kind, encode.count, encode)
+                    for name, (key, encode) in self._encoders.items()
+                ],
+            )
 
     def encode(self, row: Mapping[str, object], number: int = 0) -> bytes:
         """Encode the row with this number; raises as `encode_example` does, and for a key that
         changes its kind.
         """
-        message, kinds = Example(), self._kinds
+        names = tuple(row) if type(row) is dict and self._encoders is None else None
+        layout = self._layouts.get(names)
+        found = None if layout is None or type(row) is not dict else layout.encode(row)
+        return found or self._encode_by_protobuf(row, number, names)
+
+    def _encode_by_protobuf(
+        self, row: Mapping[str, object], number: int, names: tuple[object, ...] | None
+    ) -> bytes:
+        message = Example()
         message.features.SetInParent()
         features = message.features.feature
         if self._encoders is not None:
             _fill_by(self._encoders, features, row)
         else:
             found = _fill_map(features, row, "features")
-            for key, kind in found.items():
-                if kinds.get(key, kind) != kind:
-                    raise self._changed(key, kind, row[key])
-            # Most rows have the keys of those before.
-            if not found.keys() <= kinds.keys():
-                self._since.update(dict.fromkeys(found.keys() - kinds.keys(), number))
-                kinds.update(found)
+            self._check_kinds(found, number, row)
+            if names is not None:
+                self._add_layout(names, [(key, key, found[key], -1, ListValues.of) for key in row])
         return bytes(message.SerializeToString(deterministic=True))
+
+    def _add_layout(
+        self, names: tuple[object, ...] | None, items: list[tuple[object, ...]]
+    ) -> None:
+        native = native_module("examples")
+        if native is not None and len(self._layouts) < _MOST_LAYOUTS:
+            self._layouts[names] = native.RowLayout(items)
+
+    def encode_columns(
+        self, lists: Mapping[str, _Lists], num_rows: int, number: int
+    ) -> tuple[memoryview, npt.NDArray[np.int64]] | None:
+        """The framed records of columns of rows from this number on, and the lengths of their
+        payloads; None without the compiled core, or with specs: see `rows_of`.
+
+        Raises:
+            ValueError: A key changes its kind; the arrays do not fit; an Example would have 2 GiB.
+        """
+        native = native_module("examples")
+        if native is None or self._encoders is not None:
+            return None
+        found = {key: kind for key, (kind, *_, missing) in lists.items() if not missing.all()}
+        lengths = np.empty(num_rows, np.int64)
+        columns = [(key, *parts) for key, parts in lists.items()]
+        records = memoryview(native.encode_columns(columns, lengths))
+        self._check_kinds(found, number, {})
+        return records, lengths
+
+    def rows_of(
+        self, lists: Mapping[str, _Lists], num_rows: int
+    ) -> Iterator[dict[str, ListValues]]:
+        """The rows of columns, one after the other."""
+        for number in range(num_rows):
+            row = {}
+            for key, (kind, values, offsets, splits, is_missing) in lists.items():
+                begin, end = splits[number : number + 2].tolist()
+                found = values[begin:end] if offsets is None else []
+                if offsets is not None:
+                    places = itertools.pairwise(offsets[begin : end + 1].tolist())
+                    found = [bytes(values[start:stop]) for start, stop in places]
+                if not is_missing[number]:
+                    row[key] = ListValues(kind, found, (end - begin,))
+            yield row
+
+    def _check_kinds(
+        self, found: Mapping[str, str], number: int, row: Mapping[str, object]
+    ) -> None:
+        kinds = self._kinds
+        for key, kind in found.items():
+            if kinds.get(key, kind) != kind:
+                raise self._changed(key, kind, row.get(key))
+        # Most rows have the keys of those before.
+        if not found.keys() <= kinds.keys():
+            self._since.update(dict.fromkeys(found.keys() - kinds.keys(), number))
+            kinds.update(found)
 
     def _changed(self, key: str, kind: str, value: object) -> ValueError:
         is_nan = isinstance(value, float) and value != value
@@ -213,7 +288,9 @@ def encode_example(
         >>> encode_example({"a": 1}).hex()
         '0a0c0a0a0a016112051a030a0101'
     """
-    return RowEncoder(features).encode(row)
+    layout = _layout_of(tuple(row)) if features is None and type(row) is dict else None
+    found = None if layout is None else layout.encode(row)
+    return found or RowEncoder(features).encode(row)
 
 
 def encode_sequence_example(
@@ -395,28 +472,17 @@ def _fill_feature(feature: FeatureMessage, value: object, where: str) -> str:
     """
     try:
         kind, values, _ = ListValues.of(value)
-        target: ListMessage = getattr(feature, kind)
-        if not values:
-            target.SetInParent()
-        elif isinstance(values, bytes):
-            # As raw bytes: extend() would make a Python float of each.
-            target.MergeFromString(b"\n" + varint(len(values)) + values)
-        else:
-            try:
-                target.value.extend(values)
-            except ValueError as error:
-                raise _int64_error(values) from error
     except (TypeError, ValueError) as error:
         raise locate_value(error, where) from error
+    target: ListMessage = getattr(feature, kind)
+    target.SetInParent()
+    if kind == "float_list":
+        # As raw bytes, which are copied bit for bit: extend() would make a Python float of each.
+        data = np.asarray(values, "<f4").tobytes()
+        target.MergeFromString(b"\n" + varint(len(data)) + data)
+    else:
+        target.value.extend(values)
     return kind
-
-
-def _int64_error(values: list[int]) -> ValueError:
-    """The error for integers of which one is outside int64."""
-    large = next(value for value in values if not -(2**63) <= value < 2**63)
-    return ValueError(
-        f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}"
-    )
 
 
 def _find_kind(cls: type) -> str | None:
@@ -434,13 +500,20 @@ def _find_kind(cls: type) -> str | None:
 _kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
 
 
-def _int_leaves(values: Sequence[Any]) -> list[int]:
-    return list(map(int, values))
-
-
-def _float_leaves(values: Sequence[object]) -> bytes:
+def _int_leaves(values: Sequence[Any]) -> npt.NDArray[np.int64]:
+    found = [*map(int, values)]
     try:
-        return struct.pack(f"<{len(values)}f", *values)
+        return np.array(found, np.int64)
+    except OverflowError as error:
+        large = next(value for value in found if not -(2**63) <= value < 2**63)
+        raise ValueError(
+            f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}"
+        ) from error
+
+
+def _float_leaves(values: Sequence[object]) -> npt.NDArray[np.float32]:
+    try:
+        return np.frombuffer(bytearray(struct.pack(f"={len(values)}f", *values)), np.float32)
     except (OverflowError, struct.error) as error:
         raise ValueError("a finite float is outside float32, which a float_list holds") from error
 
@@ -452,7 +525,7 @@ def _bytes_leaves(values: Sequence[Any]) -> list[bytes]:
         raise ValueError("text that is not valid Unicode has no UTF-8 form") from error
 
 
-_LEAVES: dict[str, Callable[[Sequence[object]], bytes | list[int] | list[bytes]]] = {
+_LEAVES: dict[str, Callable[[Sequence[object]], Values]] = {
     "int64_list": _int_leaves,
     "float_list": _float_leaves,
     "bytes_list": _bytes_leaves,
@@ -472,8 +545,7 @@ def _sort_out_list(values: Sequence[object]) -> ListValues:
         return _join([ListValues.of(value) for value in values])
     if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
         kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
-        stored = np.frombuffer(_float_leaves(values), "<f4").tolist()
-        for value, found in zip(values, stored, strict=True):
+        for value, found in zip(values, _float_leaves(values).tolist(), strict=True):
             if _kind_of(type(value)) == "int64_list" and int(value) != found:  # type: ignore[call-overload]
                 raise ValueError(
                     f"expected integers among floats that float32 holds, got {value}, which it would round: write "
@@ -497,9 +569,9 @@ def _join(parts: list[ListValues]) -> ListValues:
         raise ValueError(
             "nested lists of different lengths (ragged) do not fit one feature: store the lengths as well"
         )
-    rows: list[Any] = [part.values for part in parts]  # all of one kind: bytes, or lists
-    is_bytes = parts[0].kind == "float_list"
-    values = b"".join(rows) if is_bytes else list(itertools.chain.from_iterable(rows))
+    rows: list[Any] = [part.values for part in parts]  # all of one kind
+    is_bytes = parts[0].kind == "bytes_list"
+    values = [*itertools.chain.from_iterable(rows)] if is_bytes else np.concatenate(rows)
     return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))
 
 
@@ -520,10 +592,11 @@ def _as_array(value: object) -> _Array | None:
 
 def _sort_out_array(array: _Array) -> ListValues:
     kind = array.dtype.kind
-    if kind == "b":
-        return ListValues("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
-    if kind in "iu":
-        return ListValues("int64_list", array.ravel().tolist(), array.shape)
+    if kind in "biu":
+        # of unsigned ones some may not fit
+        values = array.ravel() if array.dtype != np.uint64 else array.ravel().tolist()
+        found = _int_leaves(values) if isinstance(values, list) else values.astype(np.int64)
+        return ListValues("int64_list", found, array.shape)
     # the latter come from ml_dtypes, with kind "V"
     if kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):
         return ListValues("float_list", _float_array_leaves(array), array.shape)
@@ -534,10 +607,10 @@ def _sort_out_array(array: _Array) -> ListValues:
     raise TypeError(f"expected {_ALLOWED}, got an array of dtype {array.dtype}")
 
 
-def _float_array_leaves(array: _Array) -> bytes:
+def _float_array_leaves(array: _Array) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         # NumPy only warns of what becomes infinite, and warnings can be switched off.
-        single = array.astype("<f4")
+        single = array.astype(np.float32)
     if array.dtype.itemsize > 4 and (np.isinf(single) & np.isfinite(array)).any():
         raise ValueError("a finite float is outside float32, which a float_list holds")
-    return single.tobytes()
+    return single.ravel()

@@ -10,11 +10,12 @@ import errno
 import functools
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_tfrecord.errors import name_path
 from torch_tfrecord.extensions import attached
@@ -39,7 +40,7 @@ from torch_tfrecord.records.sidecar import (
     visible_sidecar_path,
 )
 
-__all__ = ["FileSet", "RecordFile", "upload_record_files"]
+__all__ = ["FileSet", "RecordFile", "split_records", "upload_record_files"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -82,6 +83,23 @@ class RecordFile:
         self.num_bytes += length + OVERHEAD_BYTES
         if self._lengths is not None:
             self._lengths.append(length)
+
+    def write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+        """Append records that are framed already, one after the other.
+
+        Args:
+            records: Their bytes.
+            lengths: Of their payloads.
+        """
+        if self._packer is None:
+            self.data.write(records)
+        else:
+            for record, length in split_records(records, lengths):
+                for part in self._packer.pack((record,), length):
+                    self.data.write(part)
+        self.num_bytes += len(records)
+        if self._lengths is not None:
+            self._lengths.frombytes(lengths.tobytes())
 
     def flush(self, *, is_end: bool = False) -> None:
         """Hand what was written to the operating system, so that it can be read (and decompressed)
@@ -161,6 +179,16 @@ class RecordFile:
         self.data.discard()
         if self.index is not None:
             self.index.discard()
+
+
+def split_records(
+    records: memoryview, lengths: npt.NDArray[np.int64]
+) -> Iterator[tuple[memoryview, int]]:
+    """Each of some framed records, and the length of its payload."""
+    end = 0
+    for length in lengths.tolist():
+        begin, end = end, end + length + OVERHEAD_BYTES
+        yield records[begin:end], length
 
 
 def upload_record_files(files: Sequence[RecordFile], paths: Sequence[str], access: Access) -> None:

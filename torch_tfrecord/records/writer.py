@@ -15,6 +15,9 @@ from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from torch_tfrecord.arguments import WritableSpec, at_least, check_compression_type, knows_keywords
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
@@ -22,7 +25,12 @@ from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.records.codecs import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import FileSet, RecordFile, upload_record_files
+from torch_tfrecord.records.record_file import (
+    FileSet,
+    RecordFile,
+    split_records,
+    upload_record_files,
+)
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -73,8 +81,41 @@ class _Writer(ABC):
         self._check_open()
         payload = self._payload(record)
         with self._failing():
-            self._write(payload)
+            self._shard_for(len(payload)).write(payload)
         self._count += 1
+
+    def write_columns(
+        self,
+        lists: Mapping[str, tuple[str, Any, Any, npt.NDArray[np.int64], npt.NDArray[np.bool_]]],
+        num_rows: int,
+    ) -> None:
+        """Append an Example for each row of some columns, as `write_arrow` does.
+
+        Args:
+            lists: For each key the name of its list ("int64_list", "float_list", "bytes_list"); the
+                values of all rows one after the other (int64 or float32 array, or the bytes of all
+                strings); offsets of the strings, int64, or None; splits of the rows among values or
+                strings, int64 [N + 1]; which rows lack the key, bool [N].
+            num_rows: N.
+
+        Raises:
+            ValueError: the writer is closed, the arrays do not fit, or a key was of another kind
+                before; nothing was written.
+            OSError: as for `write`.
+        """
+        self._check_open()
+        found = self._encoder.encode_columns(lists, num_rows, self._count)
+        if found is None:
+            for row in self._encoder.rows_of(lists, num_rows):
+                self.write(row)
+            return
+        with self._failing():
+            self._write_framed(*found)
+
+    def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+        for record, length in split_records(records, lengths):
+            self._shard_for(length).write_framed(record, np.array([length]))
+            self._count += 1
 
     def flush(self) -> None:
         """Hand what was written to the operating system. It is durable, and has its name, only
@@ -180,7 +221,8 @@ class _Writer(ABC):
             shard.discard()
 
     @abstractmethod
-    def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
+    def _shard_for(self, length: int) -> RecordFile:
+        """The file of the next record, whose payload has that length."""
 
     @abstractmethod
     def _commit(self) -> None: ...
@@ -246,8 +288,12 @@ class TFRecordWriter(_Writer):
     def __repr__(self) -> str:
         return f"TFRecordWriter({self._name!r})"
 
-    def _write(self, payload: bytes | bytearray | memoryview) -> None:
-        self._file.write(payload)
+    def _shard_for(self, length: int) -> RecordFile:
+        return self._file
+
+    def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+        self._file.write_framed(records, lengths)
+        self._count += len(lengths)
 
     def _commit(self) -> None:
         self._file.prepare()
@@ -333,16 +379,16 @@ class ShardedTFRecordWriter(_Writer):
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
         self._shards.append(RecordFile(name, self._packing, self._write_index))
 
-    def _write(self, payload: bytes | bytearray | memoryview) -> None:
+    def _shard_for(self, length: int) -> RecordFile:
         shards = self._open_shards()
         shard = shards[self._count % len(shards)]
         most, num_bytes = self._max_shard_bytes, shard.num_bytes
-        if most and num_bytes and num_bytes + len(payload) + OVERHEAD_BYTES > most:
+        if most and num_bytes and num_bytes + length + OVERHEAD_BYTES > most:
             # Finished at once, so that only one file is open, however many there will be.
             self._finish(shard)
             self._add_shard()
             shard = self._shards[-1]
-        shard.write(payload)
+        return shard
 
     def _finish(self, shard: RecordFile) -> None:
         shard.prepare()

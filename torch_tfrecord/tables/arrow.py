@@ -31,7 +31,6 @@ from torch_tfrecord.columns import (
     SparseList,
 )
 from torch_tfrecord.errors import needs_extra, outer_level
-from torch_tfrecord.protobuf import ListValues
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
 from torch_tfrecord.samples import DType, Value
 from torch_tfrecord.torch_internals import sparse_parts
@@ -45,11 +44,12 @@ except ImportError:  # the error comes where it is used
 __all__ = ["ArrowColumns", "write_arrow"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
+_Lists: TypeAlias = "tuple[str, Any, _Ints | None, _Ints, npt.NDArray[np.bool_]]"
 
 _RECORD = "record"
 _MISSING = "\0missing "  # begins the name of an output that says which records lack another
 _WRITTEN_ROWS = 1 << 10
-_MOST_OFFSET = (1 << 31) - 1
+_MOST_OFFSET, _MOST_INTEGER = (1 << 31) - 1, (1 << 63) - 1
 # Arrow has no such floats; float32 has all their values.
 _SMALL_FLOATS = (
     torch.bfloat16,
@@ -372,8 +372,13 @@ def write_arrow(
     rounded: set[str] = set()
     with writer:
         for batch in _record_batches(batches):
-            for row in _rows(batch, rounded) if features is None else batch.to_pylist():
-                writer.write(row)
+            if features is None:
+                columns = zip(batch.schema.names, batch.columns, strict=True)
+                found = {name: _written(name, column, rounded) for name, column in columns}
+                writer.write_columns(found, len(batch))
+            else:
+                for row in batch.to_pylist():
+                    writer.write(row)
     if rounded:
         warnings.warn(
             f"float64 columns were rounded to float32, the floats of TFRecord files: {', '.join(sorted(rounded))}; "
@@ -401,15 +406,8 @@ def _record_batches(batches: Any) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _rows(batch: pa.RecordBatch, rounded: set[str]) -> Iterator[dict[str, ListValues]]:
-    names = batch.schema.names
-    columns = [_list_values(name, batch.column(name), rounded) for name in names]
-    for row in zip(*columns, strict=True):
-        yield {name: values for name, values in zip(names, row, strict=True) if values is not None}
-
-
-def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListValues | None]:
-    """The values that each row's Example stores for a column."""
+def _written(name: str, column: pa.Array, rounded: set[str]) -> _Lists:
+    """What each row's Example stores for a column; see `TFRecordWriter.write_columns`."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_dictionary(column.type):
@@ -423,27 +421,27 @@ def _list_values(name: str, column: pa.Array, rounded: set[str]) -> list[ListVal
             splits, inner = splits * inner.type.list_size, inner.flatten()
         if inner.null_count:
             raise ValueError(f"column {name!r}: expected lists without nulls, got one")
-    kind, values = _flat_values(name, inner, rounded)
-    bounds = splits.tolist()
-    size = 4 if kind == "float_list" else 1  # floats are the bytes of float32
-    return [
-        None if null else ListValues(kind, values[size * begin : size * end], (end - begin,))
-        for null, begin, end in zip(is_null.tolist(), bounds[:-1], bounds[1:], strict=True)
-    ]
+    kind, values, offsets = _flat_values(name, inner, rounded)
+    return kind, values, offsets, splits, is_null
 
 
-def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any]:
+def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any, _Ints | None]:
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if pa.types.is_boolean(kind):
             values = values.cast(pa.uint8())
-        return "int64_list", pc.fill_null(values, 0).to_pylist()
+        numbers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+        if kind == pa.uint64() and (numbers > _MOST_INTEGER).any():
+            raise ValueError(
+                f"column {name!r}: integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {numbers.max()}"
+            )
+        return "int64_list", numbers.astype(np.int64), None
     if pa.types.is_floating(kind):
         if kind == pa.float16():
             values = values.cast(pa.float32())
         exact = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
         with np.errstate(over="ignore"):
-            single = exact.astype("<f4")
+            single = exact.astype(np.float32)
         if kind == pa.float64():
             if (np.isinf(single) & np.isfinite(exact)).any():
                 raise ValueError(
@@ -451,10 +449,13 @@ def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, A
                 )
             if (single != exact)[~np.isnan(exact)].any():
                 rounded.add(name)
-        return "float_list", single.tobytes()
+        return "float_list", single, None
     # for texts and bytes
     with suppress(pa.ArrowNotImplementedError):
-        return "bytes_list", values.cast(pa.large_binary()).to_pylist()
+        found = values.cast(pa.large_binary())
+        _, places, data = found.buffers()
+        offsets = np.frombuffer(places or bytes(8), np.int64)[found.offset :][: len(found) + 1]
+        return "bytes_list", memoryview(data or b""), offsets
     raise TypeError(
         f"column {name!r}: no list of an Example holds {kind}: cast it to integers, floats, strings or binary, or "
         "select other columns"

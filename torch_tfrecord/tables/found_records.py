@@ -23,7 +23,6 @@ from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files import Access, is_remote, open_file
 from torch_tfrecord.json_text import parse_json
-from torch_tfrecord.media import guess_content, image_format
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.protobuf import decode_sequence_example, find_fields, parse_message
 from torch_tfrecord.records import (
@@ -147,6 +146,8 @@ def decode_record(record: bytes) -> Decoded:
 
 
 def _looks_like(record: bytes) -> tuple[str, str]:
+    from torch_tfrecord.media import guess_content, image_format  # imports torchvision, in a second
+
     image = image_format(record)
     if image is not None:
         return f"a {image.upper()} image", "Image()"

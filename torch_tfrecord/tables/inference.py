@@ -34,7 +34,6 @@ from torch_tfrecord.columns import (
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
 from torch_tfrecord.files import Access, is_remote
-from torch_tfrecord.media import Image, image_size
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
     decode_sequence_example,
@@ -357,6 +356,8 @@ def _kind(values: Values) -> str:
 def _propose_bytes(
     key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
 ) -> Feature:
+    from torch_tfrecord.media import Image, image_size  # imports torchvision, in a second
+
     # First what has a header: bytes without one could be an array or a text by chance.
     if all_read(image_size, values):
         return Image()

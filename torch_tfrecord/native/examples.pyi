@@ -1,0 +1,9 @@
+from typing import Any
+
+__all__: list[str]
+
+class RowLayout:
+    def __init__(self, items: list[tuple[Any, ...]]) -> None: ...
+    def encode(self, row: dict[Any, Any]) -> bytes | None: ...
+
+def encode_columns(columns: list[tuple[Any, ...]], lengths: Any) -> bytes: ...
