@@ -21,7 +21,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files import Access, is_remote, open_file, read_pieces
+from torch_tfrecord.files import Access, is_remote, read_pieces
 from torch_tfrecord.records import (
     OVERHEAD_BYTES,
     IndexKeeper,
@@ -192,8 +192,7 @@ class Manifest:
         self, path: str, access: Access = Access.DEFAULT, checksum: str | None = None
     ) -> None:
         self.path, self.access = path, access
-        self._source = open_file(path, access)
-        found = _FORMAT.read(self._source, lambda _: _MOST_HEAD_BYTES, "any manifest")
+        found = _FORMAT.read(path, lambda _: _MOST_HEAD_BYTES, "any manifest", access)
         if checksum not in (None, found.checksum):
             text = f"expected the manifest with checksum {checksum} that was opened"
             raise IndexMismatchError(f"{text}, got {found.checksum}", path=path)
@@ -305,7 +304,7 @@ class Manifest:
         counts = np.minimum(total - firsts, BLOCK_RECORDS)
         begins, sizes = begin + firsts * dtype.itemsize, counts * dtype.itemsize
         files = np.zeros(len(blocks), np.int64)
-        buffer, places = read_pieces(lambda _: self._source, files, begins, sizes)
+        buffer, places = read_pieces(lambda _: self._found.source, files, begins, sizes)
         found = np.empty((len(blocks), BLOCK_RECORDS + 1), np.int64)
         each = zip(blocks.tolist(), counts.tolist(), places.tolist(), found, strict=True)
         for number, count, place, borders in each:

@@ -139,7 +139,7 @@ class SidecarFormat(NamedTuple):
 
     def read(
         self,
-        file: str | FileSource,
+        path: str,
         most_bytes: Callable[[Mapping[str, str]], int],
         owner: str = "the data file",
         access: Access = Access.DEFAULT,
@@ -147,7 +147,7 @@ class SidecarFormat(NamedTuple):
         """Read what `pack` wrote, and check everything that can be checked without the data.
 
         Args:
-            file: The file, or its path.
+            path: The file.
             most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the
                 data, as a sparse file may claim gigabytes that it does not have on disk. May raise
                 IndexMismatchError.
@@ -160,14 +160,14 @@ class SidecarFormat(NamedTuple):
             OSError: The file cannot be opened or read.
         """
         # Rejects directories and pipes.
-        source = open_file(file, access.without_cache()) if isinstance(file, str) else file
+        source = open_file(path, access.without_cache())
         try:
             return self._read(source, most_bytes, owner)
         except (ValueError, RecursionError, MemoryError) as error:
             text = f"expected {self.what} written by torch_tfrecord, got {error}"
-            raise IndexMismatchError(text, path=source.path) from error
+            raise IndexMismatchError(text, path=path) from error
         except IndexMismatchError as error:
-            error.locate(path=source.path)
+            error.locate(path=path)
             raise
 
     def _read(
@@ -220,7 +220,7 @@ class SidecarFormat(NamedTuple):
             raise IndexMismatchError(
                 f"expected {self.what} with checksum {checksum[:8]}, got {got}: it is damaged"
             )
-        return Sidecar(metadata, arrays, places, got)
+        return Sidecar(metadata, arrays, places, got, source)
 
     def _metadata(self, found: object) -> dict[str, str]:
         if not isinstance(found, dict):
@@ -252,12 +252,14 @@ class Sidecar(NamedTuple):
         arrays: Name -> array [N], read-only; without the lazy one.
         places: Name -> dtype, length and first byte in the file of each array.
         checksum: The 8 digits.
+        source: The open file.
     """
 
     metadata: dict[str, str]
     arrays: dict[str, npt.NDArray[Any]]  # by the dtypes that the format says
     places: dict[str, ArrayPlace]
     checksum: str
+    source: FileSource
 
 
 class ArrayPlace(NamedTuple):

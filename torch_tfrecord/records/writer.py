@@ -12,7 +12,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -166,12 +165,7 @@ class _Writer(ABC):
     def __enter__(self: _W) -> _W:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         elif issubclass(kind, GeneratorExit):  # a generator was dropped, which nobody sees
