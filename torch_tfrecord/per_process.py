@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ __all__ = [
     "ProcessCache",
     "compiled_copy",
     "each_at_once",
-    "in_threads",
+    "in_thread",
     "module_of_process",
     "num_allowed",
     "num_processors",
@@ -108,23 +108,6 @@ def _copy(make: Callable[[], _State], keeps_parents: bool) -> PerProcess[_State]
     return PerProcess(make, keeps_parents=keeps_parents)
 
 
-_POOL: PerProcess[ThreadPoolExecutor] = PerProcess(
-    lambda: ThreadPoolExecutor(num_processors(), "tfrecord-inflate")
-)
-
-
-def in_threads(task: Callable[..., _Value], *arguments: Any) -> Future[_Value]:
-    """Call a function in one of this process's threads, of which there is one for each processor;
-    at the end of the program, when threads cannot be started, here. It waits for no other task.
-    """
-    try:
-        return _POOL.get().submit(task, *arguments)
-    except RuntimeError:
-        done: Future[_Value] = Future()
-        done.set_result(task(*arguments))
-        return done
-
-
 def each_at_once(
     function: Callable[[_Item], _Result], items: Iterable[_Item], most: int = 32
 ) -> Iterator[_Result]:
@@ -138,14 +121,17 @@ def each_at_once(
         >>> list(each_at_once(str, [1, 2, 3]))
         ['1', '2', '3']
     """
-    begun = (_begin(function, item) for item in items)
+    begun = (in_thread(function, item) for item in items)
     waiting = deque(islice(begun, most))
     while waiting:
         yield waiting.popleft().result()
         waiting.extend(islice(begun, 1))
 
 
-def _begin(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+def in_thread(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+    """Call a function in a thread of its own, for which nobody waits at the end of the program; then,
+    when threads cannot be started, here.
+    """
     future: Future[_Result] = Future()
 
     def run() -> None:
@@ -154,7 +140,10 @@ def _begin(function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="tfrecord-remote-file", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="tfrecord-file", daemon=True).start()
+    except RuntimeError:
+        run()
     return future
 
 
@@ -226,15 +215,8 @@ class _Kept(Generic[_Value]):
         self.size = 0
 
 
-class _Loaded:
-    """The module that a process has loaded."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.modules: list[Any] = []  # one, once it was loaded
-
-
-_loaded: dict[str, PerProcess[_Loaded]] = {}  # by name
+# By name, a lock, and the module, once it was loaded.
+_loaded: dict[str, PerProcess[tuple[threading.Lock, list[Any]]]] = {}
 
 
 def module_of_process(name: str, first: Callable[[], Any], in_fork: Callable[[], Any]) -> Any:
@@ -246,15 +228,17 @@ def module_of_process(name: str, first: Callable[[], Any], in_fork: Callable[[],
         in_fork: Loads it, or what takes its place, in a child that was forked from a process that
             may have used it.
     """
-    processes = _loaded.setdefault(name, PerProcess(_Loaded, keeps_parents=True))
-    loaded = processes.get()
-    with loaded.lock:
-        if not loaded.modules:
+    processes = _loaded.setdefault(
+        name, PerProcess(lambda: (threading.Lock(), []), keeps_parents=True)
+    )
+    lock, modules = processes.get()
+    with lock:
+        if not modules:
             # A child of a process that has it imported cannot know whether it was used
             # there.
             was_forked = multiprocessing.parent_process() is not None and name in sys.modules
-            loaded.modules.append(in_fork() if was_forked or processes.was_forked else first())
-        return loaded.modules[0]
+            modules.append(in_fork() if was_forked or processes.was_forked else first())
+        return modules[0]
 
 
 def compiled_copy(name: str) -> ModuleType:

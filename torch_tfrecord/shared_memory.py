@@ -24,6 +24,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_tfrecord.native import optional_module
@@ -37,7 +38,7 @@ _SIZE = 1 << 36  # address space, not memory: only used pages take memory
 _PAGE = 1 << 12
 _TOKEN_BYTES = 16
 # How many pieces are checked at each allocation for whether they are still held.
-_POLLED = 8
+_POLLED = 256
 # A piece that was not used for this many allocations is returned to the system; checked every
 # _TRIMMED_EACH of them.
 _IDLE, _TRIMMED_EACH = 256, 32
@@ -106,8 +107,7 @@ class WorkerMemory:
         self._held: deque[_Block] = deque()
         self._free: list[_Block] = []  # the most recently used one last
         self._empty: list[_Block] = []  # whose memory went back to the system
-        self._starts: list[int] = []  # where all blocks begin, ascending
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: list[_Block] = []  # all of them, by where they begin
 
     def piece(self, num_bytes: int) -> Any | None:
         """Writable memory, not cleared, with the buffer protocol; None if there is no more."""
@@ -125,16 +125,10 @@ class WorkerMemory:
         return self._native.Piece(self._mapping, block.start, num_bytes)
 
     def _take(self, capacity: int) -> _Block | None:
-        for number_of_tries in (_POLLED, len(self._held)):
-            for _ in range(min(number_of_tries, len(self._held))):
-                block = self._held.popleft()
-                (self._held if self._mapping.holders(block.start) else self._free).append(block)
-            found = _pop_fitting(self._free, capacity)
-            if found is not None:
-                return found
-            if len(self._held) > 4 * _IDLE:  # all batches are kept: not worth checking each time
-                return None
-        return None
+        for _ in range(min(_POLLED, len(self._held))):
+            block = self._held.popleft()
+            (self._held if self._mapping.holders(block.start) else self._free).append(block)
+        return _pop_fitting(self._free, capacity)
 
     def _grow(self, capacity: int) -> _Block | None:
         """A block that gets memory from the system: an empty one, or one after all others."""
@@ -152,8 +146,7 @@ class WorkerMemory:
             return None
         if end > self._end:
             self._end = end
-            self._blocks[block.start] = block
-            self._starts.append(block.start)
+            self._blocks.append(block)
         return block
 
     def _trim(self) -> None:
@@ -162,12 +155,6 @@ class WorkerMemory:
             self._mapping.forget(block.start, block.capacity)
             self._free.remove(block)
             self._empty.append(block)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the system's memory that the worker has, used or not."""
-        with self._lock:
-            return self._end - _PAGE - sum(block.capacity for block in self._empty)
 
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
         """The place of memory that a message may send without a copy: the piece's start, and the
@@ -180,7 +167,7 @@ class WorkerMemory:
         if not 0 <= place < self.name.size:
             return None
         with self._lock:
-            block = self._blocks[self._starts[bisect_right(self._starts, place) - 1]]
+            block = self._block(place)
             begin, sent = place - block.start, block.sent
             end = begin + num_bytes
             if sent and sent[-1][1] == begin and len(sent) == 1:  # columns, one after another
@@ -196,14 +183,18 @@ class WorkerMemory:
         its bytes.
         """
         self._mapping.hold(start)
-        return start, self._blocks[start].capacity - self._header_bytes
+        return start, self._block(start).capacity - self._header_bytes
+
+    def _block(self, place: int) -> _Block:
+        """The one that has a place."""
+        return self._blocks[bisect_right(self._blocks, place, key=attrgetter("start")) - 1]
 
     def release(self) -> None:
         """Return everything that is not held to the system, at the worker's end: batches may be
         kept for long.
         """
         with self._lock:
-            for block in self._blocks.values():
+            for block in self._blocks:
                 if not self._mapping.holders(block.start):
                     self._mapping.forget(block.start, block.capacity)
 

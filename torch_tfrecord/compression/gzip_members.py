@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.per_process import PerProcess, in_threads, num_processors
+from torch_tfrecord.per_process import PerProcess, in_thread, num_processors
 
 __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]
 
@@ -209,7 +209,7 @@ class MembersAhead:
             data = self._source.read(sizes.num_bytes, at)
             if len(data) < sizes.num_bytes:
                 break
-            members.append((at, at + len(data), in_threads(_inflate, data)))
+            members.append((at, at + len(data), in_thread(_inflate, data)))
             at += len(data)
         if not members:
             return None
