@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.errors import IndexMismatchError, name_path
 from torch_tfrecord.files import Access, AtomicFile, FileSource, is_remote, open_file
 from torch_tfrecord.shown import without_secrets, without_signature
 
@@ -456,7 +456,8 @@ def _check_replaceable(path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
     try:
-        is_foreign = status.st_size > 0 and not _is_marked(path)
+        with name_path(path):
+            is_foreign = status.st_size > 0 and not _is_marked(path)
     except FileNotFoundError:  # another process removed it
         return
     if is_foreign:
