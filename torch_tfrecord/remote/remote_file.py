@@ -55,8 +55,7 @@ def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
             parts.append(FileRange(file.part, begin, end))
             places.append(target[start : start + end - begin])
             access = file.access
-    found = Started(parts, access, places).answers()
-    for place, data in zip(places, found if access.cache else (), strict=False):
+    for place, data in zip(places, Started(parts, access, places).answers(), strict=False):
         place[:] = np.frombuffer(data, np.uint8)
 
 

@@ -284,17 +284,20 @@ _SMALLEST_PIECE = 1 << 20
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
 
-def _job(wanted: FileRange, place: _Bytes) -> Job:
-    """The request of a range, whose bytes go to a place."""
+def _job(wanted: FileRange, place: _Bytes | None) -> Job:
+    """The request of a range; with a place its bytes go there, and nothing is answered."""
     (path, _, etag, _), begin, end = wanted
 
-    def call(store: Store, name: str) -> None:
+    def call(store: Store, name: str) -> bytes | memoryview | None:
         data = store.read_range(name, begin, end, etag)
         if len(data) != end - begin:
             raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
+        if place is None:
+            return data
         # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
         # each.
         place[:] = np.frombuffer(data, np.uint8)
+        return None
 
     return Job(path, f"bytes {begin} to {end}", end - begin, call)
 
@@ -321,7 +324,7 @@ class Started:
     Args:
         ranges: What is read.
         access: How it is reached.
-        places: Takes the bytes of each, unless they come from the cache; None for memory of its own.
+        places: Where the bytes of each go, unless there is a cache.
 
     Attributes:
         piece_bytes: Size of each request; None for as few as are quick.
@@ -335,12 +338,13 @@ class Started:
         self._finish: Finish = list
         if isinstance(access.cache, DiskCache) and all(map(is_known, ranges)):
             (ranges, self._finish), places = access.cache.start(ranges), None
-        self._places = places or [np.empty(end - begin, np.uint8) for _, begin, end in ranges]
-        jobs = []
-        for number, piece in _pieces(ranges, self.piece_bytes):
+        pieces = _pieces(ranges, self.piece_bytes)
+        self._numbers, self._places, jobs = [number for number, _ in pieces], places, []
+        self._num_ranges = len(ranges)
+        for number, piece in pieces:
             first = ranges[number].begin
-            place = self._places[number][piece.begin - first : piece.end - first]
-            jobs.append(_job(piece, place))
+            part = slice(piece.begin - first, piece.end - first)
+            jobs.append(_job(piece, places[number][part] if places else None))
         self._transfer = Transfer(jobs, access)
 
     @property
@@ -349,13 +353,17 @@ class Started:
         return self._transfer.has_failed
 
     def answers(self) -> list[bytes | memoryview]:
-        """The bytes of each range, when they are there.
+        """The bytes of each range, when they are there; nothing where they went to their places.
 
         Raises:
             RemoteError, OSError, CorruptRecordError: For the range that fails first; see `requests`.
         """
-        self._transfer.answers()
-        return self._finish([place.data for place in self._places])
+        parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
+        for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
+            parts[number].append(data)
+        if self._places:
+            return []
+        return self._finish([each[0] if len(each) == 1 else b"".join(each) for each in parts])
 
 
 def is_known(wanted: FileRange) -> bool:
