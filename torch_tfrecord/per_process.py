@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -101,11 +102,7 @@ class PerProcess(Generic[_State]):
         return bool(self._made.keys() - {os.getpid()})
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _copy, (self._make, self._keeps_parents)
-
-
-def _copy(make: Callable[[], _State], keeps_parents: bool) -> PerProcess[_State]:
-    return PerProcess(make, keeps_parents=keeps_parents)
+        return partial(PerProcess, keeps_parents=self._keeps_parents), (self._make,)
 
 
 def each_at_once(
@@ -193,14 +190,6 @@ class ProcessCache(Generic[_Value]):
         kept = self._kept.get()
         with kept.lock:
             kept.size -= kept.values.pop(number, (None, 0))[1]
-
-    @property
-    def size(self) -> int:
-        """The total size of the cached values."""
-        return self._kept.get().size
-
-    def __len__(self) -> int:
-        return len(self._kept.get().values)
 
     def __contains__(self, number: object) -> bool:
         return number in self._kept.get().values

@@ -57,12 +57,8 @@ _Collate: TypeAlias = Callable[[Any], Batch]
 _Outcome: TypeAlias = "tuple[Batch | Samples | Cut, Exception | None]"
 
 
-class _Loaded(NamedTuple):
-    """The first batches of a task, their number, and how many the next task should have."""
-
-    outcomes: list[_Outcome]
-    num_batches: int
-    at_once: int
+# The first batches of a task, their number, and how many the next task should have.
+_Loaded: TypeAlias = tuple[list[_Outcome], int, int]
 
 
 def loads_ahead(dataset: object) -> bool:
@@ -537,7 +533,7 @@ def _load(
     number = sum(map(_num_batches, found))
     fit = _TASK_SECONDS * number // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)
-    return _Loaded(found, number, max(int(min(fit, fit_bytes, 2 * number, most)), 1))
+    return found, number, max(int(min(fit, fit_bytes, 2 * number, most)), 1)
 
 
 def _num_batches(outcome: _Outcome) -> int:
