@@ -12,41 +12,23 @@ import torch
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.rlds.episode_reader import Frames, Spans, Values, read_frames
+from torch_tfrecord.rlds.episode_reader import EpisodeRecord, Frames, Spans, Values, read_frames
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
 
 __all__ = [
+    "Decoding",
     "EpisodeColumn",
-    "FeaturePlace",
     "NumberColumn",
-    "Pictures",
     "StepLists",
     "ValueColumn",
     "each_leaf",
-    "own_tensor",
     "part_of",
     "read_encoded",
     "read_leaf",
 ]
 
 _MOST_LENGTH = 1 << 33  # more than fits a record
-
-
-class FeaturePlace(NamedTuple):
-    """A feature of one episode, for errors.
-
-    Attributes:
-        path: Path of the feature.
-        locate: Adds the file and record to an error.
-    """
-
-    path: str
-    locate: Callable[[TFRecordError], TFRecordError]
-
-    def at_step(self, error: TFRecordError, step: int) -> TFRecordError:
-        """Return the error with the feature, step, file and record added."""
-        return self.locate(type(error)(f"feature {self.path!r}, step {step}: {error.args[0]}"))
 
 
 class EpisodeColumn:
@@ -97,12 +79,8 @@ class NumberColumn(EpisodeColumn):
 
     def read(self, first: int, stop: int) -> torch.Tensor:
         """[steps, *shape]."""
-        return own_tensor(self.values[first:stop])
-
-
-def own_tensor(values: npt.NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
-    """A copy."""
-    return values.clone() if isinstance(values, torch.Tensor) else torch.from_numpy(values.copy())
+        rows = self.values[first:stop]
+        return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.copy())
 
 
 def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
@@ -116,20 +94,20 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     return array
 
 
-class Pictures(NamedTuple):
-    """How to decode the images of a feature in bulk, if decoding is a plain `decode_image`.
+class Decoding(NamedTuple):
+    """How the values of a feature are decoded; one object for the columns of all episodes.
 
     Attributes:
-        mode: See `decode_image`.
-        shape: (height, width, channels), None for any.
+        path: Path of the feature.
+        decode: Turns a stored value into that of a sample.
+        mode: See `decode_image`, if decoding is no more than that; None if it is.
+        shape: (height, width, channels) of such images, None for any.
     """
 
-    mode: str
-    shape: tuple[int | None, ...]
-
-    def fits(self, size: Sequence[int]) -> bool:
-        """Whether images of (height, width) match this shape."""
-        return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
+    path: str
+    decode: Callable[[Any], object]
+    mode: str | None = None
+    shape: tuple[int | None, ...] = ()
 
 
 class ValueColumn(EpisodeColumn):
@@ -138,25 +116,23 @@ class ValueColumn(EpisodeColumn):
 
     Args:
         values: One per step; the lists of each step as `StepLists`.
-        decode: Turns one into the value; None takes them as they are.
-        place: Where the feature is, for errors of `decode`.
-        pictures: How to decode many at once, if `decode` returns plain `tv_tensors.Image`.
+        decoding: How to decode one; None takes them as they are.
+        record: Where they are from, for errors of `decoding`.
         is_list: Whether a window is a list of the values whatever they are.
     """
 
-    __slots__ = ("_decode", "_place", "is_list", "pictures", "values")
+    __slots__ = ("_record", "decoding", "is_list", "values")
 
     def __init__(
         self,
         values: Values | StepLists | Sequence[Any],
-        decode: Callable[[Any], object] | None = None,
-        place: FeaturePlace | None = None,
+        decoding: Decoding | None = None,
+        record: EpisodeRecord | None = None,
         *,
-        pictures: Pictures | None = None,
         is_list: bool = False,
     ) -> None:
-        self.values, self.pictures, self.is_list = values, pictures, is_list
-        self._decode, self._place = decode, place
+        self.values, self.decoding, self.is_list = values, decoding, is_list
+        self._record = record
         if isinstance(values, (Frames, StepLists)):
             self.num_bytes = values.num_bytes
         else:
@@ -174,14 +150,18 @@ class ValueColumn(EpisodeColumn):
             TFRecordError: A value is damaged; names the file, the record, the feature and the step.
         """
         found: list[Any] = part_of(self.values, first, stop)
-        if self._decode is None:
+        if self.decoding is None:
             return found
+        path, decode, *_ = self.decoding
         values = []
         for step, value in enumerate(found, first):
             try:
-                values.append(self._decode(value))
+                values.append(decode(value))
             except TFRecordError as error:
-                located = error if self._place is None else self._place.at_step(error, step)
+                text = f"feature {path!r}, step {step}: {error.args[0]}"
+                located = type(error)(text)
+                if self._record is not None:
+                    self._record.locate(located)
                 raise located from error.__cause__
         return values
 

@@ -21,10 +21,9 @@ from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.episode_columns import (
+    Decoding,
     EpisodeColumn,
-    FeaturePlace,
     NumberColumn,
-    Pictures,
     StepLists,
     ValueColumn,
     each_leaf,
@@ -156,17 +155,9 @@ class EpisodeStore:
 
     def identity(self) -> list[object]:
         """The identity of this split of these files, as JSON values."""
-        files = [
-            [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
-            for path, item, *_ in (index.file for index in self._reader.indexes)
-        ]
-        positions = self._positions
-        chosen = (
-            [positions.start, positions.stop]
-            if isinstance(positions, range)
-            else np.asarray(positions).tolist()
-        )
-        return [files, chosen]
+        files = [index.file for index in self._reader.indexes]
+        names = [[posixpath.basename(file.path), file.identity()] for file in files]
+        return [names, np.asarray(self._positions).tolist()]
 
     def record(self, number: int) -> EpisodeRecord:
         """The record of the episode at a position."""
@@ -198,11 +189,7 @@ class EpisodeStore:
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                column: object = (
-                    {}
-                    if make is None
-                    else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
-                )
+                column: object = {} if make is None else make(lists, num_steps, record)
             except TFRecordError as error:
                 # Most errors name their feature themselves.
                 if not str(error.args[0]).startswith("feature "):
@@ -255,43 +242,38 @@ class _ColumnMaker:
         if _is_step(leaf):
             own = replace(own, lengths=leaf.lengths[1:])
         self._reader = own.reader(path=path)
-        element = self._reader.element
-        # Many images are decoded at once where decoding is a plain `decode_image`.
-        mode = element.plain_mode if is_decoded else None
-        self._pictures = None if mode is None else Pictures(mode, element.shape)
+        element: Any = self._reader.element
+        self._of_lists = Decoding(leaf.path, partial(read_leaf, self._reader))
+        self._of_values = None
+        if element.is_text or (element.is_encoded and is_decoded):
+            # Many images are decoded at once where decoding is a plain `decode_image`.
+            own_decoding = element.decode, element.plain_mode, element.shape
+            self._of_values = Decoding(leaf.path, *own_decoding)
 
-    def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> object:
+    def __call__(
+        self, lists: Mapping[str, Values], num_steps: int, record: EpisodeRecord
+    ) -> object:
         own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
         if not _is_step(self._leaf):
             return read_leaf(self._reader, {key: part_of(values) for key, values in own.items()})
-        path = place.path
+        path = self._leaf.path
         if not own and getattr(self._leaf.feature, "optional", False):
             return ValueColumn([None] * num_steps, is_list=True)
         if not own and num_steps:
             raise ParseError(f"key {path!r} is required but could not be found in the record")
-        if len(self._leaf.lengths) == 1 and path in own:
-            column = self._plain(own[path], place)
-            if column is not None:
-                return column
-        cut = StepLists(self._reader, own, num_steps)
-        return ValueColumn(cut, partial(read_leaf, self._reader), place)
-
-    def _plain(self, values: Any, place: FeaturePlace) -> EpisodeColumn | None:
-        """The column of a list that has one element for each step, if it has a form of its own."""
-        element: Any = self._reader.element
-        if isinstance(values, Frames) and not element.is_encoded:
-            # Long texts: a sample would read each of them on its own.
-            values = values.read(0, len(values))
-        if element.is_text:
-            return ValueColumn(values, element.decode, place, is_list=True)
-        if element.is_encoded:
-            decode = element.decode if self._is_decoded else None
-            return ValueColumn(values, decode, place, pictures=self._pictures)
-        if not element.count:
-            return None
-        rows = element.many(values)
-        is_tensor = isinstance(rows, torch.Tensor)
-        return NumberColumn(rows) if is_tensor else ValueColumn(rows, is_list=True)
+        element, values = self._reader.element, own.get(path)
+        # A list that has one element for each step may have a form of its own.
+        if len(self._leaf.lengths) == 1 and values is not None:
+            if isinstance(values, Frames) and not element.is_encoded:
+                # Long texts: a sample would read each of them on its own.
+                values = values.read(0, len(values))
+            if element.is_text or element.is_encoded:
+                return ValueColumn(values, self._of_values, record, is_list=element.is_text)
+            if element.count:
+                rows = element.many(values)
+                is_tensor = isinstance(rows, torch.Tensor)
+                return NumberColumn(rows) if is_tensor else ValueColumn(rows, is_list=True)
+        return ValueColumn(StepLists(self._reader, own, num_steps), self._of_lists, record)
 
 
 def _column_makers(

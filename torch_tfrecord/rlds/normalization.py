@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch_tfrecord.shown import shown_list, shown_value
 __all__ = ["NormalizationType", "Normalize"]
 
 NormalizationType: TypeAlias = Literal["normal", "bounds", "bounds_q99"]
+_Change: TypeAlias = Callable[[str, Any], torch.Tensor]
 _PROPRIO = ("observation/proprio", "observation/state")
 # The value that each maps to 0, and how far it is to 1; for bounds to -1 and 1.
 _NEEDED = {"normal": ("mean", "std"), "bounds": ("min", "max"), "bounds_q99": ("q01", "q99")}
@@ -84,25 +86,37 @@ class Normalize:
         self._action, self._proprio = action, _PROPRIO if proprio is None else (proprio,)
         self._normalization = normalization
         # The mean and std of "normal" promise no range.
-        is_bounded = normalization != "normal"
-        self._clip = true_or_false("clip", clip) and is_bounded
-        finds_unchanging = true_or_false("zero_unchanging", zero_unchanging) and is_bounded
-        self._scales = {
-            name: _Scale(
-                name,
-                statistics[name],
-                normalization,
-                epsilon,
-                mask if name == "action" else None,
-                finds_unchanging,
+        self._is_bounded = normalization != "normal"
+        self._clip = true_or_false("clip", clip) and self._is_bounded
+        finds_unchanging = true_or_false("zero_unchanging", zero_unchanging) and self._is_bounded
+        # The first value, the width and the only value of each dimension; whether it is normalised,
+        # and whether it has only one value.
+        self._scales: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        for name in ("action", "proprio"):
+            if name not in statistics:
+                continue
+            own = statistics[name]
+            low, high = (_numbers(name, own, each) for each in _NEEDED[normalization])
+            chosen = own.get("mask") if mask is None or name != "action" else mask
+            # through NumPy: a mask may be an array, or consist of 0 and 1
+            is_scaled = torch.tensor(
+                np.asarray([True] * len(low) if chosen is None else chosen, bool)
             )
-            for name in ("action", "proprio")
-            if name in statistics
-        }
+            if is_scaled.shape != low.shape:
+                raise ValueError(
+                    f"mask must have {len(low)} values, as {name!r} of the statistics, got {chosen}"
+                )
+            is_unchanging, only = torch.zeros_like(is_scaled), low
+            if finds_unchanging:
+                only = _numbers(name, own, "min")
+                is_unchanging = only == _numbers(name, own, "max")
+            width = (high - low if self._is_bounded else high) + epsilon
+            # float64, so that nothing is lost before it is cast to the values' dtype
+            self._scales[name] = torch.stack([low, width, only]), is_scaled, is_unchanging
 
     def __call__(self, values: Mapping[str, object]) -> dict[str, Any]:
         """Normalise an episode, a sample or a batch."""
-        return self._map(values, lambda tensor, scale: scale.forward(tensor, self._clip))
+        return self._map(values, self._forward)
 
     def inverse(self, values: object, name: Literal["action", "proprio"] = "action") -> Any:
         """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"),
@@ -111,78 +125,47 @@ class Normalize:
         A dimension that was set to 0 gets its only value.
         """
         if isinstance(values, Mapping):
-            return self._map(values, lambda tensor, scale: scale.backward(tensor))
-        return self._scales[name].backward(torch.as_tensor(values))
+            return self._map(values, self._backward)
+        return self._backward(name, torch.as_tensor(values))
 
     def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
-        changed = _replace_at(values, self._action.split("/"), change, self._scales["action"])
+        changed = _replace_at(values, self._action.split("/"), partial(change, "action"))
         if "proprio" not in self._scales:
             return changed
         for path in self._proprio:
             # The first usual name that is there; one of the user's own must be.
             with contextlib.suppress(KeyError):
-                return _replace_at(changed, path.split("/"), change, self._scales["proprio"])
+                return _replace_at(changed, path.split("/"), partial(change, "proprio"))
         raise KeyError(
             f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
             "or leave 'proprio' out of the statistics"
         )
 
-    def __repr__(self) -> str:
-        return f"Normalize({self._normalization!r}, {', '.join(self._scales)})"
-
-
-class _Scale:
-    """The numbers of one column: (x - low) / width, mapped from [0, 1] to [-1, 1] for bounds."""
-
-    def __init__(
-        self,
-        name: str,
-        statistics: Mapping[str, object],
-        normalization: NormalizationType,
-        epsilon: float,
-        mask: Sequence[bool] | None,
-        finds_unchanging: bool,
-    ) -> None:
-        self._name, self._is_bounded = name, normalization != "normal"
-        low, high = (_numbers(name, statistics, each) for each in _NEEDED[normalization])
-        chosen = statistics.get("mask") if mask is None else mask
-        self._mask = torch.ones(low.shape, dtype=torch.bool)
-        if chosen is not None:
-            # through NumPy: a mask may be an array, or consist of 0 and 1
-            self._mask = torch.tensor(np.asarray(chosen, bool))
-        if self._mask.shape != low.shape:
-            raise ValueError(
-                f"mask must have {len(low)} values, as {name!r} of the statistics, got {chosen}"
-            )
-        self._unchanging, only = torch.zeros_like(self._mask), low
-        if finds_unchanging:
-            only = _numbers(name, statistics, "min")
-            self._unchanging = only == _numbers(name, statistics, "max")
-        # float64, so that nothing is lost before it is cast to the values' dtype
-        self._rows = torch.stack([low, (high - low if self._is_bounded else high) + epsilon, only])
-
-    def forward(self, values: torch.Tensor, clip: bool) -> torch.Tensor:
-        low, width, _, mask, unchanging = self._on(values)
+    def _forward(self, name: str, values: Any) -> torch.Tensor:
+        low, width, _, is_scaled, is_unchanging = self._on(name, values)
         scaled = 2 * (values - low) / width - 1 if self._is_bounded else (values - low) / width
-        scaled = torch.where(mask, scaled.clamp(-1, 1) if clip else scaled, values)
-        return torch.where(unchanging, 0, scaled)
+        scaled = torch.where(is_scaled, scaled.clamp(-1, 1) if self._clip else scaled, values)
+        return torch.where(is_unchanging, 0, scaled)
 
-    def backward(self, values: torch.Tensor) -> torch.Tensor:
-        low, width, only, mask, unchanging = self._on(values)
+    def _backward(self, name: str, values: Any) -> torch.Tensor:
+        low, width, only, is_scaled, is_unchanging = self._on(name, values)
         raw = (values + 1) / 2 * width + low if self._is_bounded else values * width + low
-        return torch.where(unchanging, only, torch.where(mask, raw, values))
+        return torch.where(is_unchanging, only, torch.where(is_scaled, raw, values))
 
-    def _on(self, values: object) -> tuple[torch.Tensor, ...]:
+    def _on(self, name: str, values: object) -> tuple[torch.Tensor, ...]:
         """The numbers on the device and in the dtype of the values."""
-        if not isinstance(values, torch.Tensor) or values.shape[-1:] != self._mask.shape:
+        rows, *flags = self._scales[name]
+        if not isinstance(values, torch.Tensor) or values.shape[-1:] != rows.shape[1:]:
             shape = getattr(values, "shape", None)
             got = type(values).__name__ if shape is None else f"shape {list(shape)}"
             raise ValueError(
-                f"{self._name}: expected a tensor [..., {len(self._mask)}], as the statistics, got {got}"
+                f"{name}: expected a tensor [..., {rows.shape[1]}], as the statistics, got {got}"
             )
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        rows = self._rows.to(values.device, dtype)
-        return *rows, self._mask.to(values.device), self._unchanging.to(values.device)
+        return *rows.to(values.device, dtype), *(flag.to(values.device) for flag in flags)
+
+    def __repr__(self) -> str:
+        return f"Normalize({self._normalization!r}, {', '.join(self._scales)})"
 
 
 def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> torch.Tensor:
@@ -196,16 +179,13 @@ def _numbers(name: str, statistics: Mapping[str, object], wanted: str) -> torch.
     return torch.tensor(np.array(statistics[there], np.float64))
 
 
-_Change: TypeAlias = Callable[[torch.Tensor, _Scale], torch.Tensor]
-
-
 def _replace_at(
-    values: Mapping[str, object], path: Sequence[str], change: _Change, scale: _Scale
+    values: Mapping[str, object], path: Sequence[str], change: Callable[[Any], object]
 ) -> dict[str, object]:
     """A copy with another value at a path."""
     name, *rest = path
     if not isinstance(values, Mapping) or name not in values:
         raise KeyError(f"no {name!r} to normalise; there are {shown_list(list(values), repr)}")
     inner: Any = values[name]
-    changed = _replace_at(inner, rest, change, scale) if rest else change(inner, scale)
+    changed = _replace_at(inner, rest, change) if rest else change(inner)
     return {**values, name: changed}

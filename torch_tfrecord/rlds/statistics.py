@@ -44,7 +44,6 @@ _FORMAT = SidecarFormat(
     {"action": "float64", "proprio": "float64", "counts": "int64"},
 )
 _MOST_KEPT_BYTES = 1 << 24  # enough for 170,000 dimensions
-_ACTION = ("action",)
 _PROPRIO = ("observation/proprio", "observation/state")
 _NAMES = ("mean", "std", "max", "min", "q01", "q99")
 _Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
@@ -125,9 +124,13 @@ def dataset_statistics(
     if episode_transform is not None and len(store):
         there = list(_paths(store.episode(0).steps))
     columns = {
-        "action": _names(there, action, _ACTION, is_needed=True),
-        "proprio": _names(there, proprio, _PROPRIO, is_needed=proprio is not None),
+        "action": _names(there, action, "action"),
+        "proprio": _names(there, proprio, *_PROPRIO),
     }
+    if not columns["action"]:
+        raise KeyError(
+            f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}"
+        )
     if episode_transform is None:
         # Only what is counted is read.
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
@@ -143,33 +146,24 @@ def dataset_statistics(
     return _by_name(keeper.find(_Rows(store, columns, kept)))
 
 
-def _names(
-    there: Sequence[str], chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
-) -> tuple[str, ...]:
-    """Paths of number features in the steps."""
+def _names(there: Sequence[str], chosen: str | Sequence[str] | None, *usual: str) -> list[str]:
+    """Paths of number features in the steps, by default the first of the usual ones that is there;
+    a dict of features means its leaves.
+    """
 
     def below(top: str) -> list[str]:
-        return [path for path in there if f"{path}/".startswith(f"{top}/")]
+        return sorted(path for path in there if f"{path}/".startswith(f"{top}/"))
 
     if chosen is None:
-        # The first of the usual names.
-        tops = [name for name in usual if below(name)][:1]
-        if not tops and is_needed:
-            raise KeyError(
-                f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}"
-            )
-    else:
-        tops = [chosen] if isinstance(chosen, str) else list(chosen)
+        return next(filter(None, map(below, usual)), [])
     names: list[str] = []
-    for top in tops:
-        # A dict of features means its leaves.
-        found = sorted(below(top))
-        if not found and is_needed:
+    for top in [chosen] if isinstance(chosen, str) else chosen:
+        if not below(top):
             raise KeyError(
                 f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}"
             )
-        names += found or [top]
-    return tuple(names)
+        names += below(top)
+    return names
 
 
 def _paths(tree: Mapping[str, object]) -> Iterator[str]:
@@ -225,7 +219,16 @@ class _Rows:
 
     def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
         """[steps, dimensions] of one feature."""
-        rows = _numbers(episode.steps, path, self.store)
+        column: Any = episode.steps
+        for name in path.split("/"):
+            column = column.get(name) if isinstance(column, Mapping) else None
+        if not isinstance(column, NumberColumn):
+            raise ParseError(
+                f"feature {path!r}: expected a fixed number of numbers in each step, got "
+                f"{'none' if column is None else type(column).__name__}",
+                path=self.store.info._features_path,
+            )
+        rows = np.asarray(column.values, np.float32).reshape(episode.num_steps, -1)
         return rows if self.kept is None else rows[self.kept[episode.number]]
 
 
@@ -253,23 +256,6 @@ def _compute(rows: _Rows) -> _Arrays:
     described = {name: _describe(each, name, rows) for name, each in values.items()}
     empty = dict.fromkeys(rows.columns, np.zeros(0))
     return {**empty, **described, "counts": rows.counts}
-
-
-def _numbers(
-    steps: Mapping[str, object], path: str, store: EpisodeStore
-) -> npt.NDArray[np.float32]:
-    """[T, dimensions] of one feature."""
-    column: object = steps
-    for name in path.split("/"):
-        column = column[name] if isinstance(column, Mapping) and name in column else None
-    if not isinstance(column, NumberColumn):
-        raise ParseError(
-            f"feature {path!r}: expected a fixed number of numbers in each step, got "
-            f"{'none' if column is None else type(column).__name__}",
-            path=store.info._features_path,
-        )
-    rows: npt.NDArray[np.float32] = np.asarray(column.values, dtype=np.float32)
-    return rows.reshape(len(rows), -1)
 
 
 def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.NDArray[np.float64]:

@@ -25,7 +25,7 @@ from torch_tfrecord.batch_memory import (
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.media import decode_stack
-from torch_tfrecord.rlds.episode_columns import EpisodeColumn, Pictures, read_encoded
+from torch_tfrecord.rlds.episode_columns import Decoding, EpisodeColumn, read_encoded
 from torch_tfrecord.rlds.episode_store import Episode
 from torch_tfrecord.rlds.windows import Windows
 from torch_tfrecord.samples import is_ragged
@@ -145,10 +145,11 @@ class StepBatch:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
-        # The plan is one object for each feature of a dataset: by it columns of the same files are
-        # known.
-        plan: Pictures | None = getattr(columns[0], "pictures", None)
-        if plan is None or any(getattr(column, "pictures", None) is not plan for column in columns):
+        # One object for each feature of a dataset: by it columns of the same files are known.
+        plan: Decoding | None = getattr(columns[0], "decoding", None)
+        if plan is None or any(getattr(column, "decoding", None) is not plan for column in columns):
+            return None
+        if plan.mode is None:
             return None
         shape = len(columns), self._size
         rows = np.arange(math.prod(shape)).reshape(shape)[self._order]
@@ -161,7 +162,10 @@ class StepBatch:
             stack = decode_stack(values, plan.mode, places, math.prod(shape), self._decode_on)
         except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
-        if stack is None or not plan.fits(stack.shape[2:]):
+        if stack is None or any(
+            size not in (None, found)
+            for size, found in zip(plan.shape, stack.shape[2:], strict=False)
+        ):
             return None
         # A view of [N, H, W, C] memory.
         batch = as_tensor(as_array(stack), stack.dtype, (*shape, *stack.shape[1:]))
