@@ -2,6 +2,9 @@
 
 import contextlib
 import math
+import re
+import warnings
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas
@@ -45,18 +48,19 @@ from torch_tfrecord import (
     serialize_tensor,
     write_arrow,
 )
-from torch_tfrecord.columns import make_parser
-from torch_tfrecord.tables import arrow
-from torch_tfrecord.tables.arrow import ArrowColumns
 
 
-def batch_of(records, features, **options):
-    columns = ArrowColumns(features, **options)
-    found = make_parser(columns.features, pads=False).batch(records)
-    batch = columns.batch(found, len(records))
-    batch.validate(full=True)
-    assert batch.schema == columns.schema
-    return batch
+def table_of(records, features, **options):
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of keys that no record has
+        with TFRecordWriter(f"{folder}/x") as writer:
+            for record in records:
+                writer.write(record)
+        ds = TFRecordDataset(f"{folder}/x", features, index="memory")
+        table = ds.to_arrow(**options)
+        assert ds[:0].to_arrow(**options).schema == table.schema
+    table.validate(full=True)
+    return table
 
 
 def plain(value):
@@ -111,7 +115,7 @@ def test_golden_examples(case):
         samples = [parse_single_example(record, specs) for record in records]
     except TFRecordError as error:  # ours alone: see test_golden
         with pytest.raises(type(error)):
-            batch_of(records, specs)
+            table_of(records, specs)
         return
 
     def lacks(row, name):
@@ -119,7 +123,7 @@ def test_golden_examples(case):
         key = getattr(spec, "value_key", None) or name
         return not len(decode_example(records[row]).get(key, ()))
 
-    check_rows(batch_of(records, specs).to_pylist(), samples, lacks)
+    check_rows(table_of(records, specs).to_pylist(), samples, lacks)
 
 
 def refused_examples():
@@ -139,10 +143,10 @@ def test_golden_errors():
         except (TFRecordError, ValueError) as error:
             num_refused += 1
             with pytest.raises(type(error)) as caught:
-                batch_of(records, specs)
-            assert str(caught.value) == str(error)
+                table_of(records, specs)
+            assert re.sub(r"^record \d+: ", "", str(error)) in str(caught.value)
         else:
-            batch_of(records, specs)
+            table_of(records, specs)
     assert num_refused > 200
 
 
@@ -154,13 +158,13 @@ def test_golden_sequences(case):
         samples = [parse_single_sequence_example(record, context, steps) for record in records]
     except TFRecordError as error:
         with pytest.raises(type(error)):
-            batch_of(records, SequenceFeatures(context, steps))
+            table_of(records, SequenceFeatures(context, steps))
         return
     if {*(context or {})} & {*(steps or {})}:
         with pytest.raises(ValueError, match="expected one column of each name"):
-            ArrowColumns(SequenceFeatures(context, steps))
+            table_of(records, SequenceFeatures(context, steps))
         return
-    found = batch_of(records, SequenceFeatures(context, steps)).to_pylist()
+    found = table_of(records, SequenceFeatures(context, steps)).to_pylist()
 
     def lacks(row, name):
         stored_context, stored_lists = decode_sequence_example(records[row])
@@ -265,42 +269,27 @@ KINDS = {
 def test_types_and_values(kind):
     spec, stored, wanted_type, wanted = KINDS[kind]
     row = {"size": 2, "n": [2, 1], **({} if stored is None else {"x": stored})}
-    batch = batch_of([encode_example(row)] * 3, {"x": spec})
+    batch = table_of([encode_example(row)] * 3, {"x": spec})
     assert batch.schema.field("x").type == wanted_type
     assert batch.column("x").to_pylist() == [wanted] * 3
-
-
-@for_each("kind", KINDS)
-def test_no_rows(kind):
-    batch = ArrowColumns({"x": KINDS[kind][0]})
-    assert batch.schema.empty_table().num_rows == 0
 
 
 def test_arrays_of_different_shapes():
     spec = {"x": RawTensor(("h", "w"), torch.uint8)}
     rows = [(1, 2), (0, 3), (2, 1)]
     records = [encode_example({"x": bytes(h * w), "h": h, "w": w}) for h, w in rows]
-    assert batch_of(records, spec).column("x").to_pylist() == [[[0, 0]], [], [[0], [0]]]
+    assert table_of(records, spec).column("x").to_pylist() == [[[0, 0]], [], [[0], [0]]]
 
 
 def test_pictures_are_decoded_if_asked():
     record = encode_example({"x": JPEG})
-    batch = batch_of([record] * 2, {"x": Image()}, decode_images=True)
+    batch = table_of([record] * 2, {"x": Image()}, decode_images=True)
     assert batch.schema.field("x").type == pa.list_(pa.list_(pa.list_(pa.uint8())))
     (wanted,) = parse_example([record], {"x": Image()})["x"].tolist()
     assert batch.column("x").to_pylist() == [wanted] * 2
     normal = Image(normalize=((0, 0, 0), (1, 1, 1)))
-    batch = batch_of([record], {"x": normal}, decode_images=True)
+    batch = table_of([record], {"x": normal}, decode_images=True)
     assert batch.schema.field("x").type == pa.list_(pa.list_(pa.list_(pa.float32())))
-
-
-def test_numbers_are_not_copied():
-    records = [encode_example({"x": 1, "y": [0.5, 1]})] * 100
-    features = {"x": FixedLenFeature((), torch.int64), "y": FixedLenFeature((2,), torch.float32)}
-    found = make_parser(features, pads=False).batch(records)
-    batch = ArrowColumns(features).batch(found, 100)
-    assert batch.column("x").buffers()[1].address == found["x"].data_ptr()
-    assert batch.column("y").flatten().buffers()[1].address == found["y"].data_ptr()
 
 
 def test_lists_of_examples():
@@ -316,7 +305,7 @@ def test_lists_of_examples():
         {"serialized_context": encode_example({"query": "q"}), "serialized_examples": inner}
     )
     assert (
-        batch_of([record, record], features).to_pylist()
+        table_of([record, record], features).to_pylist()
         == [
             {
                 "query": "q",
@@ -357,17 +346,13 @@ def test_where_records_are_from(tmp_path):
 
 def test_what_has_no_type():
     with pytest.raises(TypeError, match=r"Arrow has no type for torch\.complex64"):
-        ArrowColumns({"x": RawTensor((2,), torch.complex64)})
-    with pytest.raises(
-        TypeError, match="expected features by specs, which say the Arrow types, got object"
-    ):
-        ArrowColumns(object())
+        table_of([], {"x": RawTensor((2,), torch.complex64)})
 
 
 def test_without_pyarrow(monkeypatch, tmp_path):
-    monkeypatch.setattr(arrow, "pa", None)
+    monkeypatch.setattr("torch_tfrecord.tables.arrow.pa", None)
     with pytest.raises(ImportError, match=r"pip install 'torch-tfrecord\[arrow\]'"):
-        ArrowColumns({"x": Text()})
+        table_of([], {"x": Text()})
     with pytest.raises(ImportError, match=r"pip install 'torch-tfrecord\[arrow\]'"):
         write_arrow([], tmp_path / "x")
     assert not (tmp_path / "x").exists()

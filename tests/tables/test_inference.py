@@ -35,8 +35,6 @@ from torch_tfrecord import (
     parse_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.tables import found_records as spread
-from torch_tfrecord.tables.inference import InferredFeatures
 
 
 def infer(*rows):
@@ -123,7 +121,10 @@ def test_printed_code():
         "it's": FixedLenFeature((), torch.int64, -1),
         'q"': Text(),
     }
-    assert str(InferredFeatures(spec)) == "\n".join(
+    features = inferred([encode_example({})])
+    assert str(features) == "features = {}"
+    features.update(spec)
+    assert str(features) == "\n".join(
         [
             "import torch",
             "from torch_tfrecord import FixedLenFeature, Image, Text",
@@ -135,7 +136,6 @@ def test_printed_code():
             "}",
         ]
     )
-    assert str(InferredFeatures()) == "features = {}"
 
 
 NAMES = st.text(max_size=6).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
@@ -337,8 +337,8 @@ def test_a_record_of_a_file_that_is_no_example(tmp_path):
 @pytest.mark.parametrize("kind", ["plain", "gzip", pytest.param("http", marks=pytest.mark.slow)])
 def test_each_error_names_file_record_and_byte(kind, tmp_path, monkeypatch):
     """Of a file that counts as large, of which only some records are looked at."""
-    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
-    monkeypatch.setattr(spread, "_SMALL_FILE", 1)
+    monkeypatch.setattr("torch_tfrecord.tables.found_records._SMALL_FILES", 1)
+    monkeypatch.setattr("torch_tfrecord.tables.found_records._SMALL_FILE", 1)
     records = [framed(encode_example({"a": number, "b": bytes(1000)})) for number in range(100)]
     at = 30
     first, good, rest = b"".join(records[:at]), records[at], b"".join(records[at + 1 :])
@@ -384,7 +384,7 @@ def test_small_files_are_read_whole(options, tmp_path):
 
 
 def test_the_number_of_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
+    monkeypatch.setattr("torch_tfrecord.tables.found_records._SMALL_FILES", 1)
     write(tmp_path / "a.tfrecord", [{"a": [1] * (1 + (number == 1))} for number in range(9)])
     assert infer_features(tmp_path / "a.tfrecord", num_records=3) == {"a": ONE}  # 0, 4 and 8
     assert infer_features(tmp_path / "a.tfrecord", num_records=9) == {

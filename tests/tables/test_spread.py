@@ -8,14 +8,15 @@ from helpers import framed
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 from torch_tfrecord.files import LocalFile
-from torch_tfrecord.tables import found_records as spread
-from torch_tfrecord.tables.found_records import spread_records
+from torch_tfrecord.tables import Survey
+
+FOUND = "torch_tfrecord.tables.found_records"
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Most tests here are of what is done with large files."""
-    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
+    monkeypatch.setattr(f"{FOUND}._SMALL_FILES", 1)
 
 
 def payload(number: int, length: int = 0) -> bytes:
@@ -27,6 +28,10 @@ def write(path, payloads, **options) -> str:
         for record in payloads:
             writer.write(record)
     return str(path)
+
+
+def spread_records(paths, num_records):
+    return Survey(paths, num_records=num_records).records
 
 
 def numbers(records) -> list[int]:
@@ -55,7 +60,7 @@ def num_read(monkeypatch):
 @pytest.mark.parametrize("length", [0, 500])
 def test_one_file(options, length, tmp_path):
     path = write(tmp_path / "a", [payload(number, length) for number in range(5000)], **options)
-    records = [*spread_records([path], 51)]
+    records = spread_records([path], 51)
     found = numbers(records)
     assert found[0] == 0 and found[-1] > 4700 and len(found) == 51
     assert max(np.diff(found)) <= 200  # equal distances are of 100
@@ -94,7 +99,7 @@ def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
     path = write(
         tmp_path / "a", [payload(number, length) for number in range(20_000_000 // length)]
     )
-    assert len([*spread_records([path], 20)]) == 20
+    assert len(spread_records([path], 20)) == 20
     assert sum(num_read) < 20 * (length + (1 << 15)) + 200 * (1 << 12)
 
 
@@ -102,13 +107,13 @@ def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
 def test_each_file_gives_a_record_where_the_limit_is_used_up(length, tmp_path, monkeypatch):
     paths = [write(tmp_path / str(name), [payload(name, length)] * 3) for name in range(4)]
     for limit in (1, length, 3 * length):
-        monkeypatch.setattr(spread, "_MOST_BYTES", limit)
+        monkeypatch.setattr(f"{FOUND}._MOST_BYTES", limit)
         assert {int(record.payload[:8]) for record in spread_records(paths, 8)} == {0, 1, 2, 3}
 
 
 def test_of_a_compressed_file_only_what_the_limit_reaches(tmp_path, monkeypatch):
     path = write(tmp_path / "a.gz", [payload(number, 1000) for number in range(5000)])
-    monkeypatch.setattr(spread, "_MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(f"{FOUND}._MOST_BYTES", 1_000_000)
     found = numbers(spread_records([path], 10))
     assert len(found) == 10 and found[0] == 0 and 800 < found[-1] < 1100
 
@@ -118,13 +123,12 @@ def test_damage(tmp_path):
     good = b"".join(framed(payload(number)) for number in range(4))
     path = tmp_path / "a"
     path.write_bytes(good + b"\xff" * 40)
-    records = spread_records([str(path)], 100)
-    assert [int(next(records).payload) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(CorruptRecordError, match="record 4 at byte 96"):
-        next(records)
+    survey = Survey([str(path)], num_records=100, until_damage=True)
+    assert numbers(survey.records) == [0, 1, 2, 3]
+    assert "record 4 at byte 96" in str(survey.damage)
     path.write_bytes(b"<!DOCTYPE html>" + bytes(2 << 20))
     with pytest.raises(CorruptRecordError, match="It looks like an HTML page"):
-        next(spread_records([str(path)], 100))
+        spread_records([str(path)], 100)
     content = bytearray(b"".join(framed(payload(number, 1000)) for number in range(5000)))
     content[1 << 20 : 2 << 20] = bytes(1 << 20)
     path.write_bytes(content)
@@ -133,4 +137,4 @@ def test_damage(tmp_path):
     content[15] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptRecordError, match="record 0 at byte 0"):
-        [*spread_records([str(path)], 100)]
+        spread_records([str(path)], 100)

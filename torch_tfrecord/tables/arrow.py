@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import (
     Feature,
     FixedLenSequenceFeature,
@@ -43,8 +44,7 @@ except ImportError:  # the error comes where it is used
 
 __all__ = ["ArrowColumns", "write_arrow"]
 
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-_Lists: TypeAlias = "tuple[str, Any, _Ints | None, _Ints, npt.NDArray[np.bool_]]"
+_Lists: TypeAlias = "tuple[str, Any, Ints | None, Ints, npt.NDArray[np.bool_]]"
 
 _RECORD = "record"
 _MISSING = "\0missing "  # begins the name of an output that says which records lack another
@@ -83,36 +83,41 @@ class ArrowColumns:
         _check_pyarrow()
         self._decode = decode_images
         self.features: RecordFeatures | None
+        context: dict[str, Feature] = {}
+        steps: dict[str, Feature] = {}
+        others = []
         if isinstance(features, SequenceFeatures):
             context = self._stored(features.context_features or {})
             steps = self._stored(features.sequence_features or {}, is_step=True)
             self.features = SequenceFeatures(
                 {**context, **_missing(context)}, {**steps, **_missing(steps)}
             )
-            fields = [*_fields(context), *_fields(steps, is_step=True)]
         elif isinstance(features, ListFeatures):
             context = self._stored(features.context_features or {})
-            examples = self._stored(features.example_features)
-            self.features = replace(features, context_features=context, example_features=examples)
-            fields = [*_fields(context), *_fields(examples, is_step=True)]
+            steps = self._stored(features.example_features)
+            self.features = replace(features, context_features=context, example_features=steps)
             if features.size_feature_name is not None:
-                fields.append(pa.field(features.size_feature_name, pa.int64()))
+                others.append(pa.field(features.size_feature_name, pa.int64()))
             if features.mask_feature_name is not None:
-                fields.append(pa.field(features.mask_feature_name, pa.list_(pa.bool_())))
+                others.append(pa.field(features.mask_feature_name, pa.list_(pa.bool_())))
         elif isinstance(features, Mapping):
-            stored = self._stored(features)
-            self.features, fields = {**stored, **_missing(stored)}, _fields(stored)
-        elif features is None or isinstance(features, Feature):
-            self.features = (
-                None if features is None else features._undecoded(but_images=self._decode)
-            )
-            kind = pa.binary() if self.features is None else _type(self.features)
-            fields = [pa.field(_RECORD, kind)]
+            context = self._stored(features)
+            self.features = {**context, **_missing(context)}
+        elif features is None:
+            self.features, others = None, [pa.field(_RECORD, pa.binary())]
+        elif isinstance(features, Feature):
+            self.features = features._undecoded(but_images=decode_images)
+            others = [pa.field(_RECORD, _type(self.features))]
         else:
             raise TypeError(
                 f"expected features by specs, which say the Arrow types, got {type(features).__name__}: read the same "
                 "files by TFRecordDataset(ds.files, infer_features(ds.files))"
             )
+        fields = [
+            *(pa.field(name, _type(spec)) for name, spec in context.items()),
+            *(pa.field(name, _step_type(spec)) for name, spec in steps.items()),
+            *others,
+        ]
         names = [field.name for field in fields]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -155,12 +160,6 @@ def _check_pyarrow() -> None:
 
 
 # The type of each spec.
-
-
-def _fields(specs: Mapping[str, Feature], *, is_step: bool = False) -> list[pa.Field]:
-    return [
-        pa.field(name, _step_type(spec) if is_step else _type(spec)) for name, spec in specs.items()
-    ]
 
 
 def _step_type(spec: Feature) -> pa.DataType:
@@ -218,7 +217,8 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
     if isinstance(value, SparseList) or getattr(value, "layout", None) is torch.sparse_coo:
         return _sparse_array(value, kind, num_rows)
     if isinstance(value, (Nested, RaggedTensor)) or getattr(value, "is_nested", False):
-        return _nested_array(Nested.of(value), kind)
+        nested = Nested.of(value)
+        return _nest(nested.tensors()[0], nested.arrays()[1], kind)
     if isinstance(value, torch.Tensor):
         values = value.as_subclass(torch.Tensor).reshape(-1)
         if value.dim() == 1:  # the usual case: a batch may have forty such columns
@@ -227,7 +227,7 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
         return _of_shapes(values, shapes, kind)
     if value and isinstance(value[0], torch.Tensor):
         if value[0].is_nested:  # for lists of lists
-            return pa.array([_lists(row) for row in value], kind)
+            return pa.array([[part.tolist() for part in row.unbind()] for row in value], kind)
         shapes = np.array([row.shape for row in value], np.int64).reshape(num_rows, -1)
         values = torch.cat([row.as_subclass(torch.Tensor).reshape(-1) for row in value])
         return _of_shapes(values, shapes, kind)
@@ -235,10 +235,6 @@ def to_array(value: Value, kind: pa.DataType, num_rows: int) -> pa.Array:
     if isinstance(found, pa.ChunkedArray):
         raise _too_large()
     return found
-
-
-def _lists(row: torch.Tensor) -> list[Value]:
-    return [part.tolist() for part in row.unbind()]
 
 
 def _too_large() -> ValueError:
@@ -253,7 +249,7 @@ def _numbers(values: torch.Tensor, kind: pa.DataType) -> pa.Array:
     return pa.array(values.numpy(), kind)
 
 
-def _of_shapes(values: torch.Tensor, shapes: _Ints, kind: pa.DataType) -> pa.Array:
+def _of_shapes(values: torch.Tensor, shapes: Ints, kind: pa.DataType) -> pa.Array:
     """Nested lists of rows of these shapes, int64 [N, dimensions], whose values are one after the
     other.
     """
@@ -262,20 +258,14 @@ def _of_shapes(values: torch.Tensor, shapes: _Ints, kind: pa.DataType) -> pa.Arr
         sizes = shapes.prod(axis=1, keepdims=True)
         parts = [ranks, _of_shapes(values, sizes, kind.field("values").type)]
         return pa.StructArray.from_arrays(parts, fields=[*kind])
-    kinds = [kind]
-    for _ in range(shapes.shape[1]):
-        kinds.append(kinds[-1].value_type)
-    found = _numbers(values, kinds[-1])
     # How many lists a row has at each depth: the sizes before it, multiplied.
     counts = np.cumprod(np.insert(shapes, 0, 1, axis=1), axis=1)
-    for depth in reversed(range(shapes.shape[1])):
-        lengths = np.repeat(shapes[:, depth], counts[:, depth])
-        found = _list_array(found, np.insert(np.cumsum(lengths), 0, 0), kinds[depth])
-    return found
+    lengths = (np.repeat(shapes[:, depth], counts[:, depth]) for depth in range(shapes.shape[1]))
+    return _nest(values, [*map(splits_of, lengths)], kind)
 
 
-def _nested_array(nested: Nested, kind: pa.DataType) -> pa.Array:
-    values, row_splits = nested.tensors()[0], nested.arrays()[1]
+def _nest(values: Value, row_splits: Sequence[Ints], kind: pa.DataType) -> pa.Array:
+    """Nested lists of values that are one after the other."""
     kinds = [kind]
     for _ in row_splits:
         kinds.append(kinds[-1].value_type)
@@ -285,7 +275,7 @@ def _nested_array(nested: Nested, kind: pa.DataType) -> pa.Array:
     return found
 
 
-def _list_array(values: pa.Array, splits: _Ints, kind: pa.DataType) -> pa.Array:
+def _list_array(values: pa.Array, splits: Ints, kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         # Not `from_arrays`, which does not know how many lists of no values there are.
         return pa.Array.from_buffers(kind, len(splits) - 1, [None], children=[values])
@@ -295,24 +285,16 @@ def _list_array(values: pa.Array, splits: _Ints, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, kind)
 
 
-def _sparse_array(value: torch.Tensor | SparseList, kind: pa.DataType, num_rows: int) -> pa.Array:
-    if isinstance(value, SparseList):
-        indices, values = (
-            value.indices,
-            pa.array(value.values, kind.field("values").type.value_type),
-        )
-    else:
-        indices, numbers = sparse_parts(value)
-        values = _numbers(numbers, kind.field("values").type.value_type)
-    splits = np.insert(np.bincount(indices[0].numpy(), minlength=num_rows).cumsum(), 0, 0)
-    place_kind = kind.field("indices").type.value_type
+def _sparse_array(value: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
+    is_list = isinstance(value, SparseList)
+    indices, values = (value.indices, value.values) if is_list else sparse_parts(value)
+    splits = splits_of(np.bincount(indices[0].numpy(), minlength=num_rows))
     places = indices[1:].T.contiguous()
-    if not pa.types.is_list(place_kind) and not pa.types.is_fixed_size_list(place_kind):
+    if not pa.types.is_nested(kind.field("indices").type.value_type):
         places = places[:, 0]
-    found = to_array(places, place_kind, len(places))
     parts = [
-        _list_array(found, splits, kind.field("indices").type),
-        _list_array(values, splits, kind.field("values").type),
+        _nest(each, [splits], field.type)
+        for each, field in zip((places, values), kind, strict=True)
     ]
     return pa.StructArray.from_arrays(parts, fields=[*kind])
 
@@ -416,7 +398,7 @@ def _written(name: str, column: pa.Array, rounded: set[str]) -> _Lists:
     splits, inner = np.arange(num_rows + 1), column
     if isinstance(column.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        splits, inner = np.insert(np.cumsum(lengths, dtype=np.int64), 0, 0), column.flatten()
+        splits, inner = splits_of(lengths), column.flatten()
         while pa.types.is_fixed_size_list(inner.type):
             splits, inner = splits * inner.type.list_size, inner.flatten()
         if inner.null_count:
@@ -425,7 +407,7 @@ def _written(name: str, column: pa.Array, rounded: set[str]) -> _Lists:
     return kind, values, offsets, splits, is_null
 
 
-def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any, _Ints | None]:
+def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, Any, Ints | None]:
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if pa.types.is_boolean(kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,14 +53,7 @@ class ExampleColumns:
         if len(self._keys) < len(names) or not all(self._keys.values()):
             raise ValueError(f"columns must be different names, got {[*names]}")
         self._kinds: dict[str, DType] = {}  # keys that have had values so far
-        self._parser = self._make_parser()
         self._parts: dict[str, list[KeptColumn]] = {name: [] for name in names}
-
-    def _make_parser(self) -> Any:
-        # Records that lack a key fit any kind: without a value so far, one is as good as another.
-        return make_parser(
-            {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
-        )
 
     def add(
         self, records: Iterable[bytes | memoryview], place: Callable[[int], RecordPlace]
@@ -70,14 +64,9 @@ class ExampleColumns:
             ParseError: A record is no Example, has several values where one is expected, or values
                 of another kind than a record before.
         """
+        self._learn_kinds(records)
         try:
-            while True:
-                try:
-                    found = self._parser.batch(records)
-                    break
-                except ParseError:
-                    if not self._learn_kinds(records):
-                        raise
+            found = self._parser.batch(records)
             for name, key in self._keys.items():
                 self._add(name, key, found[key])
         except ParseError as error:
@@ -85,27 +74,30 @@ class ExampleColumns:
             error.locate(path=where.path, offset=where.offset, position=where.position)
             raise
 
-    def _learn_kinds(self, records: Iterable[bytes | memoryview]) -> bool:
-        """Whether the records show the kind of a key that was not known."""
+    def _learn_kinds(self, records: Iterable[bytes | memoryview]) -> None:
+        """Find the kind of the keys that had no value so far, and parse by them."""
         unknown = {*self._keys.values()} - self._kinds.keys()
-        for record in records if unknown else ():
-            features = parse_message(record).features.feature
-            for key in unknown & features.keys():
-                kind = features[key].WhichOneof("kind")
-                if kind and getattr(features[key], kind).value:
-                    self._kinds[key] = _DTYPES[kind]
-                    unknown.remove(key)
+        if not unknown:
+            return
+        for record in records:
+            with suppress(ParseError):  # parsing finds it, too, and names the record
+                features = parse_message(record).features.feature
+                for key in unknown & features.keys():
+                    kind = features[key].WhichOneof("kind")
+                    if kind and getattr(features[key], kind).value:
+                        self._kinds[key] = _DTYPES[kind]
+                unknown -= self._kinds.keys()
             if not unknown:
                 break
-        before, self._parser = self._parser, self._make_parser()
-        return bool(before.features != self._parser.features)
+        # Records that lack a key fit any kind.
+        self._parser: Any = make_parser(
+            {key: VarLenFeature(self._kinds.get(key, torch.int64)) for key in self._keys.values()}
+        )
 
     def _add(self, name: str, key: str, column: Nested | list[list[bytes]]) -> None:
         if isinstance(column, Nested):
             values, (ends,) = column.arrays()
             counts = np.diff(ends)
-            if len(values):
-                self._kinds[key] = column.dtype
         else:
             counts = np.array([*map(len, column)], np.int64)
             values = np.empty(0, np.int64)
