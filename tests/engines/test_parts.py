@@ -14,7 +14,7 @@ from golden_tables import GOLDEN, golden, totals, totals_of_rows  # noqa: F401 -
 from helpers import for_each
 
 from torch_tfrecord import TFRecordDataset, infer_features
-from torch_tfrecord.engines.parts import PartFolder, open_dataset
+from torch_tfrecord.engines import PartFolder
 
 ENGINES = {"dask": "dask", "polars": "polars", "ray": "ray", "spark": "pyspark"}
 TOOLS = {
@@ -76,7 +76,7 @@ def test_files_appear_when_all_are_whole(tmp_path):
     paths = folder.commit(written)
     assert names(tmp_path / "out") == ["00000-of-00002.tfrecord", "00001-of-00002.tfrecord"]
     assert sorted(paths) == sorted(map(str, (tmp_path / "out").iterdir()))
-    ds = open_dataset(tmp_path / "out", None, None, {})
+    ds = TFRecordDataset(tmp_path / "out", "auto")
     assert ds.to_arrow()["n"].to_pylist() == [1, 2, 3]
 
 
@@ -94,14 +94,12 @@ def test_jobs_add_up_or_replace(tmp_path):
         folder = PartFolder(str(tmp_path / "out"), compression_type="GZIP")
         folder.commit([folder.write([batch(number)])])
     (tmp_path / "out" / "other.txt").touch()
-    ds = open_dataset(tmp_path / "out" / "part-*", None, None, {})
+    ds = TFRecordDataset(tmp_path / "out" / "part-*", "auto")
     assert sorted(ds.to_arrow()["n"].to_pylist()) == [0, 1]
     folder = PartFolder(str(tmp_path / "out"))
     folder.commit([folder.write([batch(5)])], overwrite=True)
     assert names(tmp_path / "out") == ["00000-of-00001.tfrecord", "other.txt"]
-    assert open_dataset(tmp_path / "out" / "part-*", None, None, {}).to_arrow()[
-        "n"
-    ].to_pylist() == [5]
+    assert TFRecordDataset(tmp_path / "out" / "part-*", "auto").to_arrow()["n"].to_pylist() == [5]
 
 
 def test_no_storage():

@@ -1,1 +1,3 @@
-__all__ = []
+from .parts import PartFolder
+
+__all__ = ["PartFolder"]

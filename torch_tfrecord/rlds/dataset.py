@@ -69,13 +69,6 @@ class EpisodeDataset(StagedDataset):
         self.num_steps = store.num_steps
         self._positions = range(num_positions)
 
-    def _located(self, error: Exception, number: int) -> Exception:
-        """An error of one episode, by its number."""
-        # The budget knows no records.
-        if isinstance(error, LimitExceededError) and not error.path:
-            return self._store.record(number).locate(error)
-        return error
-
     def _shown(self, what: str, windows: str, **transforms: object) -> str:
         files, features = shown_files(self._store.files), shown_features(self._store.features)
         shown = "".join(shown_transform(name, transform) for name, transform in transforms.items())
@@ -142,7 +135,8 @@ class RLDSEpisodes(EpisodeDataset):
             with BatchBudget(self._max_batch_bytes):
                 item = self._whole(self._store.episode(number))
         except LimitExceededError as error:
-            raise self._located(error, number) from error.__cause__
+            self._store.record(number).locate(error)  # the budget knows no records
+            raise
         return (
             item
             if self._transform is None
@@ -306,10 +300,7 @@ class RLDSDataset(EpisodeDataset):
         super().__init__(store, len(self._ranges), max_batch_bytes)
 
     def _sample(self, position: Any) -> Any:
-        [sample] = self._load(self._salted([position]))
-        if self._transform is None:
-            return sample
-        return transform_one(self._transform, 0, sample, self._places([position]))
+        return self._transform_samples(self._load_samples([position]))[0]
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[object]:
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
@@ -343,7 +334,9 @@ class RLDSDataset(EpisodeDataset):
                 return ColumnBatch(read(), len(steps), self._places(positions), read)
         except (TFRecordError, DifferentNamesError, _TooLargeError) as error:
             if len(positions) == 1:
-                raise self._located(error, int(numbers[0])) from error.__cause__
+                if isinstance(error, LimitExceededError):
+                    self._store.record(numbers[0]).locate(error)
+                raise
         # One by one, to raise the error of the first bad position.
         with BatchBudget(self._max_batch_bytes):
             samples = [self._load([position])[0] for position in positions]

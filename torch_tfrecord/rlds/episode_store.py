@@ -13,10 +13,10 @@ from operator import index as as_integer
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
@@ -119,10 +119,10 @@ class EpisodeStore:
         )
         self._reader = EpisodeReader(episodes)
         self._positions = files.positions
-        self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
-        self.num_steps: npt.NDArray[np.int64] = np.concatenate(
-            [item.num_steps for item in episodes]
-        )[np.asarray(files.positions, dtype=np.int64)]
+        self._begins = splits_of([len(item) for item in files.indexes])[:-1]
+        self.num_steps: Ints = np.concatenate([item.num_steps for item in episodes])[
+            np.asarray(files.positions, dtype=np.int64)
+        ]
         self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
 
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
@@ -163,9 +163,8 @@ class EpisodeStore:
         """The record of the episode at a position."""
         absolute = int(self._positions[as_integer(number)])
         # Records are numbered over all files.
-        file = int(np.searchsorted(self._ends, absolute, side="right"))
-        before = int(self._ends[file - 1]) if file else 0
-        return EpisodeRecord(self._reader, file, absolute - before)
+        file = int(np.searchsorted(self._begins, absolute, side="right")) - 1
+        return EpisodeRecord(self._reader, file, absolute - int(self._begins[file]))
 
     @property
     def files(self) -> list[str]:
@@ -235,7 +234,7 @@ class _ColumnMaker:
     """Builds the column of one step feature, or the value of a metadata feature."""
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
-        self._leaf, self._is_decoded = leaf, is_decoded
+        self._leaf = leaf
         # Boxes of episodes stay as they are stored: the size of an image would have to be read.
         own = replace(leaf, image_key=None)
         self.wants = own.reader(path=path).wants
