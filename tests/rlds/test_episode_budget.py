@@ -1,6 +1,7 @@
 """`max_batch_bytes` of TFDS datasets and episodes."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.tfds.leaves import EncodedElement
 
 f = tfds.features
 
@@ -138,17 +138,21 @@ def hostile(folder, kind):
 
 
 @pytest.fixture
-def walked(monkeypatch):
+def walked():
     """Each call that reads a step's value, or looks at a row of it."""
-    calls, make = [], EncodedElement.__init__
+    calls = []
 
-    def counted(self, *args, **options):
-        make(self, *args, **options)
-        own = self.decode
-        self.decode = lambda *given: calls.append(own) or own(*given)
+    def note(frame, event, _):
+        if (
+            event == "call"
+            and frame.f_code.co_name == "decode"
+            and "tfds" in frame.f_code.co_filename
+        ):
+            calls.append(frame.f_code)
 
-    monkeypatch.setattr(EncodedElement, "__init__", counted)
-    return calls
+    sys.setprofile(note)
+    yield calls
+    sys.setprofile(None)
 
 
 @pytest.mark.parametrize("is_pure", [False, True])

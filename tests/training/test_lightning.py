@@ -401,16 +401,3 @@ def test_processes_that_lightning_starts(folder):
     job(folder, 2, fits, start=run_job)
     for fit in fits:
         assert_all_records(folder, fit["name"], epochs=[0], evenly=fit["kind"] != "stream")
-
-
-@pytest.mark.daily
-def test_example(tmp_path):
-    done = run_job(HERE.parents[1] / "examples" / "trainers" / "lightning_fit.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    printed = [line for line in done.stdout.splitlines() if line.startswith(("steps", "epoch"))]
-    assert printed == [
-        "steps so far: 9",
-        "steps so far: 14",
-        "epoch 0: 103 records, [52, 52] samples on the ranks",
-        "epoch 1: 103 records, [52, 52] samples on the ranks",
-    ]

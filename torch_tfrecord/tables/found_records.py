@@ -307,7 +307,7 @@ def _from_beginning(
     error.
     """
     kept: list[FoundRecord] = []
-    damage, step, num_bytes = None, 1, 0
+    step, num_bytes = 1, 0
     try:
         for number, record in enumerate(FoundRecord.all_of(path, access)):
             num_bytes += len(record.payload) + OVERHEAD_BYTES
@@ -317,11 +317,8 @@ def _from_beginning(
                 break
             if len(kept) > max(_MOST_KEPT, 2 * wanted):
                 kept, step = kept[::2], 2 * step
-    except TFRecordError as error:
-        damage = error
-    if len(kept) > wanted:
-        places = (np.arange(wanted) + begin) * (len(kept) / wanted)
-        kept = [kept[place] for place in places.astype(int).tolist()]
-    yield from kept
-    if damage is not None:
-        raise damage
+    finally:  # where a file is damaged, those before the damage come first
+        count = min(wanted, len(kept))
+        places = (np.arange(count) + begin) * (len(kept) / max(count, 1))
+        for place in places.astype(int).tolist():
+            yield kept[place]
