@@ -264,7 +264,7 @@ def spread_records(
         share = _SMALL_FILES if is_small else -(-(num_records - found) // files_left)
         limit = left if is_small else min(left // files_left, share * _MOST_BYTES_EACH)
         # elsewhere in each file, as few records of many files are looked at
-        begin = number / wanted
+        begin = number / wanted % 1
         for record in _spread(paths[choice], share, begin, max(limit, 1), access):
             found, left = found + 1, left - len(record.payload)
             yield record
