@@ -5,14 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from crc32c import crc32c
 from rlds_episodes import LENGTHS, write_episodes
 
-from torch_tfrecord import IndexMismatchError, read_records
+from torch_tfrecord import IndexMismatchError
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.tfds import RLDSDataset
 
@@ -51,28 +49,6 @@ def test_it_is_built_once_and_kept_beside_the_data(own):
     assert [one == other for one, other in zip(written(own), before, strict=True)] == [True, False]
 
 
-def test_its_file(own):
-    content = sidecar(own).read_bytes()
-    arrays = safetensors.numpy.load(content)
-    assert set(arrays) == {"num_steps", "ends", "pieces"}
-    assert arrays["num_steps"].tolist() == [40, 3]
-    with safetensors.safe_open(sidecar(own), "numpy") as file:
-        metadata = file.metadata()
-    assert metadata["format"] == "torch_tfrecord.episodes"
-    assert json.loads(metadata["step_lists"])["steps/action"] == 3
-    keys = json.loads(metadata["keys"])
-    # The number of a key, a length and a checksum for each piece: they are those of the record.
-    assert arrays["ends"][-1] == len(arrays["pieces"]) / 3
-    pieces = arrays["pieces"].reshape(-1, 3)[: arrays["ends"][0]]
-    record = next(read_records(own / "drawn-train.tfrecord-00001-of-00002"))
-    at = len(record) - int(pieces[:, 1].sum())
-    for _, size, crc in pieces.tolist():
-        assert crc32c(record[at : at + size]) == crc
-        at += size
-    frames = keys.index("steps/observation/image")
-    assert (pieces[:, 0] == frames).sum() == 1 + 40
-
-
 def change_features(own):
     features = json.loads((own / "features.json").read_text())
     steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"][
@@ -106,22 +82,6 @@ def foreign_index(own):
     shutil.copy(sidecar(own, 0), sidecar(own, 1))
 
 
-def other_version(own):
-    path = sidecar(own)
-    arrays = safetensors.numpy.load(path.read_bytes())
-    with safetensors.safe_open(path, "numpy") as file:
-        metadata = {**file.metadata(), "version": "99"}
-    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
-
-
-def other_dtypes(own):
-    path = sidecar(own)
-    arrays = safetensors.numpy.load(path.read_bytes())
-    arrays["num_steps"] = arrays["num_steps"].astype(np.float32)
-    with safetensors.safe_open(path, "numpy") as file:
-        path.write_bytes(safetensors.numpy.save(arrays, metadata=file.metadata()))
-
-
 STALE = [
     change_features,
     rewrite_data,
@@ -129,8 +89,6 @@ STALE = [
     empty_index,
     flip_table,
     foreign_index,
-    other_version,
-    other_dtypes,
 ]
 
 
