@@ -29,8 +29,12 @@ from torch_tfrecord import (
 from torch_tfrecord.files import open_file
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeKeeper
-from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord
+from torch_tfrecord.rlds.episode_index import (
+    EpisodeFile,
+    EpisodeKeeper,
+    EpisodeReader,
+    EpisodeRecord,
+)
 from torch_tfrecord.tables.kept_columns import KeptColumn, StoredColumns
 
 COMPILED = True

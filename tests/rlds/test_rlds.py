@@ -1,7 +1,7 @@
 """Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes'
 formulas.
 
-Covers rlds/dataset, rlds/episode_columns, rlds/episode_reader, rlds/episode_store, rlds/step_samples.
+Covers rlds/dataset, rlds/episode_columns, rlds/episode_store, rlds/step_samples.
 """
 
 import gzip

@@ -94,17 +94,12 @@ def _spark_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     return wider.get(kind, kind)
 
 
-class _Partition(datasource.InputPartition):
-    def __init__(self, task: ScanTask) -> None:
-        super().__init__(task)
-
-
 class _Reader(datasource.DataSourceReader):
     def __init__(self, dataset: TFRecordDataset, schema: pyarrow.Schema, target_bytes: int) -> None:
         self._dataset, self._schema, self._target_bytes = dataset, schema, target_bytes
 
-    def partitions(self) -> Sequence[_Partition]:
-        return [*map(_Partition, self._dataset.scan_tasks(self._target_bytes))]
+    def partitions(self) -> Sequence[datasource.InputPartition]:
+        return [*map(datasource.InputPartition, self._dataset.scan_tasks(self._target_bytes))]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pyarrow.RecordBatch]:
         task: ScanTask = partition.value

@@ -12,7 +12,7 @@ import torch
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.rlds.episode_reader import EpisodeRecord, Frames, Spans, Values, read_frames
+from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Spans, Values, read_frames
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
 

@@ -30,8 +30,14 @@ from torch_tfrecord.rlds.episode_columns import (
     part_of,
     read_leaf,
 )
-from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeKeeper
-from torch_tfrecord.rlds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
+from torch_tfrecord.rlds.episode_index import (
+    EpisodeFile,
+    EpisodeKeeper,
+    EpisodeReader,
+    EpisodeRecord,
+    Frames,
+    Values,
+)
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds import (
