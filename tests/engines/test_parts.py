@@ -14,7 +14,7 @@ from golden_tables import GOLDEN, golden, totals, totals_of_rows  # noqa: F401 -
 from helpers import for_each
 
 from torch_tfrecord import TFRecordDataset, infer_features
-from torch_tfrecord.engines import PartFolder
+from torch_tfrecord.engines.parts import PartFolder
 
 ENGINES = {"dask": "dask", "polars": "polars", "ray": "ray", "spark": "pyspark"}
 TOOLS = {

@@ -1,3 +1,1 @@
-from .parts import PartFolder
-
-__all__ = ["PartFolder"]
+__all__ = []
