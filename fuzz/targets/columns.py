@@ -1,4 +1,4 @@
-"""Damaged Examples to the compiled core alone, without numpy or torch: meant for the sanitizers.
+"""Damaged Examples to the compiled core alone: meant for the sanitizers.
 
 Each batch lies in memory of exactly its size, so that one byte too far is seen. Results are only
 checked for their bounds here; that they are right is what the target `examples` holds. An input is
@@ -8,6 +8,8 @@ the number that a batch is drawn from.
 import ctypes
 import random
 from itertools import chain
+
+from tools import damage
 
 from torch_tfrecord.native import columns, jobs
 
@@ -66,18 +68,6 @@ def random_example(rng, keys):
     )
 
 
-def damage(rng, record):
-    record = bytearray(record)
-    for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
-        if record:
-            record[rng.randrange(len(record))] = rng.choice(
-                [0, 1, 0x0A, 0x12, 0x7F, 0x80, 0xFF, rng.randrange(256)]
-            )
-    if rng.random() < 0.2:
-        del record[rng.randrange(len(record) + 1) :]
-    return bytes(record)
-
-
 def array(kind, count):
     """Zeros of exactly that many bytes, as a flat memoryview."""
     code = {ctypes.c_uint8: "B", ctypes.c_int64: "q"}[kind]
@@ -91,6 +81,18 @@ def ints(numbers):
     return values
 
 
+def packed(records):
+    """The records in one buffer, where each begins, and their lengths."""
+    lengths = [len(record) for record in records]
+    buffer = array(ctypes.c_uint8, sum(lengths))
+    buffer[:] = b"".join(records)
+    return buffer, ints([sum(lengths[:place]) for place in range(len(lengths))]), ints(lengths)
+
+
+def damaged(rng, records, share):
+    return [damage(rng, record) if rng.random() < share else record for record in records]
+
+
 def one_batch(core, rng):
     names = [b"a", b"label", b"\xc3\xa9", b"k" * 60, b"image/class/label"]
     keys = {
@@ -101,15 +103,10 @@ def one_batch(core, rng):
         for number in range(rng.randrange(1, 9))
     }
     records = [random_example(rng, keys) for _ in range(rng.randrange(1, 5))]
-    if rng.random() < 0.7:
-        records = [damage(rng, record) for record in records]
+    records = damaged(rng, records, 0.5)
     slots = [(key, *keys[key], rng.random() < 0.1) for key in keys if rng.random() < 0.7]
     slots.sort(key=lambda slot: slot[1] == 2)
-    count = len(records)
-    lengths = [len(record) for record in records]
-    starts = [sum(lengths[:place]) for place in range(count)]
-    buffer = array(ctypes.c_uint8, sum(lengths))
-    buffer[:] = b"".join(records)
+    count, (buffer, starts, lengths) = len(records), packed(records)
     size = sum(
         max(number, 0) * count * (16 if kind == 1 else 4 if kind == 2 else 8)
         for _, kind, number, _ in slots
@@ -126,14 +123,9 @@ def one_batch(core, rng):
     )
     if offsets is None or missing is None:
         return False  # a memoryview has no empty dimensions
-    others = [
-        damage(rng, random_example(rng, keys)) if rng.random() < 0.1 else random_example(rng, keys)
-        for _ in records
-    ]
+    others = damaged(rng, [random_example(rng, keys) for _ in records], 0.1)
     canonical = rng.choice([None, others.__getitem__])
-    job = core.ParseJob(
-        core.Plan(slots), buffer, ints(starts), ints(lengths), block, offsets, missing
-    )
+    job = core.ParseJob(core.Plan(slots), buffer, starts, lengths, block, offsets, missing)
     if rng.random() < 0.5:
         jobs.run([job])
     found = job.finish(canonical)
@@ -182,23 +174,18 @@ def one_sequence_batch(core, rng):
         parts = [random_example(rng, keys), random_lists(rng, keys)]
         return b"".join(parts[: rng.choice([1, 2, 2, 2])])
 
-    records = [
-        damage(rng, one()) if rng.random() < 0.5 else one() for _ in range(rng.randrange(1, 5))
-    ]
+    records = damaged(rng, [one() for _ in range(rng.randrange(1, 5))], 0.5)
     slots = [(key, kind) for key, (kind, _) in keys.items() if rng.random() < 0.7] or [(b"a", 1)]
-    count, lengths = len(records), [len(record) for record in records]
-    buffer = array(ctypes.c_uint8, sum(lengths))
-    buffer[:] = b"".join(records)
+    count, (buffer, starts, lengths) = len(records), packed(records)
     contexts = array(ctypes.c_int64, 2 * count).cast("B").cast("q", (count, 2))
     borders = (
         array(ctypes.c_int64, len(slots) * (count + 1)).cast("B").cast("q", (len(slots), count + 1))
     )
     missing = array(ctypes.c_uint8, len(slots) * count).cast("B", (len(slots), count))
-    starts = ints([sum(lengths[:place]) for place in range(count)])
-    others = [damage(rng, one()) if rng.random() < 0.1 else one() for _ in records]
+    others = damaged(rng, [one() for _ in records], 0.1)
     canonical = rng.choice([None, others.__getitem__])
     found = core.SequencePlan(slots).parse(
-        buffer, starts, ints(lengths), contexts, borders, missing, canonical
+        buffer, starts, lengths, contexts, borders, missing, canonical
     )
     if found is None:
         return False

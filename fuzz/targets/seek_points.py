@@ -60,7 +60,8 @@ COMPILED = True
 _FILE = File("stream")
 _INDEX_PATH = sidecar_path(_FILE.path)
 _MOST_BYTES = 1 << 30  # that a check may ask for
-STREAM, POINTS, TABLE, WINDOW, INDEX, LIE = range(6)
+STREAM, POINTS, INDEX, LIE = 0, 1, 4, 5  # as in the inputs of the corpus
+POINT_BYTES = 32
 
 
 class Data(NamedTuple):
@@ -246,18 +247,18 @@ def mutate(rng, data):
 
 def _new_edit(rng, number):
     kept = _kept(number)
-    area = rng.choice([STREAM] * 5 + [TABLE] * 3 + [POINTS, WINDOW, WINDOW, INDEX, LIE])
+    area = rng.choice([STREAM] * 5 + [POINTS] * 6 + [INDEX, LIE])
     points = kept.index._points
     if area == STREAM:
         places = [points.byte(each) for each in range(len(points))]
         return random_edit(rng, len(kept.stream.content), STREAM, places)
     if area == INDEX:
         return random_edit(rng, len(kept.index_bytes), INDEX)
-    if area == POINTS:
-        return random_edit(rng, len(points.to_bytes()), POINTS)
-    if area == WINDOW:
-        return random_edit(rng, 1 << 15, WINDOW)._replace(area=WINDOW)
-    # the row, the column, what is added to it
+    if area == POINTS:  # mostly their table, which is in front of the windows
+        table = POINT_BYTES * len(points)
+        size = rng.choice([table, table, len(points.to_bytes())])
+        return random_edit(rng, size, POINTS, range(0, table, 8))
+    # the record, what is added to it
     row = rng.randrange(1 << 16)
     return Edit(area, SET, rng.randrange(256), rng.randrange(1 << 16), row, rng.randrange(1 << 32))
 
@@ -320,12 +321,16 @@ def _check_place(ds, position, data):
 
 def _check_damaged(kept, salt, edits):
     stream, index, data = kept.stream, kept.index, kept.stream.data
-    by_area = {area: [edit for edit in edits if edit.area == area] for area in range(6)}
+    by_area = {
+        area: [edit for edit in edits if edit.area == area] for area in (STREAM, POINTS, INDEX, LIE)
+    }
     content, places = stream.content, []
     for edit in by_area[STREAM]:
         content, (begin, _) = edited(content, edit)
         places.append(begin)
-    points, error = outcome(_damaged_points, index._points, by_area, len(stream.content), places)
+    points, error = outcome(
+        _damaged_points, index._points, by_area[POINTS], len(stream.content), places
+    )
     if error is not None:
         assert isinstance(error, IndexMismatchError)
         return
@@ -377,33 +382,12 @@ def _positions(rng, points, data, places):
     return found
 
 
-def _damaged_points(points, by_area, file_size, places):
-    table, windows = points._table.copy(), points._windows
-    for edit in by_area[TABLE]:
-        row, column = edit.at % len(table), edit.other % 4
-        places.append(int(points.byte(row)))
-        if edit.value < 40:  # that of another row
-            table[row, column] = table[edit.size % len(table), column]
-        else:
-            table[row, column] += (1 if edit.value % 2 else -1) * (1 << edit.size % 50 % 40 >> 1)
-    for edit in by_area[WINDOW]:
-        row = edit.size % len(table)
-        begin, end = ([0, *table[:, 3].tolist()][row + each] for each in (0, 1))
-        window = points.point(row).window
-        if by_area[TABLE] or not window:
-            continue
-        places.append(int(points.byte(row)))
-        packer = zlib.compressobj(6, zlib.DEFLATED, -15)
-        packed = (
-            packer.compress(edited(window, edit._replace(size=edit.size % 99))[0]) + packer.flush()
-        )
-        windows = windows[:begin] + packed + windows[end:]
-        table[row:, 3] += len(packed) - (end - begin)
-    content = table.astype("<i8").tobytes() + windows
-    for edit in by_area[POINTS]:
+def _damaged_points(points, edits, file_size, places):
+    content = points.to_bytes()
+    for edit in edits:
         content, (begin, _) = edited(content, edit)
-        places.append(points.byte(min(begin // 32, len(points) - 1)))
-    return SeekPoints.from_bytes(content, len(table), file_size)
+        places.append(points.byte(min(begin // POINT_BYTES, len(points) - 1)))
+    return SeekPoints.from_bytes(content, len(points), file_size)
 
 
 def _damaged_index(index, points, by_area):

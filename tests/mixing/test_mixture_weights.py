@@ -4,7 +4,6 @@ Covers mixing/mixture, mixing/draws.
 """
 
 import copy
-import itertools
 import json
 import pickle
 from collections import Counter
@@ -383,14 +382,3 @@ def test_changes_that_do_not_fit(changes, text):
         mixture._set_weight_changes(changes)
     assert (mixture._weight_changes(), mixture.shares) == ([[0, 3, [1, 5]]], [1 / 6, 5 / 6])
     assert epochs_of(mixture) == samples
-
-
-# In other processes.
-
-
-@given(cases(), st.data())
-def test_batches_are_the_samples_of_their_positions(case, data):
-    mixture = changed(made(case), data, 2)
-    mixture.set_epoch(data.draw(st.integers(0, 3)))
-    positions = list(itertools.islice(reversed(range(len(mixture))), 30))
-    assert mixture.__getitems__(positions) == [mixture[position] for position in positions]
