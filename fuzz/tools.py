@@ -80,6 +80,13 @@ def outcome(function, *args, errors=TFRecordError, **kwargs):
         return None, error
 
 
+def collected(iterator):
+    """The items of an iterator before it ends, and the promised error by which it does."""
+    found = []
+    _, error = outcome(lambda: [found.append(each) for each in iterator])
+    return found, error
+
+
 @contextlib.contextmanager
 def limited_memory(num_bytes):
     """Make it a MemoryError where a check asks for so many bytes more than there are now."""

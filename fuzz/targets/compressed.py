@@ -7,13 +7,13 @@ import io
 import zlib
 
 import cramjam
+from packed_streams import BITS
 from targets import frames
-from tools import damage, framed, good_records, outcome
+from tools import collected, damage, framed, good_records, inflated
 
 from torch_tfrecord import read_records
 
 COMPILED = True
-_BITS = {"GZIP": 31, "ZLIB": 15}
 
 
 def seeds():
@@ -47,36 +47,17 @@ def mutate(rng, data):
 
 def check(data):
     kind, stream = {b"G": "GZIP", b"S": "SNAPPY"}.get(data[:1], "ZLIB"), data[1:]
-    content, is_sound = _unsnapped(stream) if kind == "SNAPPY" else _inflated(stream, kind)
+    content, is_sound = _unsnapped(stream) if kind == "SNAPPY" else inflated(stream, BITS[kind])
     payloads, is_whole = good_records(content)
-    found = []
-    _, error = outcome(
-        lambda: [
-            found.append(each) for each in read_records(io.BytesIO(stream), compression_type=kind)
-        ]
-    )
+    found, error = collected(read_records(io.BytesIO(stream), compression_type=kind))
     # by its first bytes
     is_refused = error is not None and not found and f"compression_type='{kind}'" in str(error)
     assert found == payloads or is_refused
     assert (error is None) == (is_sound and is_whole)
 
 
-def _inflated(stream, kind):
-    """All bytes in front of any damage, and whether there is none."""
-    out, inflater = bytearray(), None
-    try:
-        for at in range(len(stream)):
-            if inflater is None:
-                inflater = zlib.decompressobj(_BITS[kind])
-            out += inflater.decompress(stream[at : at + 1])
-            inflater = None if inflater.eof else inflater
-    except zlib.error:
-        return bytes(out), False
-    return bytes(out), inflater is None
-
-
 def _unsnapped(stream):
-    """The same of blocks, each after its length."""
+    """All bytes of blocks, each after its length, in front of any damage, and whether there is none."""
     out, at = bytearray(), 0
     while at < len(stream):
         block = stream[at + 4 : at + 4 + int.from_bytes(stream[at : at + 4], "big")]

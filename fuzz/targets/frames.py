@@ -5,7 +5,7 @@ Python.
 import io
 
 import numpy as np
-from tools import File, damage, framed, good_records, header, outcome, record_at
+from tools import File, collected, damage, framed, good_records, header, outcome, record_at
 
 from torch_tfrecord import build_index, read_records
 from torch_tfrecord.files import open_file
@@ -43,9 +43,8 @@ def mutate(rng, data):
     return damage(rng, data, 3) if rng.random() < 0.9 else data
 
 
-def _payloads(iterator):
-    found = []
-    _, error = outcome(lambda: [found.append(each) for each in iterator])
+def _read(data, **options):
+    found, error = collected(read_records(data, compression_type="", **options))
     return found, error is None
 
 
@@ -59,13 +58,13 @@ def check(data):
         ] == payloads
         assert not is_whole or (found.problem is None and found.used == len(data))
     assert native[2:4] == twin[2:4] and str(native.problem) == str(twin.problem)
-    assert _payloads(read_records(io.BytesIO(data), compression_type="")) == wanted
+    assert _read(io.BytesIO(data)) == wanted
     path = _FILE.write(data)
-    assert _payloads(read_records(path, compression_type="")) == wanted
+    assert _read(path) == wanted
     index, error = outcome(build_index, path, compression_type="")
     assert (error is None) == is_whole
     _read_at_random(path, payloads, index)
-    skipped, _ = _payloads(read_records(path, compression_type="", on_error="skip"))
+    skipped, _ = _read(path, on_error="skip")
     assert skipped[: len(payloads)] == payloads
     at = 0  # whatever comes behind damage is a good record, in order
     for each in skipped:

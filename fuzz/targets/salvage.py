@@ -24,6 +24,7 @@ from tools import (
     MOVE,
     TWICE,
     File,
+    collected,
     edited,
     edits_of,
     framed,
@@ -202,7 +203,7 @@ def check(data):
     with limited_memory(_MOST_BYTES), _temporary_files():
         first, is_sound = _read_strictly(whole.kind, content, path, declared)
         allowed |= Counter(first) if is_sound else Counter()
-        found, error = _collect(read_records(path, compression_type=declared, on_error="skip"))
+        found, error = collected(read_records(path, compression_type=declared, on_error="skip"))
         _is_refusal(error)
         _check_records(found, allowed)
         if not whole.kind and not has_copies and not any(edit.how == MOVE for edit in edits):
@@ -246,12 +247,6 @@ def _temporary_files():
     assert not os.listdir(_TEMPORARY), "a temporary file stayed"
 
 
-def _collect(iterator):
-    found = []
-    _, error = outcome(lambda: [found.append(each) for each in iterator])
-    return found, error
-
-
 def _is_refusal(error):
     """The only error: the first bytes are of another kind than was said."""
     if error is not None:
@@ -268,7 +263,7 @@ def _check_records(found, allowed):
 
 def _read_strictly(kind, content, path, declared):
     """All in front of the damage, then an error; or what there is of an undamaged file."""
-    found, error = _collect(read_records(path, compression_type=declared))
+    found, error = collected(read_records(path, compression_type=declared))
     if not found and error is not None and declared != kind:
         return [], False
     if content:
@@ -276,7 +271,7 @@ def _read_strictly(kind, content, path, declared):
         payloads, is_whole = good_records(plain)
         assert found == payloads, "not all in front of the damage"
         assert (error is None) == (is_sound and is_whole)
-    piped, _ = _collect(read_records(io.BytesIO(content), compression_type=declared))
+    piped, _ = collected(read_records(io.BytesIO(content), compression_type=declared))
     assert piped == found
     return found, error is None
 
