@@ -1,7 +1,5 @@
 """Streams of any files: interleaved as tf.data does it, every record dealt out once, and going on
 from every place, by the same or by other consumers.
-
-Covers streams/stream_pieces.
 """
 
 import json

@@ -26,7 +26,6 @@ __all__ = [
     "WeightedTurns",
     "listed_weights",
     "mixture_weights",
-    "whole_weights",
 ]
 
 STOPS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
@@ -37,24 +36,6 @@ class Turn(NamedTuple):
 
     component: int
     turns_before: int
-
-
-def whole_weights(weights: Sequence[float | Fraction]) -> list[int]:
-    """The smallest whole numbers in the same proportion; a float counts as the decimal that it
-    prints as.
-
-    Raises:
-        ValueError: A weight is not above 0 and finite.
-
-    Example:
-        >>> whole_weights([0.7, 0.2, 0.1])
-        [7, 2, 1]
-    """
-    fractions = [_as_fraction(weight) for weight in weights]
-    denominator = lcm(*(fraction.denominator for fraction in fractions))
-    numbers = [int(fraction * denominator) for fraction in fractions]
-    divisor = gcd(*numbers) or 1
-    return [number // divisor for number in numbers]
 
 
 def _as_fraction(weight: float | Fraction) -> Fraction:
@@ -383,27 +364,36 @@ def mixture_weights(
     choices: npt.ArrayLike | None,
     factors: Sequence[int] | None = None,
 ) -> list[int]:
-    """One whole number for each dataset, multiplied by its factor; ValueError if the arguments do
-    not fit together.
+    """One whole number for each dataset, the smallest in the proportion of weights times factors; a
+    float counts as the decimal that it prints as.
+
+    Raises:
+        ValueError: The arguments do not fit together, or a weight is not above 0 and finite.
+
+    Example:
+        >>> mixture_weights(3, [0.7, 0.2, 0.1], None)
+        [7, 2, 1]
     """
     if not num_datasets:
         raise ValueError("datasets must hold at least one dataset")
     if weights is not None and choices is not None:
         raise ValueError("weights and choices cannot be given together")
-    if weights is None:
-        weights = [1] * num_datasets
+    every = [1] * num_datasets
+    weights = every if weights is None else weights
     if len(weights) != num_datasets:
         raise ValueError(
             f"weights must have one number for each of {num_datasets} datasets, got {len(weights)}"
         )
-    if factors is None:
-        return whole_weights(weights)
-    if choices is not None:
+    if factors is not None and choices is not None:
         raise ValueError("balance_weights and choices cannot be given together")
+    factors = every if factors is None else list(factors)
     if 0 in factors:
         raise ValueError(
-            f"dataset {list(factors).index(0)} is empty: balance_weights would give it no weight"
+            f"dataset {factors.index(0)} is empty: balance_weights would give it no weight"
         )
-    return whole_weights(
-        [_as_fraction(weight) * factor for weight, factor in zip(weights, factors, strict=True)]
-    )
+    pairs = zip(weights, factors, strict=True)
+    fractions = [_as_fraction(weight) * factor for weight, factor in pairs]
+    denominator = lcm(*(fraction.denominator for fraction in fractions))
+    numbers = [int(fraction * denominator) for fraction in fractions]
+    divisor = gcd(*numbers)
+    return [number // divisor for number in numbers]

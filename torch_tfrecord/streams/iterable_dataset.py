@@ -45,8 +45,7 @@ from torch_tfrecord.samples import (
 )
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.streams.iterations import ORIGIN, EpochCount, State, StreamStates, signed
-from torch_tfrecord.streams.record_stream import RecordStream
-from torch_tfrecord.streams.stream_pieces import Piece, RecordGroup, deal_out
+from torch_tfrecord.streams.record_stream import Piece, RecordGroup, RecordStream, deal_out
 from torch_tfrecord.tables import KeyCheck
 
 __all__ = ["TFRecordIterableDataset"]
