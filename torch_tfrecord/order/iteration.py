@@ -24,7 +24,7 @@ class EpochSampler(Generic[_Unit_co]):
     iteration, and resume from a place.
 
     Args:
-        dataset: What the positions are of.
+        dataset: Its positions are sampled.
         order: The steps of each epoch.
         num_epochs: Epochs in an iteration; None if it never ends.
         rank, world_size: As given by the user.
@@ -37,7 +37,7 @@ class EpochSampler(Generic[_Unit_co]):
     # Whether the iteration after one that has begun has the epochs after it, or the same.
     _continues: ClassVar[bool]
     _unit: ClassVar[Literal["samples", "batches"]]
-    # What a state has of a `Place`.
+    # The parts of a `Place` in a state.
     _keys: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -350,8 +350,8 @@ class StateForm:
         """ValueError, naming the key, unless a state has this version and this identity.
 
         Args:
-            state: Of a run that was interrupted.
-            identity: What decides the order; it must be the same here.
+            state: That of a run that was interrupted.
+            identity: All that decides the order; it must be the same here.
             others: Further keys that it must have; the caller checks their values.
         """
         if not isinstance(state, Mapping):

@@ -376,7 +376,7 @@ class Leaves:
         return self._joined(read)
 
     def _joined(self, read: Callable[[Any], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """What is read of each leaf, one row for each of its samples, in the order of the samples here."""
+        """One row for each sample, read from its leaf, in the order of the samples here."""
         dataset = self._dataset
         if self._inside is None:
             return read(dataset)

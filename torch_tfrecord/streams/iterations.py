@@ -159,7 +159,7 @@ def _owner() -> str:
 # States.
 
 ORIGIN = ("epoch", "consumer", "num_consumers", "pieces")
-"""What a consumer reads: the keys that a stream and its state share."""
+"""The keys that a stream and its state share: whose part of an epoch it is."""
 
 _MARKS = {"consumer", "num_consumers", "slots"}
 _DEEPEST = 50  # in a StatefulDataLoader's state they are nested in four dicts

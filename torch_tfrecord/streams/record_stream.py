@@ -68,7 +68,7 @@ def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list
     that share it.
 
     Args:
-        pieces: What is left of all files.
+        pieces: The rest of all files.
         consumer: Number of this consumer, 0 <= consumer < num_consumers.
         num_consumers: Ranks times workers.
 
