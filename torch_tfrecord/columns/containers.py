@@ -310,13 +310,12 @@ def stack(values: list[Value]) -> torch.Tensor | list[Value]:
     Raises:
         LimitExceededError: See `reserve`.
     """
-    first = values[0] if values else None
-    if not isinstance(first, torch.Tensor) or any(
-        not isinstance(item, torch.Tensor) for item in values
-    ):
+    kinds = {
+        (item.shape, item.dtype) if isinstance(item, torch.Tensor) else None for item in values
+    }
+    if len(kinds) != 1 or None in kinds:
         return values
-    if any(item.shape != first.shape or item.dtype != first.dtype for item in values):
-        return values
+    first = values[0]
     if len(values) > 1:
         reserve(len(values) * first.nbytes)
     # A single tensor gets its dimension as a view, without a copy.

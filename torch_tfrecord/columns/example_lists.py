@@ -221,16 +221,14 @@ class _Lists(NamedTuple):
 
     Attributes:
         examples: The Examples' bytes.
-        borders: int64 [N + 1]: where each list begins and ends among them.
-        offsets: The same as a tensor: one for all features, as torch lets only jagged tensors of
-            the same offsets meet.
+        offsets: int64 [N + 1]: where each list begins and ends among them. One tensor for all
+            features, as torch lets only jagged tensors of the same offsets meet.
         sizes: int64 [N]: how many Examples each record has.
         is_own: bool [M]: which of them are the records', not padding.
         width: Length of each list; None if they differ.
     """
 
     examples: PackedRecords
-    borders: Ints
     offsets: torch.Tensor
     sizes: Ints
     is_own: npt.NDArray[np.bool_]
@@ -300,8 +298,8 @@ class ExampleListParser(PartParser):
         examples = packed([example for each in lists for example in each[:limit]])
         width = int(sizes.max(initial=0)) if limit is None and pads else limit
         if width is None:
-            borders, is_own = splits_of(sizes), np.ones(len(examples), np.bool_)
-            return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, None)
+            is_own = np.ones(len(examples), np.bool_)
+            return _Lists(examples, torch.from_numpy(splits_of(sizes)), sizes, is_own, None)
         # A long list makes all of a batch long: checked before the arrays of places are made.
         reserve(2 * 8 * len(lists) * width)
         is_own = np.arange(width) < sizes[:, None]
@@ -309,9 +307,8 @@ class ExampleListParser(PartParser):
         starts, lengths = np.zeros((2, *is_own.shape), np.int64)
         starts[is_own], lengths[is_own] = examples.starts, examples.lengths
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
-        borders = np.arange(len(lists) + 1) * width
-        offsets = torch.from_numpy(borders)
-        return _Lists(examples, borders, offsets, sizes, is_own.reshape(-1), width)
+        offsets = torch.arange(len(lists) + 1) * width
+        return _Lists(examples, offsets, sizes, is_own.reshape(-1), width)
 
     def _read_lists(self, lists: _Lists, parser: ExampleParser) -> Values:
         try:
@@ -372,7 +369,7 @@ def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
     """The error with its list as position, and with the Example's number in it as prefix."""
     if error.position is None:
         return error
-    row, number = locate_row(lists.borders, error.position)
+    row, number = locate_row(lists.offsets.numpy(), error.position)
     size = int(lists.sizes[row])
     if number < size:
         return type(error)(f"example {number}: {error.args[0]}", position=row)
@@ -398,7 +395,7 @@ def _column(spec: Feature, column: Value, lists: _Lists) -> Value:
         return _parts(column, lists) if is_whole else _tensor(column, lists)
     if isinstance(spec, OneValueSpec):
         return _parts(column, lists)
-    return split_lists(column, [lists.borders.tolist()])
+    return split_lists(column, [lists.offsets.tolist()])
 
 
 def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
@@ -413,4 +410,4 @@ def _parts(column: Value, lists: _Lists) -> list[Value]:
     in a batch.
     """
     rows = rows_of(column)
-    return [stack([*rows[begin:end]]) for begin, end in pairwise(lists.borders.tolist())]
+    return [stack([*rows[begin:end]]) for begin, end in pairwise(lists.offsets.tolist())]

@@ -5,10 +5,10 @@ bytes share.
 from __future__ import annotations
 
 import json
-import sys
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -241,12 +241,11 @@ class Proto(OneValueSpec, Feature):
 
 @lru_cache
 def _is_importable(kind: type) -> bool:
-    # As pickle finds a class: by its module and its qualified name.
     try:
-        found: Any = reduce(getattr, kind.__qualname__.split("."), sys.modules[kind.__module__])
-    except (AttributeError, KeyError):
+        pickle.dumps(kind)
+    except (AttributeError, pickle.PicklingError):
         return False
-    return found is kind
+    return True
 
 
 @dataclass(frozen=True, repr=False)

@@ -324,7 +324,15 @@ class _RaggedReader:
         # A loop over the records takes far longer, and most features have one partition.
         splits = self._together(columns[1:], ends)
         if splits is None:
-            records = self._row_splits(columns[1:], np.diff(ends))
+            counts = np.diff(ends)
+            stored = [
+                [column.values[begin:end] for begin, end in column.bounds()]
+                for column in columns[1:]
+            ]
+            records = read_each(
+                lambda row: self._levels([each[row] for each in stored], counts[row]),
+                range(len(counts)),
+            )
             lengths = zip(*([*map(np.diff, levels)] for levels in records), strict=True)
             splits = [
                 splits_of([len(levels[0]) - 1 for levels in records]),
@@ -333,8 +341,8 @@ class _RaggedReader:
             # A batch without records takes its depth from here.
             splits += [np.zeros(1, np.int64)] * (1 + len(spec.partitions) - len(splits))
             if not spec.validate:  # values after the last row belong to none
-                counts = [levels[-1][-1] for levels in records]
-                kept = np.arange(sum(counts)) + np.repeat(
+                counts = np.array([levels[-1][-1] for levels in records], np.int64)
+                kept = np.arange(counts.sum()) + np.repeat(
                     ends[:-1] - splits_of(counts)[:-1], counts
                 )
                 numbers = numbers[kept]
@@ -380,27 +388,8 @@ class _RaggedReader:
         # The rows of each record must end where its values end.
         return None if (lengths < 0).any() or (splits[rows] != ends).any() else [rows, splits]
 
-    def _row_splits(self, columns: Sequence[Column], counts: Ints) -> list[list[Ints]]:
-        """The row splits of every partition, outermost first, for each record.
-
-        Args:
-            columns: The columns of the partitions.
-            counts: Number of values in each record.
-
-        Raises:
-            TFRecordError: See `Partition.row_splits`.
-        """
-        bounds = [column.bounds() for column in columns]
-
-        def one(row: int) -> list[Ints]:
-            places = zip(columns, bounds, strict=True)
-            return self._levels(
-                [column.values[slice(*places[row])] for column, places in places], counts[row]
-            )
-
-        return read_each(one, range(len(counts)))
-
     def _levels(self, stored: list[Ints], count: int) -> list[Ints]:
+        """The row splits of every partition of a record, outermost first."""
         levels: list[Ints] = []
         validate = self._spec.validate
         # From the inside out: the rows of a partition are the values of the one around it.
@@ -491,24 +480,34 @@ class _SparseReader:
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | SparseList:
         """The batch's column."""
-        ends = columns[0].offsets
-        shape = (len(ends) - 1, *self._spec.size)
+        spec, ends = self._spec, columns[0].offsets
+        shape = (len(ends) - 1, *spec.size)
         # torch counts the elements of a sparse tensor in an int64, too.
         if math.prod(shape) > _MAX_INT64:
             raise LimitExceededError(
                 f"{self._values.label}: shape {[*shape]} has more elements than an int64 counts"
             )
-        for want, column, size in zip(self._indices, columns[1:], self._spec.size, strict=True):
+        for want, column, size in zip(self._indices, columns[1:], spec.size, strict=True):
             self._check(want, column, size, np.diff(ends))
         # The number of the record is the first index of each of its values.
         rows = np.repeat(np.arange(shape[0]), np.diff(ends))
         indices = np.stack([rows, *(column.values for column in columns[1:])])
         # lexsort sorts by the last key first.
         ascending = np.lexsort(indices[::-1])
-        self._check_unique(indices[:, ascending])
-        order = np.arange(len(rows)) if self._spec.already_sorted else ascending
+        ordered = indices[:, ascending]
+        # They are sorted, so duplicates are neighbours.
+        repeated = (ordered[:, 1:] == ordered[:, :-1]).all(axis=0).sum()
+        if repeated and spec.validate:
+            raise self._values.error(f"expected distinct indices, got {repeated} duplicates")
+        order = np.arange(len(rows)) if spec.already_sorted else ascending
         place = torch.from_numpy(np.take(indices, order, axis=1))
-        return make_sparse(place, self._in_order(columns[0], order), shape)
+        if isinstance(spec.dtype, torch.dtype):
+            numbers = columns[0].values[order]
+            return make_sparse(
+                place, labelled(self._values, Column.cast, numbers, spec.dtype), shape
+            )
+        strings = labelled(self._values, columns[0].strings, spec.dtype)
+        return make_sparse(place, [strings[number] for number in order], shape)
 
     def _check(self, want: Want, column: Column, size: int, counts: Ints) -> None:
         found = np.diff(column.offsets)
@@ -522,16 +521,3 @@ class _SparseReader:
         outside = column.values[(column.values < 0) | (column.values >= size)]
         if len(outside):
             raise want.error(f"expected indices from 0 to {size - 1}, got {outside[0]}")
-
-    def _check_unique(self, ordered: Ints) -> None:
-        # They are sorted, so duplicates are neighbours.
-        repeated = (ordered[:, 1:] == ordered[:, :-1]).all(axis=0).sum()
-        if repeated and self._spec.validate:
-            raise self._values.error(f"expected distinct indices, got {repeated} duplicates")
-
-    def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Value]:
-        dtype = self._spec.dtype
-        if isinstance(dtype, torch.dtype):
-            return labelled(self._values, Column.cast, column.values[order], dtype)
-        values = labelled(self._values, column.strings, dtype)
-        return [values[place] for place in order]

@@ -3,13 +3,14 @@ texts.
 
 A reader declares what it wants from each record, and turns the columns of N records into batch
 values. This is the only way from bytes to values: a sample is the row of a batch of one. Columns
-come from the compiled core, or from protobuf messages (``columns/message_columns``).
+come from the compiled core, or from protobuf messages.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -195,18 +196,13 @@ class Column(NamedTuple):
         Raises:
             ParseError: A str is not UTF-8.
         """
-        native, offsets = native_module("columns"), self.offsets if in_rows else None
-        if native is None:
-            values = [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
-            return [values[begin:end] for begin, end in self.bounds()] if in_rows else values
-        try:
+        native = native_module("columns")
+        if native is not None:
             read: Callable[..., list[Value]] = native.copies if dtype is bytes else native.texts
-            return read(self.buffer, self.values.reshape(-1), offsets)
-        # The core decodes by Python's C API; its error is worded like that of `decode_text`.
-        except UnicodeDecodeError as error:
-            raise ParseError(
-                f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
-            ) from None
+            with suppress(UnicodeDecodeError):  # whose error is worded below
+                return read(self.buffer, self.values.reshape(-1), self.offsets if in_rows else None)
+        values = [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
+        return [values[begin:end] for begin, end in self.bounds()] if in_rows else values
 
     @staticmethod
     def cast(values: Array, dtype: torch.dtype) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, reserve
+from torch_tfrecord.batch_memory import Array, array_dtype, reserve
 from torch_tfrecord.columns.dtypes import DType, decode_text, from_bytes, nest
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf import parse_message
@@ -39,38 +39,35 @@ _POINTER_BYTES = 8  # per entry of a Python list
 
 
 class _Type(NamedTuple):
-    """One dtype of the format: enum value, TensorFlow's name, typed field, and the NumPy dtype of
-    its elements.
-    """
+    """One dtype of the format: enum value, TensorFlow's name, and typed field."""
 
     enum: int
     name: str
     dtype: DType
     typed_field: str
-    element: str
 
 
 _TYPES = (
-    _Type(1, "float", torch.float32, "float_val", "f4"),
-    _Type(2, "double", torch.float64, "double_val", "f8"),
-    _Type(3, "int32", torch.int32, "int_val", "i4"),
-    _Type(4, "uint8", torch.uint8, "int_val", "u1"),
-    _Type(5, "int16", torch.int16, "int_val", "i2"),
-    _Type(6, "int8", torch.int8, "int_val", "i1"),
-    _Type(7, "string", bytes, "string_val", ""),
-    _Type(8, "complex64", torch.complex64, "scomplex_val", "c8"),
-    _Type(9, "int64", torch.int64, "int64_val", "i8"),
-    _Type(10, "bool", torch.bool, "bool_val", "?"),
-    _Type(14, "bfloat16", torch.bfloat16, "half_val", "u2"),
-    _Type(17, "uint16", torch.uint16, "int_val", "u2"),
-    _Type(18, "complex128", torch.complex128, "dcomplex_val", "c16"),
-    _Type(19, "half", torch.float16, "half_val", "u2"),
-    _Type(22, "uint32", torch.uint32, "uint32_val", "u4"),
-    _Type(23, "uint64", torch.uint64, "uint64_val", "u8"),
-    _Type(24, "float8_e5m2", torch.float8_e5m2, "float8_val", "u1"),
-    _Type(25, "float8_e4m3fn", torch.float8_e4m3fn, "float8_val", "u1"),
-    _Type(26, "float8_e4m3fnuz", torch.float8_e4m3fnuz, "float8_val", "u1"),
-    _Type(28, "float8_e5m2fnuz", torch.float8_e5m2fnuz, "float8_val", "u1"),
+    _Type(1, "float", torch.float32, "float_val"),
+    _Type(2, "double", torch.float64, "double_val"),
+    _Type(3, "int32", torch.int32, "int_val"),
+    _Type(4, "uint8", torch.uint8, "int_val"),
+    _Type(5, "int16", torch.int16, "int_val"),
+    _Type(6, "int8", torch.int8, "int_val"),
+    _Type(7, "string", bytes, "string_val"),
+    _Type(8, "complex64", torch.complex64, "scomplex_val"),
+    _Type(9, "int64", torch.int64, "int64_val"),
+    _Type(10, "bool", torch.bool, "bool_val"),
+    _Type(14, "bfloat16", torch.bfloat16, "half_val"),
+    _Type(17, "uint16", torch.uint16, "int_val"),
+    _Type(18, "complex128", torch.complex128, "dcomplex_val"),
+    _Type(19, "half", torch.float16, "half_val"),
+    _Type(22, "uint32", torch.uint32, "uint32_val"),
+    _Type(23, "uint64", torch.uint64, "uint64_val"),
+    _Type(24, "float8_e5m2", torch.float8_e5m2, "float8_val"),
+    _Type(25, "float8_e4m3fn", torch.float8_e4m3fn, "float8_val"),
+    _Type(26, "float8_e4m3fnuz", torch.float8_e4m3fnuz, "float8_val"),
+    _Type(28, "float8_e5m2fnuz", torch.float8_e5m2fnuz, "float8_val"),
 )
 _BY_ENUM = {row.enum: row for row in _TYPES}
 _BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
@@ -194,7 +191,7 @@ def _numbers(
     content = proto.tensor_content
     # Content goes before the typed field, as in TensorFlow.
     if not content or not count:
-        content = _filled(_typed_values(proto, row), count, max_bytes).tobytes()
+        content = _filled(_typed_values(proto, row, dtype), count, max_bytes).tobytes()
     elif len(content) != wanted_bytes:
         raise ParseError(
             f"Cannot parse tensor from proto: expected {wanted_bytes} bytes of content for shape {list(shape)} "
@@ -208,17 +205,18 @@ def _numbers(
         raise ParseError(f"Cannot parse tensor from proto: {error}") from error
 
 
-def _typed_values(proto: _Proto, row: _Type) -> Array:
-    """The values of the typed field, as elements of the dtype."""
+def _typed_values(proto: _Proto, row: _Type, dtype: torch.dtype) -> Array:
+    """The values of the typed field, as elements of the dtype, or as integers of its bits."""
     stored = getattr(proto, row.typed_field)
     # float8 values are in one bytes field, all others in a repeated one.
     if row.typed_field == "float8_val":
         return np.frombuffer(stored, dtype=np.uint8)
-    values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, row.element))
-    if row.element.startswith("c"):
+    element = np.dtype("u2") if row.typed_field == "half_val" else array_dtype(dtype)
+    values = np.array(stored[:], dtype=_FIELD_ELEMENT.get(row.typed_field, element))
+    if dtype.is_complex:
         # Real and imaginary parts in turn; an odd last one has no partner.
-        return values[: values.size // 2 * 2].view(row.element)
-    return values.astype(row.element)
+        return values[: values.size // 2 * 2].view(element)
+    return values.astype(element)
 
 
 def _filled(values: Array, count: int, max_bytes: int | None) -> Array:
