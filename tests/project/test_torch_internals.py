@@ -169,7 +169,6 @@ LISTED = {
         "torch.utils.data._utils.collate.collate": "default_collate with more functions",
         "torch.utils.data._utils.collate.default_collate_fn_map": "default_collate's documented map is there alone",
         "torch._C": "DisableTorchFunctionSubclass: jagged tensors answer in 20 us",
-        "._is_profiler_enabled": "whether it records steps",
         "torch.nested._internal.nested_tensor.NestedTensor": "torch's function takes three times as long",
         "._metadata_cache": "the longest row, which to_padded_tensor needs",
         "._forward_hooks": "a transform with hooks is not replaced",
