@@ -166,31 +166,23 @@ def _index_file(
             f"{without_secrets(file.path)}: a tfrecord2idx index needs an uncompressed data file, got "
             f"{compression_type}; --format safetensors has no such limit"
         )
-    fresh = None if force else _fresh_index(file, place, format)
-    if fresh is not None and fresh._kept.keys() >= {*columns}:
-        return _facts(fresh, file, place, is_new=False)
-    index = RecordIndex._build(
-        file,
-        verify_crc=verify_crc,
-        trusts_members=not verify_crc,
-        index_bytes_ratio=index_bytes_ratio,
-        reader=_reader(columns) if columns else None,
-    )
-    if format == _SIDECAR:
-        before = {} if fresh is None else fresh._kept
-        index._with_facts(_kept={**before, **index._kept})._keep(place)
-    else:
-        index.to_tfrecord2idx(place)
-    return _facts(index, file, place, is_new=True)
-
-
-def _facts(index: RecordIndex, file: FileSource, place: str, is_new: bool) -> _Facts:
-    return {
-        "num_records": len(index),
-        "num_bytes": file.file_size,
-        "index": place,
-        "is_new": is_new,
-    }
+    index = None if force else _fresh_index(file, place, format)
+    is_new = index is None or not index._kept.keys() >= {*columns}
+    if index is None or is_new:
+        before = {} if index is None else index._kept
+        index = RecordIndex._build(
+            file,
+            verify_crc=verify_crc,
+            trusts_members=not verify_crc,
+            index_bytes_ratio=index_bytes_ratio,
+            reader=_reader(columns) if columns else None,
+        )
+        if format == _SIDECAR:
+            index._with_facts(_kept={**before, **index._kept})._keep(place)
+        else:
+            index.to_tfrecord2idx(place)
+    size = file.file_size
+    return {"num_records": len(index), "num_bytes": size, "index": place, "is_new": is_new}
 
 
 def _reader(columns: Sequence[str]) -> Any:
