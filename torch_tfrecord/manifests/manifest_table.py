@@ -10,6 +10,7 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,7 +114,7 @@ class ManifestTable(RecordTable):
             )
         # In the order in which a pattern would list them, so that positions mean the same records.
         order = sorted(range(len(paths)), key=lambda row: os.fsencode(paths[row]))
-        if len({*paths}) < len(paths):
+        if any(paths[one] == paths[other] for one, other in pairwise(order)):
             raise IndexMismatchError(
                 "expected a manifest that names each file once, got one that does not", path=path
             )
