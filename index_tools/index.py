@@ -32,7 +32,7 @@ from torch_tfrecord.shown import without_secrets
 __all__ = ["INDEX", "total"]
 
 _Facts: TypeAlias = dict[str, Any]
-"""What is said of a file that has an index."""
+"""The facts about a file that has an index."""
 
 _SIDECAR, _TEXT = _FORMATS = ("safetensors", "tfrecord2idx")
 

@@ -171,7 +171,7 @@ def print_prices(
 ) -> None:
     """Encode the first 100 pictures in several ways, compare the pixels, and print a table.
 
-    Of all these pictures it has the bytes, and their ratio to those of the files; the median and the
+    It has the bytes of all these pictures, and their ratio to those of the files; the median and the
     worst PSNR of RGB in dB, infinite where no pixel differs; the same of the SSIM of luma, 1 where
     none does.
 

@@ -54,7 +54,7 @@ _Row: TypeAlias = tuple[str, str, str, str]
 
 _Value: TypeAlias = "npt.NDArray[Any] | list[bytes]"
 _Values: TypeAlias = "_Value | Sequence[_Value]"
-"""Of a feature, or of the steps of a feature list."""
+"""The values of a feature, or of the steps of a feature list."""
 
 _SIDES = "<<><"
 
