@@ -587,20 +587,24 @@ def test_a_gif_frame_beyond_the_screen_is_refused():
         (
             {"mode": "rgb"},
             ValueError,
-            "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'rgb'",
+            "mode must be 'RGB', 'L', 'RGBA' or 'unchanged', got 'rgb'",
         ),
         (
             {"mode": None},
             ValueError,
-            "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got None",
+            "mode must be 'RGB', 'L', 'RGBA' or 'unchanged', got None",
         ),
         (
             {"backend": "cv2"},
             ValueError,
-            "expected backend to be one of 'auto', 'torchcodec', 'pillow', got 'cv2'",
+            "backend must be 'auto', 'torchcodec' or 'pillow', got 'cv2'",
         ),
-        ({"max_pixels": 0}, ValueError, "expected max_pixels to be at least 1, got 0"),
-        ({"max_pixels": 1e9}, TypeError, "expected max_pixels as an int, got float"),
+        ({"max_pixels": 0}, ValueError, "max_pixels must be an integer of at least 1, got 0"),
+        (
+            {"max_pixels": 1e9},
+            TypeError,
+            "max_pixels must be an integer of at least 1, got 1000000000.0 (float)",
+        ),
         (
             {"data": "text"},
             TypeError,
@@ -746,11 +750,15 @@ IMAGE = torch.zeros(3, 4, 5, dtype=torch.uint8)
         (
             (IMAGE, "tiff"),
             ValueError,
-            "expected format to be one of 'bmp', 'gif', 'jpeg', 'png', 'webp', got 'tiff'",
+            "format must be 'bmp', 'gif', 'jpeg', 'png' or 'webp', got 'tiff'",
         ),
-        ((IMAGE, "jpeg", 0), ValueError, "expected quality to be at least 1, got 0"),
+        ((IMAGE, "jpeg", 0), ValueError, "quality must be an integer of at least 1, got 0"),
         ((IMAGE, "jpeg", 101), ValueError, "expected quality from 1 to 100, got 101"),
-        ((IMAGE, "jpeg", 9.5), TypeError, "expected quality as an int, got float"),
+        (
+            (IMAGE, "jpeg", 9.5),
+            TypeError,
+            "quality must be an integer of at least 1, got 9.5 (float)",
+        ),
         (
             ([[1]], "png"),
             TypeError,
@@ -842,9 +850,9 @@ def test_crop_or_pad_keeps_tv_tensors(kind, target):
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ((IMAGE, 0, 3), ValueError, "expected height to be at least 1, got 0"),
-        ((IMAGE, 3, -1), ValueError, "expected width to be at least 1, got -1"),
-        ((IMAGE, 3.0, 1), TypeError, "expected height as an int, got float"),
+        ((IMAGE, 0, 3), ValueError, "height must be an integer of at least 1, got 0"),
+        ((IMAGE, 3, -1), ValueError, "width must be an integer of at least 1, got -1"),
+        ((IMAGE, 3.0, 1), TypeError, "height must be an integer of at least 1, got 3.0 (float)"),
         ((IMAGE[0, 0], 3, 1), ValueError, "expected image of shape [..., H, W], got [5]"),
         ((np.zeros((3, 4)), 3, 1), TypeError, "expected image as a tensor of pixels, got ndarray"),
         (

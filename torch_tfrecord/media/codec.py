@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors  # torchvision ships no types
 
+from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.media.backends import (
@@ -47,7 +48,6 @@ EncodedImage: TypeAlias = "bytes | bytearray | memoryview | torch.Tensor | npt.N
 DEFAULT_MAX_PIXELS = 178_956_970
 """Half a gibibyte of 24-bit pixels: Pillow's own limit for a decompression bomb."""
 
-_MODES = ("RGB", "L", "RGBA", "unchanged")
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 """Number of channels, for the modes that fix it."""
 
@@ -113,9 +113,9 @@ def decode_image(
         >>> decode_image(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")).shape
         torch.Size([3, 4, 6])
     """
-    _check_choice("mode", mode, _MODES)
-    _check_choice("backend", backend, ("auto", *DECODERS))
-    _check_positive("max_pixels", max_pixels)
+    one_of("mode", mode, *CHANNELS, "unchanged")
+    one_of("backend", backend, "auto", *DECODERS)
+    at_least(1, "max_pixels", max_pixels)
     encoded, header = open_image(data, max_pixels)
     if backend == "torchcodec" and torchcodec_decoders() is None:
         raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
@@ -239,9 +239,8 @@ def encode_image(
         b'PNG'
     """
     format = "jpeg" if format == "jpg" else format
-    _check_choice("format", format, tuple(sorted(_ENCODE_CHANNELS)))
-    _check_positive("quality", quality)
-    if quality > 100:
+    one_of("format", format, *_ENCODE_CHANNELS)
+    if at_least(1, "quality", quality) > 100:
         raise ValueError(f"expected quality from 1 to 100, got {quality}")
     pixels = _check_pixels(image, format)
     if pixels.dtype == np.uint16 and len(pixels) > 1:
@@ -287,8 +286,7 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         >>> resize_with_crop_or_pad(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]), 1, 4)
         tensor([[2, 3, 4, 5]])
     """
-    _check_positive("height", height)
-    _check_positive("width", width)
+    height, width = at_least(1, "height", height), at_least(1, "width", width)
     pixel_types = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
     if not isinstance(image, torch.Tensor) or (
         isinstance(image, tv_tensors.TVTensor) and not isinstance(image, pixel_types)
@@ -305,19 +303,6 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
     if any(margins):
         result = torch.nn.functional.pad(result, margins)
     return tv_tensors.wrap(result, like=image) if isinstance(image, pixel_types) else result
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        choices = ", ".join(repr(choice) for choice in allowed)
-        raise ValueError(f"expected {name} to be one of {choices}, got {value!r}")
-
-
-def _check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected {name} as an int, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"expected {name} to be at least 1, got {value}")
 
 
 def _as_buffer(data: EncodedImage) -> bytes | memoryview:
@@ -396,9 +381,8 @@ def _encode_deep_png(pixels: npt.NDArray[np.uint16]) -> bytes:
     rows[:, 0], rows[:, 1:], left = _SUB, stored, 2 * channels
     rows[:, 1 + left :] -= stored[:, :-left]
     header = struct.pack(">IIBBBBB", width, height, 16, _COLOR_TYPES[channels], 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")):
+        checksum = zlib.crc32(kind + body)
+        data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
+    return data

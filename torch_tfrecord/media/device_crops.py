@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -95,8 +96,8 @@ def leave(
         found = images()
         arrays = [np.frombuffer(found[number], np.uint8) for number in numbers.tolist()]
         work = DeviceCrops(
-            decode,
             out,
+            decode,
             numbers if rows is None else rows[numbers],
             [
                 torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -110,12 +111,13 @@ def leave(
     on_device.leave(work, job.done - len(numbers), job.seconds)
 
 
+@dataclass(eq=False)
 class DeviceCrops:
     """Crops of JPEG images, made in the device's copy of a batch's memory; a `DeviceWork`.
 
-    Args:
-        decode: See `device_decoder`.
+    Attributes:
         out: The batch's memory: uint8 [N, H, W, C], or with a table float32 [N, C, H, W].
+        decode: See `device_decoder`.
         rows: int64 [K]: the row of each image.
         images: The encoded images, uint8 each.
         sizes: int32 [K, 2]: the height and width of each; equal ones follow one another.
@@ -124,66 +126,64 @@ class DeviceCrops:
         is_bicubic: The filter, else bilinear.
     """
 
-    def __init__(
-        self,
-        decode: _Decode,
-        out: Array,
-        rows: Ints,
-        images: Sequence[torch.Tensor],
-        sizes: Array,
-        plans: Ints,
-        table: Array | None,
-        is_bicubic: bool,
-    ) -> None:
-        self.out, self._decode, self._rows, self._images = out, decode, rows, images
-        self._sizes, self._plans, self._table = sizes, plans, table
-        self._is_bicubic = is_bicubic
-        size = out.shape[1:] if table is None else (*out.shape[2:], out.shape[1])
-        self._height, self._width, self._channels = size
+    out: Array
+    decode: _Decode
+    rows: Ints
+    images: Sequence[torch.Tensor]
+    sizes: Array
+    plans: Ints
+    table: Array | None
+    is_bicubic: bool
+
+    @property
+    def _window(self) -> tuple[int, ...]:
+        """Channels, height and width."""
+        shape = self.out.shape
+        return shape[1:] if self.table is not None else (shape[3], *shape[1:3])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def on(self, memory: torch.Tensor) -> None:
         """See `DeviceWork`."""
-        device, dtype = memory.device, torch.uint8 if self._table is None else torch.float32
+        device, dtype = memory.device, torch.uint8 if self.table is None else torch.float32
         target = memory.view(dtype).view(self.out.shape)
-        table = None if self._table is None else torch.from_numpy(self._table).to(device)
-        rows = torch.from_numpy(self._rows).to(device)
-        plans = torch.from_numpy(self._plans.astype(np.float32)).to(device)
-        for begin, end in _groups(self._sizes, _MOST_DECODED):
+        table = None if self.table is None else torch.from_numpy(self.table).to(device)
+        rows, (_, high, wide) = torch.from_numpy(self.rows).to(device), self._window
+        plans = torch.from_numpy(self.plans.astype(np.float32)).to(device)
+        for begin, end in _groups(self.sizes, _MOST_DECODED):
             images = self._decoded(slice(begin, end), device)
-            for first, last in _groups(self._sizes[begin:end], _MOST_RESIZED):
+            for first, last in _groups(self.sizes[begin:end], _MOST_RESIZED):
                 own = slice(begin + first, begin + last)
-                pixels = _padded(images[first:last], self._sizes[own])
+                pixels = _padded(images[first:last], self.sizes[own])
                 if not self._is_whole(own):
                     pixels = self._resized(pixels, plans[own])
-                pixels = pixels[:, :, : self._height, : self._width]
-                target.index_copy_(0, rows[own], _by_table(pixels, table))
+                target.index_copy_(0, rows[own], _by_table(pixels[:, :, :high, :wide], table))
 
     def _decoded(self, own: slice, device: torch.device) -> list[torch.Tensor]:
         """uint8 [C, H, W] each."""
-        mode = "RGB" if self._channels == 3 else "GRAY"
-        images = self._decode(self._images[own], mode=mode, device=device)
-        for image, size in zip(images, self._sizes[own].tolist(), strict=True):
-            if image.shape != (self._channels, *size):
-                shape = [*image.shape]
-                raise ImageDecodeError(f"expected {[self._channels, *size]} pixels, got {shape}")
+        channels = self._window[0]
+        mode = "RGB" if channels == 3 else "GRAY"
+        images = self.decode(self.images[own], mode=mode, device=device)
+        for image, size in zip(images, self.sizes[own].tolist(), strict=True):
+            if image.shape != (channels, *size):
+                raise ImageDecodeError(f"expected {[channels, *size]} pixels, got {[*image.shape]}")
         return images
 
     def _is_whole(self, own: slice) -> bool:
         """Whether the images are the windows."""
-        whole = 0, 0, *(self._height, self._width) * 2, 0, 0, 0, 0
-        return bool((self._plans[own] == whole).all() and (self._sizes[own] == whole[2:4]).all())
+        whole = 0, 0, *self._window[1:] * 2, 0, 0, 0, 0
+        return bool((self.plans[own] == whole).all() and (self.sizes[own] == whole[2:4]).all())
 
     def _resized(self, images: torch.Tensor, plans: torch.Tensor) -> torch.Tensor:
         """The windows, [n, C, H, W]: whole numbers from 0 to 255."""
         # A plan as numbers: the region's begin and side, that to which it is resized, the window's begin, mirrored.
+        _, high, wide = self._window
         columns, rows = (
-            _weights(plans[:, axis], size, taps, self._is_bicubic).to(images.dtype)
+            _weights(plans[:, axis], size, taps, self.is_bicubic).to(images.dtype)
             for axis, size, taps in (
-                ([1, 3, 5, 7, 8], self._width, images.shape[3]),
-                ([0, 2, 4, 6, 9], self._height, images.shape[2]),
+                ([1, 3, 5, 7, 8], wide, images.shape[3]),
+                ([0, 2, 4, 6, 9], high, images.shape[2]),
             )
         )
         across = torch.matmul(images.flatten(1, 2), columns.transpose(1, 2)).clamp_(0, 255)

@@ -393,7 +393,7 @@ def _fields_of(kind: type[f.FeatureConnector]) -> Iterator[tuple[str, str, _Form
 
 
 _BOX: dict[str, object] = {"shape": {"dimensions": ["4"]}, "dtype": "float32"}
-# Of each class: its module in TFDS, the key of its content, and what is written for every feature.
+# Its module in TFDS, the key of its content, and what is written for every feature.
 _CLASSES: dict[type[f.FeatureConnector], tuple[str, str, dict[str, object]]] = {
     f.Audio: ("audio_feature", "audio", {}),
     f.BBoxFeature: ("bounding_boxes", "boundingBox", _BOX),
