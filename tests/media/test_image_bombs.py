@@ -2,6 +2,7 @@
 decoder.
 """
 
+import contextlib
 import io
 import re
 import resource
@@ -21,15 +22,18 @@ from torch_tfrecord import (
     ResizedCenterCrop,
     decode_image,
     encode_example,
+    encode_image,
     encode_sequence_example,
     parse_example,
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.media import backends, decode_stack
+from torch_tfrecord.media import decode_stack
 
-HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
-BACKENDS = ["pillow", "auto", *(["torchcodec"] if HAS_TORCHCODEC else [])]
+BACKENDS = ["pillow", "auto"]
+with contextlib.suppress(ImportError):
+    decode_image(encode_image(torch.zeros(1, 8, 8, dtype=torch.uint8)), backend="torchcodec")
+    BACKENDS.append("torchcodec")
 
 
 def jpeg(height, width, mode="RGB", **options):
