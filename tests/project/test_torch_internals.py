@@ -142,12 +142,10 @@ def internals(tree, defined):
             if full or not is_ours:
                 found.add(full or f".{node.attr}")
         elif isinstance(node, ast.Call):
-            looks_up = getattr(node.func, "id", "").removesuffix("attr") in (
-                "get",
-                "has",
-                "set",
-                "del",
-            )
+            called = {
+                getattr(one, "id", "") for one in (node.func, *node.args)
+            }  # also in a partial
+            looks_up = called & {"getattr", "hasattr", "setattr", "delattr"}
             texts = [getattr(one, "value", None) for one in node.args if looks_up]
             texts += [one.arg for one in node.keywords]
             found |= {f".{text}" for text in texts if isinstance(text, str) and text not in defined}
@@ -168,6 +166,7 @@ LISTED = {
         "torch.utils._pytree.register_pytree_node": "how they are",
         "torch.utils.data._utils.collate.collate": "default_collate with more functions",
         "torch.utils.data._utils.collate.default_collate_fn_map": "default_collate's documented map is there alone",
+        "._is_profiler_enabled": "whether it records steps",
         "torch._C": "DisableTorchFunctionSubclass: jagged tensors answer in 20 us",
         "torch.nested._internal.nested_tensor.NestedTensor": "torch's function takes three times as long",
         "._metadata_cache": "the longest row, which to_padded_tensor needs",
