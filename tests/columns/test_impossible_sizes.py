@@ -24,11 +24,9 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tfds.features_json import features_from_json
 
 CORE = "tensorflow_datasets.core.features."
 HUGE = (1 << 63) - 1
-MANY_DIGITS = 10**5000
 
 
 def features_dict(features):
@@ -48,6 +46,14 @@ def sequence(feature, length="-1"):
     return {"pythonClassName": f"{CORE}sequence_feature.Sequence", "sequence": content}
 
 
+def read_features(folder, features):
+    """Read a data set whose feature "a" is this one."""
+    copy = folder / "copy"
+    shutil.copytree(directory("kinds"), copy)
+    (copy / "features.json").write_text(json.dumps(features_dict({"a": features})))
+    return tfds.info(copy)
+
+
 def nested(depth, wrap):
     feature = tensor([])
     for _ in range(depth):
@@ -61,10 +67,7 @@ def nested(depth, wrap):
         1.5,
         1.0,
         "1.5",
-        float("inf"),
-        float("nan"),
         10**400,
-        MANY_DIGITS,
         "9" * 5000,
         -2,
         "-2",
@@ -76,52 +79,49 @@ def nested(depth, wrap):
     ],
     ids=shown_value,
 )
-def test_a_dimension_is_an_integer(size):
+def test_a_dimension_is_an_integer(tmp_path, size):
     with pytest.raises(ParseError) as error:
-        features_from_json(features_dict({"a": tensor([size])}), "d/features.json")
-    assert str(error.value).startswith(
-        "d/features.json: feature 'a': shape: expected a list of sizes, got "
-    )
-    assert len(str(error.value)) < 300
+        read_features(tmp_path, tensor([size]))
+    text = str(error.value).removeprefix(f"{tmp_path}/copy/")
+    assert text.startswith("features.json: feature 'a': shape: expected a list of sizes, got ")
+    assert len(text) < 300
 
 
 @pytest.mark.parametrize(
     "dimensions", [["0", str(1 << 62)], [str(1 << 62), "0"], [str(1 << 40), str(1 << 40)]]
 )
-def test_the_product_of_dimensions_is_bounded(dimensions):
+def test_the_product_of_dimensions_is_bounded(tmp_path, dimensions):
     with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a': shape has more than \d+ elements$"
+        ParseError, match=r"features.json: feature 'a': shape has more than \d+ elements$"
     ):
-        features_from_json(features_dict({"a": tensor(dimensions)}), "d/features.json")
+        read_features(tmp_path, tensor(dimensions))
 
 
-@pytest.mark.parametrize(
-    "value", [1.5, float("inf"), 10**400, "9" * 25, "x", True, MANY_DIGITS], ids=shown_value
-)
-def test_a_length_is_an_int64(value):
+@pytest.mark.parametrize("value", [1.5, 10**400, "9" * 25, "x", True], ids=shown_value)
+def test_a_length_is_an_int64(tmp_path, value):
     with pytest.raises(
         ParseError,
-        match=r"^d/features.json: feature 'a': length: expected an integer of at least -1, got ",
+        match=r"features.json: feature 'a': length: expected an integer of at least -1, got ",
     ):
-        features_from_json(features_dict({"a": sequence(tensor([]), value)}), "d/features.json")
+        read_features(tmp_path, sequence(tensor([]), value))
 
 
-@pytest.mark.parametrize("value", [10**400, MANY_DIGITS, "x", [1]], ids=shown_value)
-def test_a_minimum_is_a_float(value):
+@pytest.mark.parametrize("value", [10**400, "x", [1]], ids=shown_value)
+def test_a_minimum_is_a_float(tmp_path, value):
     with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a': minimum: expected a number, got "
+        ParseError, match=r"features.json: feature 'a': minimum: expected a number, got "
     ):
-        features_from_json(features_dict({"a": tensor([], minimum=value)}), "d/features.json")
+        read_features(tmp_path, tensor([], minimum=value))
 
 
 @pytest.mark.parametrize("wrap", [sequence, lambda feature: features_dict({"a": feature})])
 @pytest.mark.parametrize("depth", [65, 200, 300])
-def test_features_nested_too_deeply(wrap, depth):
+def test_features_nested_too_deeply(tmp_path, wrap, depth):
     with pytest.raises(
         ParseError,
-        match=r"^d/features.json: feature 'a.*: expected features nested at most 64 deep",
+        match=r"features.json: feature 'a.*: expected features nested at most 64 deep",
     ):
-        features_from_json(features_dict({"a": nested(depth, wrap)}), "d/features.json")
+        read_features(tmp_path, nested(depth, wrap))
 
 
 def test_json_nested_too_deeply(tmp_path):
