@@ -47,10 +47,10 @@ class LengthLoaders:
         pack = PackedCollate(ROW_LENGTH)
         return make_dataloader(self.paths, features=FEATURES, collate_fn=pack, **PACKED, **options)
 
-    def sampler(self, cls=DataLoader, **options):
+    def sampler(self, **options):
         dataset, pad = TFRecordDataset(self.paths, FEATURES), PaddedCollate(multiple_of=8)
         batches = LengthBatchSampler(dataset, multiple_of=8, **BY_LENGTH)
-        return cls(dataset, batch_sampler=batches, collate_fn=pad, **options)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=pad, **options)
 
 
 def row(batch):

@@ -136,64 +136,6 @@ def test_a_loaded_state_of_another_epoch_than_accelerates(folder):
 
 
 @pytest.mark.daily
-@needs_lightning
-def test_lightning(folder):
-    def fit(num_ranks, fits):
-        (folder / "fits.json").write_text(json.dumps(fits))
-        script, fits = HERE / "length_lightning_job.py", folder / "fits.json"
-        printed(num_ranks, script, folder, num_ranks, fits, cwd=folder)
-
-    def logged(name, rank):
-        """[epoch, ids, shape] of each step."""
-        lines = (folder / f"{name}-{rank}").read_text().splitlines()
-        return [json.loads(line)[1:] for line in lines]
-
-    names, steps = ("padded", "packed", "sampler", "stateful sampler"), (10, 20, 30)
-    resumed = [name for name in names if name != "sampler"]  # Lightning saves no state for it
-    every_ten = {"every_n_train_steps": 10}
-    fits = [{"name": name, "kind": name, "checkpoints": every_ten} for name in names]
-    for name in resumed:
-        fits += [
-            {"name": f"{name} from {step}", "kind": name, "resume": f"{name}/step={step}"}
-            for step in steps
-        ]
-    fit(2, fits)
-    ranks = {name: [logged(name, rank) for rank in (0, 1)] for name in names}
-    for name, both in ranks.items():
-        epochs = [[[row[1:] for row in rank if row[0] == now] for now in (0, 1)] for rank in both]
-        check_epochs(folder, name.removeprefix("stateful "), epochs)
-    for name in resumed:
-        for step in steps:
-            for rank in (0, 1):
-                left = logged(f"{name} from {step}", rank)
-                assert left == ranks[name][rank][step:], (name, step, rank)
-    for num_ranks in (1, 3):
-        fits = [
-            {
-                "name": f"{name} at {step} on {num_ranks}",
-                "kind": name,
-                "resume": f"{name}/step={step}",
-                "anew": True,  # see docs/trainers.md
-            }
-            for name in ("padded", "packed")
-            for step in steps
-        ]
-        fit(num_ranks, fits)
-        for made in fits:
-            name, step = made["name"], int(made["resume"].split("=")[1])
-            after = [logged(name, rank) for rank in range(num_ranks)]
-            assert len({len(rank) for rank in after}) == 1, name
-            for epoch in (0, 1):
-                taken, left = (
-                    [ids for rank in some for now, ids, _ in rank if now == epoch]
-                    for some in ([rank[:step] for rank in ranks[made["kind"]]], after)
-                )
-                # Twice: rows that fill up the last step, or what is left of a bucket for which
-                # there are more ranks.
-                check_together(name, taken, left, most=N + 8)
-
-
-@pytest.mark.daily
 def test_the_example_by_length_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_lengths.py"
     folder = tmp_path / "new"  # made by the example

@@ -288,32 +288,11 @@ ON_ONE = {
 }
 
 
-# A part of them.
-SOME = (
-    "make_dataloader",
-    "make_dataloader, 2",
-    "stateful, 1",
-    "two epochs, 1",
-    "validation",
-    "ends",
-)
-
-
 @pytest.mark.daily
-@pytest.mark.parametrize(
-    ("on_two", "on_one"),
-    [
-        pytest.param(
-            {name: RESUMED[name] for name in SOME},
-            {"one": ("make_dataloader", (6, 13), {})},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(RESUMED, ON_ONE, marks=pytest.mark.daily),
-    ],
-    ids=["some", "all"],
-)
-def test_resumed(folder, on_two, on_one):
-    """On two ranks at every batch, on one, and from as many ranks to others."""
+def test_resumed(folder):
+    """On two ranks at every batch, on one, and from as many ranks to others; also where
+    `estimated_stepping_batches` was read before Lightning loads the checkpoint (its issue 20550).
+    """
 
     def fits(cases):
         return [
@@ -333,17 +312,13 @@ def test_resumed(folder, on_two, on_one):
             for step in steps
         ]
 
-    is_all = on_one is ON_ONE
-    from_two, from_one = (
-        (range(1, 14), (1, 2, 6, 12, 13, 14, 24)) if is_all else ((1, 6, 7, 8, 13), ())
-    )
-    job(folder, 2, fits(on_two))
-    job(folder, 1, fits(on_one) + elsewhere("make_dataloader", from_two))
-    if from_one:
-        job(folder, 2, elsewhere("one", from_one))
-    for name, (_, steps, _) in on_two.items():
+    from_two, from_one = range(1, 14), (1, 2, 6, 12, 13, 14, 24)
+    job(folder, 2, fits(RESUMED))
+    job(folder, 1, fits(ON_ONE) + elsewhere("make_dataloader", from_two))
+    job(folder, 2, elsewhere("one", from_one))
+    for name, (_, steps, _) in RESUMED.items():
         assert_resumed(folder, name, steps)
-    for name, (_, steps, _) in on_one.items():
+    for name, (_, steps, _) in ON_ONE.items():
         assert_resumed(folder, name, steps, ranks=1)
     for name in ("make_dataloader", "one"):
         assert_all_records(folder, name, ranks=1 if name == "one" else 2)
@@ -358,29 +333,6 @@ def test_resumed(folder, on_two, on_one):
                 found = [i for part in parts for e, ids in part if e == epoch for i in ids]
                 assert set(found) == set(range(N)), (name, step, epoch)
                 assert len(found) <= N + 1, (name, step, epoch)
-
-
-@pytest.mark.slow
-def test_resumed_with_a_schedule_of_the_learning_rate(folder):
-    """`estimated_stepping_batches`, read before Lightning loads the checkpoint, costs no record
-    (Lightning's issue 20550).
-    """
-    cases = {
-        "make_dataloader": ({}, {"num_workers": 2}),
-        "stateful sampler": ({},),
-    }
-    fits, names = [], []
-    for kind, loaders in cases.items():
-        common = {"kind": kind, "schedule": True}
-        fits.append({"name": kind, "checkpoints": {"every_n_train_steps": 4}, **common})
-        for loader in loaders:
-            names.append((kind, f"{kind} {loader}"))
-            resume = f"{kind}/step=4"
-            fits.append({"name": names[-1][1], "resume": resume, "loader": loader, **common})
-    job(folder, 1, fits)
-    for whole, rest in names:
-        assert_all_records(folder, whole, ranks=1)
-        assert batches(folder, rest) == batches(folder, whole)[4:], rest
 
 
 @pytest.mark.daily
