@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
-from torch_tfrecord.columns import RecordFeatures, SequenceFeatures
+from torch_tfrecord.columns import Feature, RecordFeatures, SequenceFeatures
 from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import IndexMismatchError
@@ -282,25 +282,21 @@ def selected(features: RecordFeatures | None, names: Sequence[str]) -> RecordFea
     """
     if isinstance(names, str):
         raise TypeError(f"expected a list of names, got the str {names!r}: write [{names!r}]")
+    parts: list[Mapping[str, Feature]] = []
     if isinstance(features, SequenceFeatures):
-        context, steps = features.context_features or {}, features.sequence_features or {}
-        _check_names({**context, **steps}, names)
-        return SequenceFeatures(
-            {name: context[name] for name in names if name in context},
-            {name: steps[name] for name in names if name in steps},
-        )
-    if not isinstance(features, Mapping):
+        parts = [features.context_features or {}, features.sequence_features or {}]
+    elif isinstance(features, Mapping):
+        parts = [features]
+    else:
         raise TypeError(f"expected features with names to select from, got {features!r}")
-    _check_names(features, names)
-    return {name: features[name] for name in names}
-
-
-def _check_names(features: Mapping[str, object], names: Sequence[str]) -> None:
+    there = [name for part in parts for name in part]
     for name in names:
-        if name not in features:
-            raise ValueError(f"expected one of the features {sorted(features)}, got {name!r}")
+        if name not in there:
+            raise ValueError(f"expected one of the features {sorted({*there})}, got {name!r}")
     if not names:
         raise ValueError("expected the name of at least one feature")
+    found = [{name: part[name] for name in names if name in part} for part in parts]
+    return SequenceFeatures(*found) if len(found) > 1 else found[0]
 
 
 class _Window(FileSource):
