@@ -113,8 +113,9 @@ class ManifestTable(RecordTable):
                 "expected a manifest of at least one shard, got an empty one", path=path
             )
         # In the order in which a pattern would list them, so that positions mean the same records.
-        order = sorted(range(len(paths)), key=lambda row: os.fsencode(paths[row]))
-        if any(paths[one] == paths[other] for one, other in pairwise(order)):
+        keys = list(map(os.fsencode, paths))
+        order = sorted(range(len(paths)), key=keys.__getitem__)
+        if any(keys[one] == keys[other] for one, other in pairwise(order)):
             raise IndexMismatchError(
                 "expected a manifest that names each file once, got one that does not", path=path
             )
