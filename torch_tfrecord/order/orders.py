@@ -96,8 +96,10 @@ class Permutation:
         # In parts that fit into the processor's cache.
         for part in np.array_split(found.reshape(-1), found.size // _CHUNK_POSITIONS + 1):
             part[:] = self._walk(part)
-            while (outside := part >= self.num_positions).any():
-                part[outside] = self._walk(part[outside])
+            outside = np.flatnonzero(part >= self.num_positions)
+            while outside.size:
+                part[outside] = again = self._walk(part[outside])
+                outside = outside[again >= self.num_positions]
         return found.view(np.int64)
 
     def _walk(self, value: _Number) -> _Number:

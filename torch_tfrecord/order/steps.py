@@ -183,7 +183,7 @@ class Plan:
         """The batches of an epoch, or of the rest of the epoch in which the iteration begins."""
         steps = self._steps_of(epoch)
         num_batches = max(len(steps) * self._world_size, 1)
-        size = self._order.batch_size or self._order.num_records // num_batches + 1
+        size = self._order.batch_size or max(-(-self._order.num_records // num_batches), 1)
         at_once = max(_FIRST_POSITIONS // size, 1)  # few at first
         begin = self._first if epoch == self.begin.epoch else 0
         while begin < len(steps):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Block, PackedRecords
 
@@ -139,9 +140,15 @@ class RecordGroup(NamedTuple):
         """
         if len(groups) == 1:
             return groups[0]
-        payloads = [payload for group in groups for payload in group.records]
+        records = [payload for group in groups for payload in group.records]
+        lengths = np.array([*map(len, records)], np.int64)
+        ends = np.cumsum(lengths)
+        joined = scratch_bytes(int(ends[-1]))
+        for end, record in zip(ends.tolist(), records, strict=True):
+            joined[end - len(record) : end] = record
+        packed = PackedRecords(joined, ends - lengths, lengths)
         places = zip(*(group[1:] for group in groups), strict=True)
-        return cls.of(payloads, *map(np.concatenate, places))
+        return cls(packed, *map(np.concatenate, places))
 
 
 def cut_groups(
