@@ -6,12 +6,13 @@ Covers protobuf/messages.
 
 import math
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from helpers import for_each
+from helpers import for_each, inferred
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_examples import (
@@ -26,12 +27,21 @@ from wire_examples import (
 )
 
 from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
     ParseError,
     RaggedFeature,
     RaggedTensor,
+    RawTensor,
+    SerializedTensor,
+    SparseFeature,
+    Text,
+    TFRecordError,
     VarLenFeature,
     decode_example,
     decode_sequence_example,
+    parse_example,
     parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
@@ -155,6 +165,20 @@ def test_any_wire_form_of_a_sequence_reads_as_protobuf_does(record):
     check_sequence(record)
 
 
+@pytest.mark.daily
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(WIRE_SEQUENCE, st.data())
+def test_damaged_sequences_read_as_protobuf_does(record, data):
+    damaged = bytearray(record or b"\x12\x00")
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    check_sequence(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+
+
 @pytest.mark.slow
 @settings(
     max_examples=100,
@@ -221,6 +245,71 @@ def single_precision(value):
 # ------------------------------------------------------------------------------------------------
 
 INTS = {"a": VarLenFeature(torch.int64)}
+EVERYTHING = {
+    "fixed": FixedLenFeature((2,), torch.int64, [0, 0], key="a"),
+    "rows": FixedLenSequenceFeature((2,), torch.int64, allow_missing=True, key="a"),
+    "ragged": RaggedFeature(
+        torch.int64, "a", [RaggedFeature.RowLengths("b"), RaggedFeature.ValueRowIds("c")]
+    ),
+    "loose": RaggedFeature(
+        torch.int64,
+        "a",
+        [RaggedFeature.RowSplits("b"), RaggedFeature.ValueRowIds("c")],
+        validate=False,
+    ),
+    "starts": RaggedFeature(
+        torch.int64, "a", [RaggedFeature.RowStarts("b"), RaggedFeature.RowLimits("c")]
+    ),
+    "sparse": SparseFeature(["b", "c"], "a", torch.int64, [5, 5]),
+    "repeated": SparseFeature(["b", "c"], "a", torch.int64, [5, 5], validate=False),
+    "text": Text(key="a"),
+    "image": Image(key="a"),
+    "raw": RawTensor(("b", -1), torch.uint8, key="a"),
+    "tensor": SerializedTensor(key="a"),
+}
+LIST_SPECS = {
+    name: spec
+    for name, spec in EVERYTHING.items()
+    if not isinstance(spec, (FixedLenFeature, SparseFeature))
+} | {"rows": FixedLenSequenceFeature((2,), torch.int64, key="a")}
+NUMBERS = st.lists(st.one_of(st.integers(-1, 5), EXTREMES["int64_list"]), max_size=4)
+
+
+@pytest.mark.daily
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from("abc"), NUMBERS), st.data())
+def test_mutated_bytes_raise_only_our_errors_in_bounded_time_and_memory(row, data):
+    step = {key: np.array(values, dtype=np.int64) for key, values in row.items()}
+    message = SequenceExample()
+    for key, values in step.items():
+        message.context.feature[key].int64_list.value.extend(values.tolist())
+        message.feature_lists.feature_list[key].feature.add().int64_list.value.extend(
+            values.tolist()
+        )
+    record = bytearray(message.SerializeToString() or b"\x0a\x00")
+    for _ in range(data.draw(st.integers(0, 2))):
+        record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
+    for name, spec in EVERYTHING.items():
+        only_our_errors(lambda spec=spec, name=name: parse_example([bytes(record)], {name: spec}))
+    for name, spec in LIST_SPECS.items():
+        only_our_errors(
+            lambda spec=spec, name=name: parse_sequence_example([bytes(record)], None, {name: spec})
+        )
+    only_our_errors(lambda: inferred([bytes(record)]))
+
+
+def only_our_errors(parse):
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        parse()
+    except TFRecordError as error:
+        assert str(error)
+    finally:
+        spent, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert spent < 5
+    assert peak < 400 << 20
 
 
 @for_each("extra", range(10))

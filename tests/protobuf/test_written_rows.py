@@ -1,7 +1,7 @@
 """Rows and columns to Examples by the compiled core: protobuf, with messages of a pool of its own, writes
 the same bytes.
 
-Covers native/examples and protobuf/example.
+Covers native/examples, protobuf/example.
 """
 
 import io

@@ -173,3 +173,14 @@ def test_http():
     assert (found.kind, found.place) == ("HTTPStore", "https://h")
     assert found.client == {"default_headers": {"Authorization": "b", "cookie": "d"}}
     assert obstore_config("http", "http://h", {}).client == {"allow_http": True}
+
+
+def test_what_gcsfs_is_asked_instead(monkeypatch):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for payer in (True, 5):  # its default project, and what it may know
+        assert obstore_config("gs", "bucket", {"requester_pays": payer}) is None
+    for payer in (None, False):
+        config = obstore_config("gs", "bucket", {"requester_pays": payer, "project": "p"})
+        assert config.client == {}
+    config = obstore_config("gs", "bucket", {"requester_pays": True, "project": "p"})
+    assert config.client == {"default_headers": {"x-goog-user-project": "p"}}

@@ -5,10 +5,10 @@ bytes share.
 from __future__ import annotations
 
 import json
-import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -241,11 +241,12 @@ class Proto(OneValueSpec, Feature):
 
 @lru_cache
 def _is_importable(kind: type) -> bool:
+    # As pickle finds a class: by its module and its qualified name.
     try:
-        pickle.dumps(kind)
-    except (AttributeError, pickle.PicklingError):
+        found: Any = reduce(getattr, kind.__qualname__.split("."), sys.modules[kind.__module__])
+    except (AttributeError, KeyError):
         return False
-    return True
+    return found is kind
 
 
 @dataclass(frozen=True, repr=False)
