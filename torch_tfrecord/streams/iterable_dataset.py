@@ -183,8 +183,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         # worker cannot know whether a sample will be taken from it, and must stay in step with the
         # other workers; and StatefulDataLoader asks for none after a state at the end of an epoch.
         begins_now = get_worker_info() is not None
+        # Not with the first sample: Accelerate takes that on one rank, and the others would wait.
+        consumer = self._consumer()
         loaded = self._coming_states()
-        if loaded is not None and (own := loaded.of(*self._consumer())) is not None:
+        if loaded is not None and (own := loaded.of(*consumer)) is not None:
             begins_now |= not self._stream(own).left(own)
         return self._iterate(self._begin() if begins_now else None)
 

@@ -357,7 +357,7 @@ def write_arrow(
             if features is None:
                 columns = zip(batch.schema.names, batch.columns, strict=True)
                 found = {name: _written(name, column, rounded) for name, column in columns}
-                writer.write_columns(found, len(batch))
+                writer.write_columns(found, len(batch) if found else 0)
             else:
                 for row in batch.to_pylist():
                     writer.write(row)
