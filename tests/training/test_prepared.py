@@ -8,12 +8,16 @@ import torch
 from test_accelerate import N, flat, write
 from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
-from trainer_loaders import BATCH_SIZE, Loaders, ids
+from trainer_loaders import BATCH_SIZE, FEATURES, Loaders, ids
 
-from torch_tfrecord import RecordSampler, collate, make_dataloader
+from torch_tfrecord import RecordSampler, TFRecordIterableDataset, collate, make_dataloader
 
 pytest.importorskip("accelerate")
-from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.data_loader import (
+    DataLoaderDispatcher,
+    prepare_data_loader,
+    skip_first_batches,
+)
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 pytestmark = pytest.mark.slow
@@ -238,3 +242,12 @@ def test_what_would_be_lost_is_refused(loaders):
     ):
         ids(prepared(loaders.batched_stream(), 0))
     assert len(flat(ids(prepared(loaders.make_dataloader(rank=0, world_size=1), 0)))) == 56
+
+
+def test_all_ranks_refuse_a_stream(loaders, monkeypatch):
+    """Where rank 0 alone takes batches, the others would wait for them for ever."""
+    monkeypatch.delattr(DataLoaderDispatcher, "_fetch_batches")
+    monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
+    stream = TFRecordIterableDataset(loaders.paths, FEATURES, rank=1, world_size=2)
+    with pytest.raises(ValueError, match=r"^rank=1 and world_size=2 were given, but Accelerate"):
+        next(iter(prepared(DataLoader(stream, 5), 1, dispatch_batches=True, put_on_device=True)))
