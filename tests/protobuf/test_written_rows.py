@@ -1,7 +1,7 @@
 """Rows and columns to Examples by the compiled core: protobuf, with messages of a pool of its own, writes
 the same bytes.
 
-Covers native/examples, protobuf/example.
+Covers protobuf/example.
 """
 
 import io

@@ -178,8 +178,10 @@ class Transfer:
         return self._outcome.done() and not self.is_good
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # after an __init__ that failed
+        try:  # noqa: SIM105
             self._outcome.cancel()
+        except Exception:  # after an __init__ that failed; and when Python ends, names may be gone
+            pass
 
 
 class _Engine:
