@@ -17,10 +17,10 @@ import torch
 
 import torch_tfrecord
 from torch_tfrecord import decode_image, encode_image, read_records
-from torch_tfrecord.media.regions import Region, decode_region
+from torch_tfrecord.media.crop_jobs import decode_region
 from torch_tfrecord.native import fallback_reason, has_native
 
-PARTS = ("columns", "frames", "inflate", "jpeg", "memory", "shared")
+PARTS = ("columns", "examples", "frames", "inflate", "jpeg", "memory", "shared")
 
 
 def check_parts() -> None:
@@ -70,8 +70,7 @@ def check_jpeg() -> None:
     rows, columns = torch.meshgrid(torch.arange(96), torch.arange(128), indexing="ij")
     image = torch.stack([2 * rows, columns, rows + columns]).to(torch.uint8)
     data = encode_image(image, "jpeg")
-    region = Region(17, 33, 40, 50)
-    got = decode_region(data, "RGB", region)
+    got = decode_region(data, "RGB", (17, 33, 40, 50))
     wanted = decode_image(data, backend="pillow").permute(1, 2, 0).numpy()[17:57, 33:83]
     if got is None or not np.array_equal(got, wanted):
         sys.exit(
