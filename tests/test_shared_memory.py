@@ -5,11 +5,14 @@ what is idle.
 import gc
 import os
 import pickle
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import pytest
 
 from torch_tfrecord import shared_memory
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.shared_memory import WorkerMemory, attach
+from torch_tfrecord.shared_memory import WorkerMemory, attach, worker_memory
 
 native = optional_module("shared")
 pytestmark = pytest.mark.skipif(
@@ -255,3 +258,111 @@ def test_a_mapping_knows_its_bounds(memory):
             call()
     with pytest.raises(OSError, match="Bad file descriptor"):
         native.Mapping(999_999, 4096)
+
+
+@pytest.mark.slow
+def test_pieces_are_apart_and_aligned(memory):
+    pieces = [array(memory.piece(size)) for size in (1, 65_536, 65_537, 1 << 20, 5)]
+    for number, piece in enumerate(pieces):
+        piece[:] = number
+    assert all((piece == number).all() for number, piece in enumerate(pieces))
+    assert all(piece.ctypes.data % 64 == 0 for piece in pieces)
+
+
+def test_what_was_sent_is_held_until_its_receiver_lets_go(memory):
+    sent = array(memory.piece(100_000))
+    sent[:] = 7
+    address = sent.ctypes.data
+    theirs = received(memory, sent)
+    assert (
+        theirs == 7
+    ).all() and theirs.ctypes.data != address  # another mapping of the same memory
+    theirs[3] = 9
+    assert sent[3] == 9
+    del sent
+    others = [array(memory.piece(100_000)) for _ in range(100)]
+    for other in others:
+        other[:] = 1
+    assert theirs[3] == 9 and theirs.sum() == 7 * 100_000 + 2
+    part = theirs[10:20]
+    del theirs, others
+    assert all(array(memory.piece(100_000)).ctypes.data != address for _ in range(300))
+    del part
+    assert address in [
+        array(piece).ctypes.data for piece in [memory.piece(100_000) for _ in range(101)]
+    ]
+
+
+def test_nobody_gets_the_same_bytes_twice(memory):
+    block = array(memory.piece(100_000))
+    address = block.ctypes.data
+    start, offset = memory.send(address, 1000)
+    assert offset == 0
+    assert memory.send(address + 1000, 500) == (start, 1000)
+    assert memory.send(address + 1499, 2) is None
+    assert memory.send(address, 1) is None
+    assert memory.send(address + 99_000, 1000) == (start, 99_000)
+    assert memory.send(address + 50_000, 49_001) is None
+    assert memory.send(address + 50_000, 49_000) == (start, 50_000)
+    del block
+    assert memory.send(array(memory.piece(100_000)).ctypes.data, 10) == (
+        start,
+        0,
+    )  # used again, and not sent yet
+    elsewhere = np.zeros(10, np.uint8)
+    assert memory.send(elsewhere.ctypes.data, 10) is None
+
+
+@pytest.mark.slow
+def test_addresses_are_used_again(memory):
+    rng = random.Random(3)
+    for _ in range(20_000):
+        memory.piece(rng.randrange(1, 1 << rng.randrange(1, 24)))
+    assert memory._end < 1 << 31
+    kept = [memory.piece(1 << 16) for _ in range(3000)]
+    assert len({array(piece).ctypes.data for piece in kept}) == 3000
+
+
+@pytest.mark.slow
+def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"cannot allocate 106496 bytes \(No space left on device\).*--shm-size",
+    ):
+        assert memory.piece(100_000) is None
+
+
+@pytest.mark.slow
+def test_addresses_that_are_used_up(memory):
+    memory._end = memory.name.size - 4096
+    assert memory.piece(100_000) is None
+    assert memory.piece(1000) is not None
+
+
+def test_only_workers_have_one():
+    assert worker_memory() is None
+
+
+@pytest.mark.slow
+def test_threads(memory):
+    failures = []
+
+    def work(number):
+        for size in range(300):
+            piece = array(memory.piece(65_536 + 4096 * (size % 7)))
+            piece[:] = number
+            theirs = received(memory, piece)
+            time.sleep(0)
+            if not (theirs == number).all():
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
