@@ -459,3 +459,24 @@ def test_a_lightning_that_has_states_elsewhere_is_told():
     names["advance"](SimpleNamespace(restarting=False), sampler)
     with pytest.warns(RuntimeWarning, match=r"states of loaders elsewhere.*Lightning#20550"):
         names["advance"](SimpleNamespace(restarting=True), sampler)
+
+
+@pytest.mark.daily
+@for_each("drop_last", [False, True])
+@for_each("mode", MODES)
+@for_each("world_size", range(1, 6))
+@for_each("n", SIZES)
+def test_the_union_over_ranks_is_the_epoch(n, world_size, mode, drop_last):
+    order = epoch_order(n, mode, 2)
+    shares = []
+    for rank in range(world_size):
+        sampler = make(n, mode, rank=rank, world_size=world_size, drop_last=drop_last)
+        sampler.set_epoch(2)
+        shares.append(list(sampler))
+        assert len(sampler) == len(shares[-1])
+    assert len(set(map(len, shares))) == 1
+    taken = [position for step in zip(*shares, strict=True) for position in step]
+    if drop_last:
+        assert taken == order[: n // world_size * world_size]
+    else:
+        assert taken == [order[place % n] for place in range(-(-n // world_size) * world_size)]

@@ -430,3 +430,20 @@ def test_processes_of_which_one_is_killed(folder, rounds):
     command = [sys.executable, JOB, "rounds", folder, "1500000", str(rounds)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("seed", range(30))
+def test_damaged_bytes_are_fetched_again(folder, storage, seed):
+    rng = random.Random(seed)
+    epoch(storage, DiskCache(folder, ENOUGH))
+    path = rng.choice([*copies(folder), Path(folder, STATE_NAME)])
+    content = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 50, 5000])):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    if path.name == STATE_NAME:
+        content[:16] = path.read_bytes()[:16]  # else it is another's file
+    path.write_bytes(content)
+    epoch(storage, DiskCache(folder, ENOUGH))
+    epoch(storage, DiskCache(folder, ENOUGH))
+    assert epoch(storage, DiskCache(folder, ENOUGH)) == 0
