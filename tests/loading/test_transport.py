@@ -409,3 +409,15 @@ def test_a_limited_address_space(room, context):
     assert [batch["x"][:, ::49_999].tolist() for batch in batches] == [
         [[n] * 2, [n + 1] * 2] for n in range(0, 60, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)],
+)
+def test_without_shared_memory_by_torchs_way(batch):
+    packer = transport.Packer(None)
+    node = packer.node(batch)
+    message = packer.message()
+    assert message[0] is None and len(message[1]) == 1 and message[1][0].is_shared()
+    assert_same(transport._unpack(*message, node), batch)

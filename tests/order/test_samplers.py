@@ -480,3 +480,42 @@ def test_the_union_over_ranks_is_the_epoch(n, world_size, mode, drop_last):
         assert taken == order[: n // world_size * world_size]
     else:
         assert taken == [order[place % n] for place in range(-(-n // world_size) * world_size)]
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("n", "world_size"),
+    [
+        *itertools.product([1000], range(1, 6)),
+        *(pytest.param(10_007, size, marks=pytest.mark.slow) for size in (1, 4)),
+        *(pytest.param(10_007, size, marks=pytest.mark.daily) for size in (2, 3, 5)),
+    ],
+)
+def test_resume_at_every_batch_of_a_larger_dataset(n, world_size, mode):
+    for batch_size in (1, 3, 64):
+        whole = list(make(n, mode, rank=world_size - 1, world_size=world_size))
+        sampler = make(n, mode, rank=0, world_size=world_size)
+        fresh = make(n, mode, rank=world_size - 1, world_size=world_size)
+        iterator = iter(sampler)
+        taken = 0
+        while taken < len(whole):
+            taken += sum(1 for _ in itertools.islice(iterator, batch_size))
+            fresh.load_state_dict(sampler.state_dict())
+            assert len(fresh) == len(whole) - taken
+            few = None if taken % 997 == 0 else 3  # the whole rest now and then
+            assert list(itertools.islice(fresh, few)) == whole[taken:][:few]
+        assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("worlds", [(2, 3, 1), (3, 4), (5, 3)], ids=str)
+def test_drop_last_leaves_out_the_end_alone(worlds):
+    n, order, state, taken = 101, epoch_order(101, "random"), None, []
+    for world_size in worlds:
+        ranks = samplers(n, "random", world_size, state, drop_last=True)
+        iterators = [iter(sampler) for sampler in ranks]
+        for _ in range(len(ranks[0]) if world_size == worlds[-1] else 7):
+            taken += [next(iterator) for iterator in iterators]
+        state = ranks[0].state_dict()
+    assert taken == order[: len(taken)]
+    assert n - len(taken) < worlds[-1]

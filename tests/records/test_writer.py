@@ -926,3 +926,31 @@ def test_shards_replace_those_of_before(tmp_path):
     writer = write_shards(tmp_path / "x", [b"new"] * 6, num_shards=3)
     assert [list(read_records(path)) for path in writer.paths] == [[b"new"] * 2] * 3
     assert len(os.listdir(tmp_path)) == 3  # the old indexes are gone
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_shards": 5}, {"max_shard_bytes": 100}], ids=["round robin", "by size"]
+)
+@pytest.mark.parametrize("part", ["data", "index"])
+def test_a_failure_in_the_middle_of_publishing_leaves_no_shard(
+    options, part, tmp_path, monkeypatch
+):
+    real = os.replace
+    indexes = []
+
+    def replace(source, target):
+        name = str(target)
+        indexes.extend([name] if name.endswith(".safetensors") else [])
+        if (len(indexes) == 3 and name == indexes[-1]) if part == "index" else "-00002-" in name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        real(source, target)
+
+    writer = ShardedTFRecordWriter(tmp_path / "x", write_index=True, **options)
+    for _ in range(20):
+        writer.write(b"a" * 50)
+    monkeypatch.setattr(os, "replace", replace)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            writer.close()
+    assert os.listdir(tmp_path) == []
+    assert writer.paths == []
