@@ -9,6 +9,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -312,6 +313,8 @@ def _cut(column: Columns, begin: int, end: int) -> Columns | None:
 
 # Samples that nobody changed: a batch is joined from rows of their columns.
 
+# In C: a batch has many samples.
+_BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
 # A block, some of its rows, and their places in a batch; slices if they are neighbours.
 _Rows: TypeAlias = "slice | Ints"
 _Pick: TypeAlias = tuple[SampleBlock, _Rows, _Rows]
@@ -327,17 +330,15 @@ def join_samples(samples: Samples) -> Columns | None:
     # A subclass or a plain dict may have anything in it.
     if set(map(type, samples)) != {Sample}:
         return None
+    found = [*map(_BLOCK, samples)]
     # By identity: blocks do not compare, and a set would need their hash.
-    places: dict[int, list[int]] = {}
-    for number, sample in enumerate(samples):
-        places.setdefault(id(sample._block), []).append(number)
-    blocks = [samples[numbers[0]]._block for numbers in places.values()]
+    blocks = [*dict(zip(map(id, found), found, strict=True)).values()]
     if None in blocks or any(
         block.template.keys() != blocks[0].template.keys() for block in blocks
     ):
         return None
     names = list(blocks[0].template)
-    rows = np.fromiter([sample._row for sample in samples], np.int64, len(samples))
+    rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
     chosen = _neighbours(rows)
     if len(blocks) == 1 and isinstance(chosen, slice) and chosen.start >= 0:
         taken = blocks[0].take(chosen.start, chosen.stop)
@@ -348,7 +349,10 @@ def join_samples(samples: Samples) -> Columns | None:
     for number in np.flatnonzero(rows < 0).tolist():
         unseen = [name for name in unseen if dict.__getitem__(samples[number], name) is UNSEEN]
     rows = np.where(rows < 0, ~rows, rows)
-    numbers = [*map(np.array, places.values())]
+    places: dict[int, list[int]] = {id(block): [] for block in blocks}
+    for number, block in enumerate(found if len(blocks) > 1 else ()):
+        places[id(block)].append(number)
+    numbers = [np.array(each or range(len(rows))) for each in places.values()]
     picks = [
         (block, _neighbours(rows[each]), _neighbours(each))
         for block, each in zip(blocks, numbers, strict=True)

@@ -140,13 +140,17 @@ class RecordGroup(NamedTuple):
         """
         if len(groups) == 1:
             return groups[0]
-        records = [payload for group in groups for payload in group.records]
-        lengths = np.array([*map(len, records)], np.int64)
-        ends = np.cumsum(lengths)
-        joined = scratch_bytes(int(ends[-1]))
-        for end, record in zip(ends.tolist(), records, strict=True):
-            joined[end - len(record) : end] = record
-        packed = PackedRecords(joined, ends - lengths, lengths)
+        parts, starts, end = [], [], 0
+        for group in groups:
+            records = group.records
+            # Only the bytes that the rows need, with the headers between them.
+            low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
+            parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
+            starts.append(records.starts + (end - low))
+            end += high - low
+        lengths = np.concatenate([group.records.lengths for group in groups])
+        joined = np.concatenate(parts, out=scratch_bytes(end))
+        packed = PackedRecords(joined, np.concatenate(starts), lengths)
         places = zip(*(group[1:] for group in groups), strict=True)
         return cls(packed, *map(np.concatenate, places))
 

@@ -543,28 +543,38 @@ class BoxLeaf(Leaf):
     def read(self, columns: Sequence[Column]) -> object:
         """See `Leaf.read`."""
         rows = rows_of(super().read(columns[:1]))
-        sizes = [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
-        return [*map(self._boxes, rows, sizes)]
+        return self._boxes(
+            rows, [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
+        )
 
     def one(self, lists: Mapping[str, Any]) -> object:
         """See `Leaf.one`; no image is looked at."""
-        return self._boxes(super().one(lists), None)
+        return self._boxes([super().one(lists)], [None])[0]
 
-    def _boxes(self, row: Any, size: tuple[int, int] | None) -> object:
-        """The boxes of a record, given as numbers, and the (height, width) of its image."""
+    def _boxes(
+        self, rows: Sequence[Any], sizes: Sequence[tuple[int, int] | None]
+    ) -> Sequence[object]:
+        """The boxes of records, given as numbers, and the (height, width) of the image of each."""
         is_relative = self._format.startswith("REL_")
-        if not is_relative and size is None:
-            return row
-        height, width = size or (1, 1)
-        numbers = row.numpy().reshape(-1, 4)
+        if not is_relative and not any(sizes):
+            return list(rows)
+        parts = [row.numpy().reshape(-1, 4) for row in rows]
+        counts, numbers = [*map(len, parts)], np.concatenate(parts)
         # torchvision has x first.
         if self._format.endswith("YXYX"):
             numbers = numbers[:, [1, 0, 3, 2]]
         if is_relative:
-            numbers = numbers * np.array([width, height] * 2, numbers.dtype)
+            # (width, height, width, height)
+            scales = np.array([(size or (1, 1))[::-1] * 2 for size in sizes], numbers.dtype)
+            numbers = numbers * scales.repeat(counts, axis=0)
         kind = "XYWH" if self._format == "XYWH" else "XYXY"
-        boxes = torch.from_numpy(numbers)
-        return tv_tensors.BoundingBoxes(boxes, format=kind, canvas_size=(height, width))
+        found = zip(torch.split(torch.from_numpy(numbers), counts), rows, sizes, strict=True)
+        return [
+            tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
+            if size or is_relative
+            else row
+            for part, row, size in found
+        ]
 
 
 def _image_sizes(column: Column) -> list[tuple[int, int] | None]:
