@@ -270,6 +270,8 @@ def test_columns_are_the_rows(tmp_path, compression_type):
         {"splits": np.arange(101)[::-1].copy()},
         {"is_missing": np.zeros(99, bool)},
         {"values": np.zeros(99, np.int64)},
+        {"values": np.zeros(100)},
+        {"kind": "float_list", "values": np.zeros(100)},
         {"kind": "bytes_list", "offsets": np.arange(0, 9 * 101, 9)},
         {"kind": "bytes_list", "offsets": np.array([-1, *range(100)])},
     ],

@@ -112,13 +112,13 @@ class _RowLayout(Protocol):
 def _layout_of(names: tuple[object, ...]) -> _RowLayout | None:
     """What encodes dicts of these names, with any kinds of lists; None where protobuf does."""
     native = native_module("examples")
-    if native is None or not all(isinstance(name, str) for name in names):
+    if native is None:
         return None
     try:
         found: _RowLayout = native.RowLayout(
             [(name, name, None, -1, ListValues.of) for name in names]
         )
-    except UnicodeEncodeError:
+    except (AttributeError, UnicodeEncodeError):  # a key that is no text
         return None
     return found
 
@@ -206,7 +206,12 @@ class RowEncoder:
         native = native_module("examples")
         if native is None or self._encoders is not None:
             return None
-        found = {key: kind for key, (kind, *_, missing) in lists.items() if not missing.all()}
+        found = {}
+        for key, (kind, values, *_, missing) in lists.items():
+            if kind != "bytes_list" and values.dtype != _LEAVES[kind]([]).dtype:  # type: ignore[union-attr]
+                raise ValueError(f"feature {key!r}: expected int64 or float32, got {values.dtype}")
+            if not missing.all():
+                found[key] = kind
         lengths = np.empty(num_rows, np.int64)
         columns = [(key, *parts) for key, parts in lists.items()]
         records = memoryview(native.encode_columns(columns, lengths))
@@ -221,8 +226,9 @@ class RowEncoder:
             row = {}
             for key, (kind, values, offsets, splits, is_missing) in lists.items():
                 begin, end = splits[number : number + 2].tolist()
-                found = values[begin:end] if offsets is None else []
-                if offsets is not None:
+                if offsets is None:
+                    found = values[begin:end]
+                else:
                     places = itertools.pairwise(offsets[begin : end + 1].tolist())
                     found = [bytes(values[start:stop]) for start, stop in places]
                 if not is_missing[number]:
@@ -259,8 +265,8 @@ def encode_example(
 ) -> bytes:
     """Encode one mapping as a serialized tf.train.Example.
 
-    The encoding is deterministic: keys are sorted by their UTF-8 bytes, and lists are packed, so
-    the order of the mapping does not matter.
+    The encoding is protobuf's deterministic one: keys are sorted by their UTF-8 bytes ("ab" before
+    "a"), and lists are packed, so the order of the mapping does not matter.
 
     Args:
         row: Key -> value. A value is a scalar, str, bytes, list or tuple (also nested, if
