@@ -3,7 +3,7 @@ files.
 
     pip install -e '.[dev,benchmarks]'
     python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
-    python benchmarks/compare.py all --photos PHOTOS     # or whole, doors, workers, random, compressed
+    python benchmarks/compare.py all --photos PHOTOS     # or whole, doors, random, compressed
     python benchmarks/compare.py all --photos PHOTOS --update-docs
     python benchmarks/compare.py doors --rows ds_i,tokens    # rows as workloads.py names them
 
@@ -24,7 +24,7 @@ from typing import Any
 from chart import draw_comparison
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
-from report import NAMES, provenance, replace_block, tables
+from report import NAMES, provenance, replace_block, table
 from runner import Pace, run_workload
 from ways import way_table
 from workloads import WORKLOADS, only_rows
@@ -33,12 +33,6 @@ _ROOT = Path(__file__).parent.parent
 _TABLES = sorted({workload.table for workload in WORKLOADS.values()})
 # The number changes with what drawn.py draws.
 _CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora-1").expanduser()
-# The tables of each block of docs/performance.md.
-_BLOCKS = {
-    "whole": ("whole",),
-    "compressed": ("compressed",),
-    "doors": ("doors", "workers", "random"),
-}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -63,7 +57,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    results = {name: one for name, one in kept.items() if name in WORKLOADS}
     corpora = Corpora(arguments.cache, arguments.photos, arguments.fraction)
     environments = Environments(
         arguments.environments, dict(one.split("=", 1) for one in arguments.python)
@@ -76,7 +71,8 @@ def main() -> None:
             continue
         print(f"\n== {name}", flush=True)
         result = run_workload(chosen, corpora, environments, pace, arguments.sides)
-        print(tables({name: result}), flush=True)
+        print(table({name: result}, goals=True), flush=True)
+        print(*(f"missing: {side}" for side in result["missing"]), sep="\n", flush=True)
         if not arguments.rows:  # a part of a table replaces none
             results[name] = result
             arguments.results.write_text(json.dumps(results, indent=1) + "\n")
@@ -89,11 +85,10 @@ def update_docs(results: dict[str, Any]) -> None:
     docs = _ROOT / "docs"
     draw_comparison(results, docs / "comparison.png")
     replace_block(docs / "performance.md", "ways", way_table(results))
-    for block, names in _BLOCKS.items():
-        measured = {name: one for name, one in results.items() if WORKLOADS[name].table in names}
-        if measured:
-            text = f"{tables(measured, goals=False)}\n\n{provenance(measured)}"
-            replace_block(docs / "performance.md", block, text)
+    for block in _TABLES:
+        measured = {name: one for name, one in results.items() if WORKLOADS[name].table == block}
+        replace_block(docs / "performance.md", block, table(measured))
+    replace_block(docs / "performance.md", "measured", provenance(results))
 
 
 if __name__ == "__main__":

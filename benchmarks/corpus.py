@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from drawn import MAKERS, images, write_tfds
-from workloads import COMPRESSION_TYPES, RANDOM_SIZES
+from workloads import COMPRESSED, RANDOM_SIZES
 
 from torch_tfrecord import TFRecordWriter, build_index
 from torch_tfrecord.records.framing import frame
@@ -33,10 +33,8 @@ COUNTS |= {
     f"random-{name}": count
     for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)
 }
-# About 1.2 GB of records, and 6.2 GB.
-COUNTS |= {"gzip-one": 500_000, "gzip-members": 500_000, "zlib": 500_000, "gzip-large": 275_000}
-_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-_LEVEL = 6
+# 1.2 GB of records.
+COUNTS |= dict.fromkeys(COMPRESSED, 500_000)
 
 
 class Corpora:
@@ -72,17 +70,8 @@ class Corpora:
         if not path.exists():
             print(f"writing {path}", flush=True)
             self.folder.mkdir(parents=True, exist_ok=True)
-            records = self._records(name, count)
-            if name in COMPRESSION_TYPES:
-                write_compressed(path, records, name)
-            else:
-                write_records(path, records)
+            write_records(path, self._records(name, count), name)
         return path
-
-    def index_bytes(self, name: str) -> int:
-        """Bytes of the index beside a file; 0 where it has none of ours."""
-        index = Path(sidecar_path(str(self.path(name))))
-        return index.stat().st_size if index.exists() else 0
 
     def _tfds(self, count: int) -> Path:
         directory = self.folder / f"drawn_{count}" / "1.0.0"
@@ -97,39 +86,24 @@ class Corpora:
         return MAKERS[name](np.random.default_rng(0), count)
 
 
-def write_records(path: Path, records: Iterator[bytes]) -> None:
-    """Write a file, its index and its text index (``.idx``); the file appears last."""
-    with TFRecordWriter(path.with_suffix(".part"), compression_type=None) as writer:
-        for record in records:
-            writer.write(record)
-    path.with_suffix(".part").rename(path)
-    keep_indexes(path)
-
-
-def write_compressed(path: Path, records: Iterator[bytes], name: str) -> None:
-    """Write a compressed file and its index, by our writer or as one stream; the file appears
-    last.
+def write_records(path: Path, records: Iterator[bytes], name: str = "") -> None:
+    """Write a file, its index and its text index (``.idx``), which compressed ones lack; the file
+    appears last.
     """
-    part, compression_type = path.with_suffix(".part"), COMPRESSION_TYPES[name]
-    if name == "gzip-members":
-        with TFRecordWriter(part, compression_type=compression_type) as writer:
+    part, is_compressed = path.with_suffix(".part"), name in COMPRESSED
+    if name == "gzip-one":
+        with gzip.open(part, "wb", 6) as file:
+            for record in records:
+                file.write(frame(record))
+    else:
+        with TFRecordWriter(part, compression_type="GZIP" if is_compressed else None) as writer:
             for record in records:
                 writer.write(record)
-    else:
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[compression_type])
-        with part.open("wb") as file:
-            for record in records:
-                file.write(packer.compress(frame(record)))
-            file.write(packer.flush())
-    index = build_index(part).to_bytes()
+    index = build_index(part)
+    if not is_compressed:
+        index.to_tfrecord2idx(path.with_suffix(".idx"))
     part.rename(path)
-    write_sidecar(sidecar_path(str(path)), index)
-
-
-def keep_indexes(path: Path) -> None:
-    index = build_index(path)
     write_sidecar(sidecar_path(str(path)), index.to_bytes())
-    index.to_tfrecord2idx(path.with_suffix(".idx"))
 
 
 def _digest_of(photos: Path | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from workloads import RANDOM_SIZES
+from workloads import COMPRESSED, RANDOM_SIZES
 
 from torch_tfrecord import encode_example, encode_sequence_example, tfds
 
@@ -101,30 +101,25 @@ def _random(size: int) -> Callable[[np.random.Generator, int], Iterator[bytes]]:
     return make
 
 
-def _articles(size: int, repeated: int, share: float) -> Callable[..., Iterator[bytes]]:
-    """Texts of `size` sentences, of which a share are among `repeated` frequent ones, counts and
-    scores.
+def _articles(generator: np.random.Generator, count: int) -> Iterator[bytes]:
+    """Texts of 24 sentences, of which 0.7 are among 100 frequent ones, counts and scores: deflate
+    makes them 4.5 times smaller.
     """
-
-    def make(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-        sentences = _sentences(generator, 20_000)
-        numbers = size // 4 + 10
-        for number in range(count):
-            chosen = generator.integers(repeated, len(sentences), size)
-            is_frequent = generator.random(size) < share
-            draws = generator.random(int(is_frequent.sum()))
-            chosen[is_frequent] = (repeated**draws).astype(np.int64) - 1
-            counts = (10 * generator.pareto(1.5, numbers)).astype(np.int64)
-            yield encode_example(
-                {
-                    "id": number,
-                    "text": b" ".join(sentences[chosen]),
-                    "counts": counts,
-                    "scores": generator.standard_normal(numbers).round(2).astype(np.float32),
-                }
-            )
-
-    return make
+    sentences = _sentences(generator, 20_000)
+    for number in range(count):
+        chosen = generator.integers(100, len(sentences), 24)
+        is_frequent = generator.random(24) < 0.7
+        draws = generator.random(int(is_frequent.sum()))
+        chosen[is_frequent] = (100**draws).astype(np.int64) - 1
+        counts = (10 * generator.pareto(1.5, 16)).astype(np.int64)
+        yield encode_example(
+            {
+                "id": number,
+                "text": b" ".join(sentences[chosen]),
+                "counts": counts,
+                "scores": generator.standard_normal(16).round(2).astype(np.float32),
+            }
+        )
 
 
 def _sentences(generator: np.random.Generator, count: int) -> np.ndarray:
@@ -137,9 +132,6 @@ def _sentences(generator: np.random.Generator, count: int) -> np.ndarray:
     return np.array([b" ".join(row) + b"." for row in words[ranks]], object)
 
 
-# Deflate makes them 4.5 and 6 times smaller.
-_SHORT_ARTICLES, _LONG_ARTICLES = _articles(24, 100, 0.7), _articles(240, 100, 0.8)
-
 # By the file's name: records from a generator and their number.
 MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "tabular": _tabular,
@@ -148,10 +140,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "ragged": _ragged,
     "texts": _texts,
     "sequences": _sequences,
-    "gzip-one": _SHORT_ARTICLES,
-    "gzip-members": _SHORT_ARTICLES,
-    "zlib": _SHORT_ARTICLES,
-    "gzip-large": _LONG_ARTICLES,
+    **dict.fromkeys(COMPRESSED, _articles),
     **{f"random-{name}": _random(size) for name, size in RANDOM_SIZES.items()},
 }
 

@@ -1,13 +1,11 @@
-"""How much of its speed a loader keeps beside a thread that computes in Python, as a training loop does between two
-kernels: such a thread gives Python's lock away only when it is asked to, after `sys.getswitchinterval()`.
+"""Samples a second of a training loop that computes in Python after each batch, beside the peers: its thread gives
+Python's lock away only when it is asked to, after `sys.getswitchinterval()`.
 
-    python benchmarks/lock.py                    # all five
-    python benchmarks/lock.py crops tokens --rounds 5
+    python benchmarks/lock.py                    # crops, tokens, 40 scalars
+    python benchmarks/lock.py crops --rounds 5
+    python benchmarks/lock.py --update-docs      # and write the table into docs/performance.md
 
-One thread loads, the main thread takes the batches, alone and beside a third that counts and drops them: a training
-loop does, and dropping a tensor lets go of the lock twice. Medians of rounds, in which all work takes turns. "requests"
-are those for the lock: the seconds that a batch takes longer beside the loop, in switch intervals. "loop waits" is the
-share of its time in which the loop has no processor: it waits for the lock, or there are more threads than processors.
+Medians of rounds, in which all loaders take turns.
 """
 
 from __future__ import annotations
@@ -15,10 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +20,11 @@ from typing import Any
 import torch
 from corpus import Corpora
 from environments import DEFAULT_FOLDER, Environments
-from report import grid
+from report import NAMES, grid, replace_block
 from runner import start
 from side import Job
 from sides.ours import features_of
-from workloads import CROP, WORKLOADS
+from workloads import CROP, TITLES, WORKLOADS
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -39,7 +33,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 
-__all__ = ["CACHE", "WORKS", "loader_of", "per_second"]
+__all__ = ["CACHE", "WORKS", "loader_of"]
 
 
 _CROPS = {
@@ -55,8 +49,6 @@ WORKS: dict[str, tuple[str, float, int, Any]] = {
     "texts": ("texts", 0.25, 64, features_of("texts")),
 }
 CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
-# Before the clock starts: what was made before counts for nobody.
-_LEAD_IN = 4
 
 
 def loader_of(work: str, share: float = 1.0, **options: Any) -> tuple[Any, int]:
@@ -65,62 +57,6 @@ def loader_of(work: str, share: float = 1.0, **options: Any) -> tuple[Any, int]:
     corpora = Corpora(CACHE, None, share * fraction)
     path, size = corpora.path(corpus), min(size, corpora.count(corpus))
     return make_dataloader(path, size, features, num_epochs=None, drop_last=True, **options), size
-
-
-def per_second(
-    batches: Iterator[Any], size: int, seconds: float, taken_by: deque[Any] | None = None
-) -> float:
-    """Samples a second of an endless loader's batches, each of so many."""
-    for _ in range(_LEAD_IN):
-        next(batches)
-    dropped: deque[Any] = deque(maxlen=1) if taken_by is None else taken_by
-    taken, begin, now = 0, time.perf_counter(), 0.0
-    while now < begin + seconds:
-        dropped.append(next(batches))
-        taken, now = taken + 1, time.perf_counter()
-    return size * taken / (now - begin)
-
-
-class _Loop(threading.Thread):
-    """Counts until it is stopped, and drops what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.is_stopped, self.waits = False, 0.0
-        self.given: deque[Any] = deque()
-
-    def run(self) -> None:
-        begin, worked = time.perf_counter(), time.thread_time()
-        count = 0
-        while not self.is_stopped:
-            count += 1
-            if self.given:
-                self.given.popleft()
-        worked = time.thread_time() - worked
-        self.waits = 1 - worked / (time.perf_counter() - begin)
-
-    def __enter__(self) -> _Loop:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_stopped = True
-        self.join()
-
-
-def _measure(work: str, seconds: float) -> tuple[float, float, float]:
-    """Samples a second alone and beside the loop, and the share of its time that the loop waits."""
-    rates, loop = [], _Loop()
-    for is_beside in (False, True):
-        loader, size = loader_of(work, num_threads=1)
-        batches = iter(loader)
-        next(batches)  # the thread starts
-        if is_beside:
-            with loop:
-                rates.append(per_second(batches, size, seconds, loop.given))
-        else:
-            rates.append(per_second(batches, size, seconds))
-    return rates[0], rates[1], loop.waits
 
 
 _IN_COLUMNS = (
@@ -142,69 +78,50 @@ _LOOPS = {
 _PAUSES = (0.0, 0.04, 0.08)
 
 
-def _loop(arguments: argparse.Namespace) -> None:
-    """Print the table of the training loop."""
+def _rows(work: str, arguments: argparse.Namespace) -> Iterator[list[str]]:
+    """The table's rows of a kind of data."""
     environments = Environments(DEFAULT_FOLDER, dict(one.split("=", 1) for one in arguments.python))
     corpora = Corpora(CACHE, None)
-    print(grid(["work", "loader", *(f"{1000 * pause:.0f} ms" for pause in _PAUSES)]))
-    for work in arguments.works or _LOOPS:
-        name, sides = _LOOPS[work]
-        corpus, size = WORKLOADS[name].corpus, WORKLOADS[name].batch_size
-        path, count, threads = str(corpora.path(corpus)), corpora.count(corpus), os.cpu_count() or 1
-        processes = {
-            f"{side}, {variant}": start(python, Job(side, name, variant, path, count, threads))
-            for side, variant in sides
-            if (python := environments.python(side))
-        }
-        ideal = [f"{size / pause:,.0f}" if pause else "" for pause in _PAUSES]
-        print(f"| {work}, batch {size:,} | never waited for | {' | '.join(ideal)} |")
-        found: dict[str, list[list[float]]] = {title: [[] for _ in _PAUSES] for title in processes}
-        for _ in range(arguments.rounds):
-            for number, pause in enumerate(_PAUSES):
-                for title, process in processes.items():
-                    found[title][number].append(process.ask("loop", arguments.seconds, pause))
-        for title, process in processes.items():
-            process.close()
-            cells = " | ".join(f"{statistics.median(each):,.0f}" for each in found[title])
-            print(f"| | {title} | {cells} |", flush=True)
+    name, sides = _LOOPS[work]
+    corpus, size = WORKLOADS[name].corpus, WORKLOADS[name].batch_size
+    path, count, threads = str(corpora.path(corpus)), corpora.count(corpus), os.cpu_count() or 1
+    processes = {
+        TITLES[variant] if side == "ours" else NAMES[side]: start(
+            python, Job(side, name, variant, path, count, threads)
+        )
+        for side, variant in sides
+        if (python := environments.python(side))
+    }
+    ideal = [f"{size / pause:,.0f}" if pause else "" for pause in _PAUSES]
+    yield [f"{work}, batch {size:,}", "never waited for", *ideal]
+    found: dict[str, list[list[float]]] = {title: [[] for _ in _PAUSES] for title in processes}
+    for _ in range(arguments.rounds):
+        for number, pause in enumerate(_PAUSES):
+            for title, process in processes.items():
+                found[title][number].append(process.ask("loop", arguments.seconds, pause))
+    for title, process in processes.items():
+        process.close()
+        yield ["", title, *(f"{statistics.median(each):,.0f}" for each in found[title])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}")
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(_LOOPS)}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--loop", action="store_true", help="a training loop, beside the peers")
+    parser.add_argument("--update-docs", action="store_true", help="write the table into docs/")
     parser.add_argument(
         "--python", action="append", default=[], metavar="PEER=INTERPRETER", help="one you have"
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for a measurement")
-    parser.add_argument(
-        "--interval",
-        type=float,
-        default=sys.getswitchinterval(),
-        help="with 0.05 requests are exact",
-    )
     arguments = parser.parse_args()
-    if arguments.loop:
-        _loop(arguments)
-        return
-    sys.setswitchinterval(arguments.interval)
-    works = arguments.works or list(WORKS)
-    found: dict[str, list[tuple[float, float, float]]] = {work: [] for work in works}
-    for _ in range(arguments.rounds):
-        for work in works:
-            found[work].append(_measure(work, arguments.seconds))
-    rows = []
-    for work, runs in found.items():
-        alone, beside, waits = map(statistics.median, zip(*runs, strict=True))
-        size = WORKS[work][2]
-        requests = (size / beside - size / alone) / sys.getswitchinterval()
-        cells = (f"{alone:,.0f}", f"{beside:,.0f}", f"{beside / alone:.2f}", f"{requests:.1f}")
-        rows.append((f"{work}, batch {size:,}", *cells, f"{waits:.1%}"))
-    titles = ("work", "alone/s", "beside the loop/s", "kept", "requests a batch", "loop waits")
-    print(grid(titles, rows))
+    rows = [row for work in arguments.works or _LOOPS for row in _rows(work, arguments)]
+    titles = ["work", "loader", *(f"{1000 * pause:.0f} ms" for pause in _PAUSES)]
+    table = grid(titles, rows, texts=2)
+    print(table)
+    if arguments.update_docs:
+        replace_block(Path(__file__).parents[1] / "docs" / "performance.md", "loop", table)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from workloads import TITLES, WORKLOADS, Bar, Workload
 
-__all__ = ["NAMES", "grid", "provenance", "replace_block", "tables"]
+__all__ = ["NAMES", "grid", "provenance", "replace_block", "table"]
 
 NAMES = {
     "ours": "torch_tfrecord",
@@ -24,70 +24,75 @@ NAMES = {
 Rates = Mapping[tuple[str, str], float]
 
 
-def grid(titles: Iterable[object], rows: Iterable[Iterable[object]] = ()) -> str:
-    """A table in Markdown; its first column is text, the others are numbers."""
+def grid(titles: Iterable[object], rows: Iterable[Iterable[object]] = (), *, texts: int = 1) -> str:
+    """A table in Markdown; its first columns are texts, the others are numbers."""
     titles = [*titles]
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    rule = ["---" if number < texts else "---:" for number in range(len(titles))]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (titles, rule, *rows))
 
 
-def tables(results: Mapping[str, Any], *, goals: bool = True) -> str:
-    """A table for each workload, a row for each variant, with its ratios to others and, for those
-    who work on the library, what we want of them.
+def table(results: Mapping[str, Any], *, goals: bool = False) -> str:
+    """A row for each way of ours, beside the fastest of the others that does the same, and, for
+    those who work on the library, what we want.
     """
-    return "\n\n".join(
-        "\n".join(_rows(workload, results[name], goals))
+    rows = [
+        row
         for name, workload in WORKLOADS.items()
         if name in results
+        for row in _rows(workload, results[name], goals)
+    ]
+    return grid(
+        ("data", "way", "a second", "best other", "ratio", "wanted")[: 5 + goals], rows, texts=2
     )
 
 
-def _rows(workload: Workload, result: Mapping[str, Any], goals: bool) -> Iterable[str]:
+def _rows(workload: Workload, result: Mapping[str, Any], goals: bool) -> Iterator[list[str]]:
+    rates = {(one["side"], one["variant"]): float(one["per_second"]) for one in result["sides"]}
     title = workload.title
-    if workload.table == "compressed":
-        share = 100 * result["index_bytes"] / result["file_bytes"]
-        title += f"; its index is {share:.2g} % of the file"
-    yield f"| {title} | side | a second | CPU µs each | {'ratio, wanted' if goals else 'ratio'} |"
-    yield "|---|---|---|---|---|"
-    measured = {(one["side"], one["variant"]): one for one in result["sides"]}
-    rates = {key: one["per_second"] for key, one in measured.items()}
-    for side, variants in workload.variants.items():
-        for variant in variants:
-            one, is_ours = measured.get((side, variant)), side == "ours"
-            bars = [bar for bar in workload.bars if is_ours and variant == bar.ours[0]]
-            verdicts = [_verdict(bar, rates, goals) for bar in bars]
-            if one is not None:
-                cost = 1000 * one["cpu_seconds_per_1000"]
-                cell = f"{round_rate(one['per_second']):,} | {cost:.3g}"
-                if is_ours and "median_ms" in one:
-                    verdicts.append(f"{one['median_ms']:.2g} ms in the median")
-                    if goals and workload.milliseconds_bar:
-                        verdicts[-1] += f", {workload.milliseconds_bar:g}"
-            elif f"{side}, {variant}" in result["failed"]:
-                cell = "failed | -"
-            elif side in result["missing"]:
-                cell = "missing | -"
-            else:
-                continue  # was not asked for
-            title = TITLES.get(variant, variant) if is_ours else variant
-            yield f"| {title} | {NAMES[side]} | {cell} | {'<br>'.join(filter(None, verdicts))} |"
+    for variant in workload.variants["ours"]:
+        rate = rates.get(("ours", variant))
+        if rate is None and f"ours, {variant}" not in result["failed"]:
+            continue  # was not asked for
+        bars = [bar for bar in workload.bars if variant in bar.ours]
+        row = [
+            title,
+            TITLES[variant],
+            "failed" if rate is None else f"{round_rate(rate):,}",
+            "",
+            "",
+        ]
+        title = ""
+        others = _others(workload, bars, rates)
+        if rate is not None and others:
+            best = max(others, key=lambda key: others[key])
+            row[3:] = f"{NAMES[best[0]]} {round_rate(others[best]):,}", _ratio(rate / others[best])
+        yield (
+            [*row, "<br>".join(filter(None, (_wanted(bar, rates) for bar in bars)))]
+            if goals
+            else row
+        )
 
 
-def _verdict(bar: Bar, rates: Rates, goals: bool) -> str:
-    """ "9.7 x tf.data (parse_example)", and for us what is wanted: ", 5"; nothing where a side is missing."""
+def _others(workload: Workload, bars: Iterable[Bar], rates: Rates) -> Rates:
+    """What a way of ours is compared with: its bars say it, else all that others have."""
+    named = {(bar.side, name) for bar in bars if bar.side != "ours" for name in bar.variants}
+    return {
+        key: rate for key, rate in rates.items() if (key in named if named else key[0] != "ours")
+    }
+
+
+def _wanted(bar: Bar, rates: Rates) -> str:
+    """ "9.7 x tf.data, 5": what is, and what is wanted; nothing where a side is missing."""
     ours = [rates[key] for name in bar.ours if (key := ("ours", name)) in rates]
     theirs = [rates[key] for name in bar.variants if (key := (bar.side, name)) in rates]
     if not ours or not theirs:
         return ""
-    if bar.side == "ours":
-        against = TITLES[bar.variants[0]]
-    elif bar.variants == bar.ours:  # the same work by another package
-        against = NAMES[bar.side]
-    else:
-        against = f"{NAMES[bar.side]} ({' or '.join(bar.variants)})"
-    ratio = max(ours) / max(theirs)
-    shown = f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1 else 2}f} x {against}"
-    return f"{shown}, {bar.ratio:.2g}" if goals else shown
+    against = TITLES[bar.variants[0]] if bar.side == "ours" else NAMES[bar.side]
+    return f"{_ratio(max(ours) / max(theirs))} x {against}, {bar.ratio:.2g}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1 else 2}f}"
 
 
 def round_rate(rate: float) -> int:
@@ -102,15 +107,17 @@ def provenance(results: Mapping[str, Any]) -> str:
     loads = [machine["load_average"] for machine in machines]
     sides = [side for result in measured for side in result["sides"]]
     versions = {name: one for side in sides for name, one in side["versions"].items()}
+    where = sorted(
+        {f"{one['date'][:10]}, {one['processor']}, {one['cores']} cores" for one in machines}
+    )
     last = machines[-1]
     rounds = " or ".join(map(str, sorted({len(side["rounds"]) for side in sides})))
     names = ("torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch")
     names += ("torchvision", "protobuf", "tensorflow-datasets", "tfr-reader", "tfd-utils")
     listed = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
-        f"{last['date'][:10]}, {last['processor']}, {last['cores']} cores, Python {last['python']}, {listed}; "
-        f"medians of {rounds} rounds; load average at the start of a table {min(loads)} to "
-        f"{max(loads)} (above 1 to 2 something else was running, too)."
+        f"{'; '.join(where)}; Python {last['python']}, {listed}; "
+        f"medians of {rounds} rounds; load average {min(loads)} to {max(loads)}."
     )
 
 

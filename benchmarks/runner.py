@@ -91,7 +91,6 @@ def run_workload(
                 found.append(process.ask("round", pace.least, pace.most))
     return {
         "records": count,
-        "index_bytes": corpora.index_bytes(workload.corpus),
         "file_bytes": sum(file.stat().st_size for file in files),
         "machine": describe_machine(),
         "missing": [side for side, python in pythons.items() if python is None],
@@ -121,7 +120,6 @@ def _checked(job: Job, process: Child, firsts: dict[str, dict[str, Any]]) -> dic
 def _result(
     job: Job, rounds: list[dict[str, Any]], check: dict[str, Any], versions: dict[str, str]
 ) -> dict[str, Any]:
-    each = [one["median_seconds"] for one in rounds if "median_seconds" in one]
     return {
         "side": job.side,
         "variant": job.variant,
@@ -129,7 +127,6 @@ def _result(
         "cpu_seconds_per_1000": statistics.median(
             1000 * one["cpu_seconds"] / one["records"] for one in rounds
         ),
-        **({"median_ms": 1000 * statistics.median(each)} if each else {}),
         "rounds": rounds,
         "compared": check,
         "versions": versions,

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -69,20 +68,17 @@ def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, fl
     side.prepare()
     cpu_before, begin = _cpu_seconds(), time.perf_counter()
     records = 0
-    each: list[float] = []
     while time.perf_counter() - begin < least:
         if side.drain is not None:
             side.drain()
             records += job.count
             continue
-        items = side.items()
-        for item in _timed(items, each) if side.is_timed_each else items:
+        for item in side.items():
             records += 1 if side.is_single else side.size(item)
             if time.perf_counter() - begin > most:
                 break
     seconds = time.perf_counter() - begin
-    found = {"records": records, "seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_before}
-    return {**found, "median_seconds": statistics.median(each)} if each else found
+    return {"records": records, "seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_before}
 
 
 def looped(side: Side, least: float, work: float) -> float:
@@ -102,15 +98,6 @@ def looped(side: Side, least: float, work: float) -> float:
         if number > lead_in and time.perf_counter() - begin > least:
             break
     return records / (time.perf_counter() - begin)
-
-
-def _timed(items: Iterable[Any], each: list[float]) -> Iterator[Any]:
-    """The items; the seconds that each took are appended to `each`."""
-    begin = time.perf_counter()
-    for item in items:
-        each.append(time.perf_counter() - begin)
-        yield item
-        begin = time.perf_counter()
 
 
 def _cpu_seconds() -> float:

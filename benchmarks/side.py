@@ -49,7 +49,6 @@ class Side:
         prepare: Called before the clock starts.
         ordered: Whether the records come in the order of the file.
         is_single: Whether an item is one sample, which stays as it is while the next ones are made.
-        is_timed_each: Whether the median time of an item is wanted, too.
     """
 
     items: Callable[[], Iterable[Any]]
@@ -59,4 +58,3 @@ class Side:
     prepare: Callable[[], None] = do_nothing
     ordered: bool = True
     is_single: bool = False
-    is_timed_each: bool = False

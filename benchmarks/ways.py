@@ -37,14 +37,8 @@ class Group(NamedTuple):
 
 
 def _numbers(name: str) -> dict[str, tuple[str, str]]:
-    doors, workers = f"doors-{name}", f"workers-{name}"
-    return {
-        "plain": (doors, "torch_collate"),
-        "collate": (doors, "collate"),
-        "workers": (workers, "with_collate"),
-        "stream": (doors, "stream_collate"),
-        "make_dataloader": (doors, "make_dataloader"),
-    }
+    ways = ("torch_collate", "collate", "with_collate", "stream_collate", "make_dataloader")
+    return {way: (f"doors-{name}", variant) for way, variant in zip(WAYS, ways, strict=True)}
 
 
 def _columns(
@@ -73,6 +67,7 @@ GROUPS = (
         "Lists, texts, TFDS, tf.data = 1",
         "lists, texts, TFDS",
         {
+            "short lists, ragged": _columns("ragged"),
             "short lists, padded": _columns("padded", "padded_plain", "padded"),
             "words and texts": _columns("texts") | {"plain": ("doors-texts", "torch_collate")},
             "SequenceExamples": _columns("sequences"),
@@ -119,7 +114,7 @@ def of_others(results: dict[str, Any], group: Group) -> dict[str, float]:
         rates: dict[str, float] = {}
         for one in results.get(workload, {"sides": []})["sides"]:
             rates[one["side"]] = max(rates.get(one["side"], 0.0), float(one["per_second"]))
-        for side in {*rates} - {"ours", group.best}:
+        for side in {*rates} - {"ours", group.best} if group.best in rates else ():
             found.setdefault(side, []).append(rates[side] / rates[group.best])
     return {side: geometric_mean(each) for side, each in found.items()}
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 __all__ = [
-    "COMPRESSION_TYPES",
+    "COMPRESSED",
     "CROP",
     "MEAN",
     "PEERS",
@@ -32,13 +32,8 @@ CROP = 224
 
 PEERS = ("tensorflow", "dali", "tfrecord", "random")
 RANDOM_SIZES = {"100B": 100, "4KB": 4096, "100KB": 100_000}
-# By file. "gzip-members" is as our writer writes it, the others are one stream, as of other writers.
-COMPRESSION_TYPES = {
-    "gzip-one": "GZIP",
-    "gzip-members": "GZIP",
-    "zlib": "ZLIB",
-    "gzip-large": "GZIP",
-}
+# "gzip-members" is as our writer writes it, "gzip-one" is one stream, as of other writers.
+COMPRESSED = ("gzip-one", "gzip-members")
 
 # The words for a variant.
 TITLES = {
@@ -46,10 +41,7 @@ TITLES = {
     "collate": "`DataLoader(TFRecordDataset, collate_fn=collate)`",
     "torch_collate": "`DataLoader(TFRecordDataset)`, torch's collate",
     "stream_collate": "`DataLoader(TFRecordIterableDataset, collate_fn=collate)`",
-    "stream_torch": "`DataLoader(TFRecordIterableDataset)`, torch's collate",
     "ds_i": "`ds[i]`",
-    "its_tensors": "only making the tensors of `ds[i]`",
-    "jagged": "`make_dataloader`, a jagged batch",
     "padded": "`make_dataloader(collate_fn=PaddedCollate())`",
     "padded_plain": "`DataLoader(TFRecordDataset, collate_fn=PaddedCollate())`",
     "sequence_function": "`parse_sequence_example` of raw records",
@@ -59,9 +51,7 @@ TITLES = {
     "crop_process": "`Image(crop=...)`, `DataLoader`, in process",
     "crop_threads": "`Image(crop=...)`, `make_dataloader(num_threads=2)`",
     "crop_workers": "`Image(crop=...)`, `make_dataloader(num_workers=2)`",
-    "with_none": "`DataLoader(TFRecordDataset, collate_fn=collate)`, in process",
     "with_collate": "`DataLoader(TFRecordDataset, num_workers=2, collate_fn=collate)`",
-    "with_torch_collate": "`DataLoader(TFRecordDataset, num_workers=2)`, torch's collate",
     "with_stream": "`DataLoader(TFRecordIterableDataset(batch_size=...), batch_size=None, num_workers=2)`",
     "with_make_dataloader": "`make_dataloader(num_workers=2)`",
     "handed_over": "`collate`'s batch",
@@ -69,15 +59,13 @@ TITLES = {
     "raw": "`ds.raw(i)`",
     "example": "`ds[i]`, one feature of bytes",
     "raw_64": "64 raw records",
-    "raw_1024": "1,024 raw records",
     "example_64": "64 parsed records",
-    "example_1024": "1,024 parsed records",
     "stream": "`TFRecordIterableDataset(batch_size=1024)`",
     "read_records": "`read_records`",
     "in_order": "`make_dataloader(shuffle=False)`",
+    "on_one_core": "`make_dataloader(shuffle=False, num_threads=1)`",
     "in_blocks": '`make_dataloader(shuffle="blocks")`',
     "index": "`build_index`",
-    "index_of_headers": "`build_index(verify_crc=False)`",
 }
 
 
@@ -104,13 +92,12 @@ class Workload:
 
     Args:
         name: What ``compare.py`` calls it, after its table.
-        table: "whole", "doors" (every way into training), "workers", "random" or "compressed".
+        table: "whole", "doors" (every way into training), "random" or "compressed".
         corpus: Name of the files it reads.
         title: The table's text.
         batch_size: Records in a batch; 0 where there are none.
         variants: By side, the ways it is run.
         bars: What we want.
-        milliseconds_bar: The most that we want of the median of what is timed one by one, or 0.
         random_columns: Outputs that are compared by their statistics, since each side draws its own crops.
     """
 
@@ -121,7 +108,6 @@ class Workload:
     batch_size: int
     variants: dict[str, tuple[str, ...]]
     bars: tuple[Bar, ...] = ()
-    milliseconds_bar: float = 0
     random_columns: tuple[str, ...] = ()
 
     def kind(self, variant: str) -> str:
@@ -175,81 +161,62 @@ _WHOLE = (
 # Every way into training, in one process and with two workers, on two cores.
 
 _IN_COLUMNS = ("make_dataloader", "collate", "torch_collate")
-_STREAMS = ("stream_collate", "stream_torch")
-_IN_WORKERS = ("with_collate", "with_torch_collate", "with_stream", "with_make_dataloader")
+_STREAMS = ("stream_collate",)
+_IN_WORKERS = ("with_collate", "with_stream", "with_make_dataloader")
 _TF_BATCHES = ("parse_example",)
-_TF_SINGLES = ("parse_single_example", "parse_single_example, batched")
 
 
 def _numbers(
-    name: str, corpus: str, title: str, size: int, bars: tuple[Bar, ...], *more: str
-) -> tuple[Workload, Workload]:
-    ours = (*_IN_COLUMNS, *_STREAMS, "ds_i", *more)
-    doors = {"ours": ours, "tensorflow": (*_TF_BATCHES, *_TF_SINGLES), "tfrecord": ("0 workers",)}
-    workers = {"ours": ("with_none", *_IN_WORKERS), "tensorflow": _TF_BATCHES}
-    return (
-        Workload(f"doors-{name}", "doors", corpus, title, size, doors, bars),
-        Workload(
-            f"workers-{name}",
-            "workers",
-            corpus,
-            title,
-            size,
-            workers,
-            _each(3, _IN_WORKERS, _TF_BATCHES),
-        ),
-    )
+    name: str,
+    corpus: str,
+    title: str,
+    size: int,
+    wanted: tuple[float, float, float],
+) -> Workload:
+    """Columns of fixed shape; `wanted` of the loaders in one process, of streams, and in workers."""
+    ours = ((_IN_COLUMNS, _STREAMS, _IN_WORKERS), wanted)
+    variants = {"ours": sum(ours[0], ()), "tensorflow": _TF_BATCHES, "tfrecord": ("0 workers",)}
+    bars = [
+        bar for names, ratio in zip(*ours, strict=True) for bar in _each(ratio, names, _TF_BATCHES)
+    ]
+    return Workload(f"doors-{name}", "doors", corpus, title, size, variants, tuple(bars))
 
 
-def _hand_over(megabytes: int, ratio: float) -> Workload:
-    """A worker does nothing but to send the same batch again and again."""
-    title = f"ready batches of {megabytes} MB, two workers"
-    variants = {"ours": ("handed_over", "by_torch")}
-    bars = _each(ratio, ("handed_over",), ("by_torch",), "ours")
-    return Workload(f"workers-{megabytes}MB", "workers", "embeddings", title, 1, variants, bars)
-
-
-_CROPS = ("crop_process", "crop_threads", "crop_workers")
 _PICTURES = "images: random resized crop, flip, float32 [3, 224, 224], batches of 64"
+_LISTS = "3 features of 1 to 59 numbers, batches of 256"
 _DOORS = (
-    *_numbers(
-        "scalars",
+    _numbers("scalars", "tabular", "40 scalars, batches of 1,024", 1024, (5, 1.2, 3)),
+    _numbers("tokens", "tokens", "2,048 tokens, batches of 256", 256, (3, 3.5, 3)),
+    _numbers("floats", "embeddings", "1,024 floats, batches of 256", 256, (4, 4, 3)),
+    Workload(
+        "doors-samples",
+        "doors",
         "tabular",
-        "40 scalars, batches of 1,024",
+        "40 scalars, a sample at a time",
         1024,
-        (
-            *_each(5, _IN_COLUMNS, _TF_BATCHES),
-            *_each(1.2, _STREAMS, _TF_BATCHES),
-            Bar(("ds_i",), "ours", ("its_tensors",), 1 / 1.5),
-            Bar(("ds_i",), "tensorflow", _TF_SINGLES, 0.7),
-        ),
-        "its_tensors",
+        {"ours": ("ds_i",), "tensorflow": ("parse_single_example, batched",)},
+        _each(0.7, ("ds_i",), ("parse_single_example, batched",)),
     ),
-    *_numbers(
-        "tokens",
-        "tokens",
-        "2,048 tokens, batches of 256",
+    Workload(
+        "doors-ragged",
+        "doors",
+        "ragged",
+        f"{_LISTS}, ragged",
         256,
-        (*_each(3, _IN_COLUMNS, _TF_BATCHES), *_each(2, _STREAMS, _TF_BATCHES)),
-    ),
-    *_numbers(
-        "floats",
-        "embeddings",
-        "1,024 floats, batches of 256",
-        256,
-        _each(4, _IN_COLUMNS, _TF_BATCHES),
+        {"ours": ("make_dataloader", "collate"), "tensorflow": ("ragged",)},
+        _each(2.5, ("make_dataloader", "collate"), ("ragged",)),
     ),
     Workload(
         "doors-padded",
         "doors",
         "ragged",
-        "3 features of 1 to 59 numbers, padded batches of 256",
+        f"{_LISTS}, padded",
         256,
         {
-            "ours": ("padded", "padded_plain", "jagged"),
+            "ours": ("padded", "padded_plain"),
             "tensorflow": ("padded_batch", "parse_example, padded"),
         },
-        _each(3, ("padded", "padded_plain"), ("padded_batch",)),
+        _each(2.5, ("padded", "padded_plain"), ("padded_batch", "parse_example, padded")),
     ),
     Workload(
         "doors-texts",
@@ -257,7 +224,7 @@ _DOORS = (
         "texts",
         "0 to 19 words as bytes, as many numbers, a text, batches of 256",
         256,
-        {"ours": (*_IN_COLUMNS, "ds_i"), "tensorflow": ("ragged", "sparse", "ragged, to Python")},
+        {"ours": _IN_COLUMNS, "tensorflow": ("ragged", "sparse")},
         _each(3, _IN_COLUMNS, ("ragged", "sparse")),
     ),
     Workload(
@@ -272,9 +239,9 @@ _DOORS = (
         },
         (
             *_each(
-                2, ("make_dataloader", "collate", "sequence_function"), ("parse_sequence_example",)
+                3, ("make_dataloader", "collate", "sequence_function"), ("parse_sequence_example",)
             ),
-            *_each(2, ("ds_i",), ("parse_single_sequence_example",)),
+            *_each(3, ("ds_i",), ("parse_single_sequence_example",)),
         ),
     ),
     Workload(
@@ -288,8 +255,8 @@ _DOORS = (
             "tensorflow": ("as_numpy", "as_numpy, ragged_batch"),
         },
         (
-            *_each(2, ("make_dataloader", "collate", "ds_i"), ("as_numpy",)),
-            *_each(2, ("make_dataloader", "collate"), ("as_numpy, ragged_batch",)),
+            *_each(3, ("make_dataloader", "collate"), ("as_numpy, ragged_batch",)),
+            *_each(1, ("ds_i",), ("as_numpy",)),
         ),
         random_columns=("bbox", "image"),
     ),
@@ -300,7 +267,11 @@ _DOORS = (
         _PICTURES,
         64,
         {
-            "ours": ("v2_process", "v2_threads", "v2_workers", *_CROPS),
+            "ours": tuple(
+                f"{kind}_{way}"
+                for kind in ("v2", "crop")
+                for way in ("process", "threads", "workers")
+            ),
             "dali": ("2 threads",),
             "tensorflow": ("decode_and_crop",),
             "tfrecord": ("0 workers",),
@@ -308,70 +279,55 @@ _DOORS = (
         (
             Bar(("v2_process",), "ours", ("crop_process",), 0.7),
             Bar(("v2_threads",), "ours", ("crop_threads",), 0.7),
+            Bar(("crop_workers",), "ours", ("crop_threads",), 0.95),
             Bar(("v2_workers", "v2_threads"), "dali", ("2 threads",), 1.2),
         ),
         random_columns=("image",),
     ),
+    # A worker does nothing but to send the same batch again and again.
     Workload(
-        "workers-images",
-        "workers",
-        "images",
-        _PICTURES,
-        64,
-        {"ours": _CROPS},
-        (Bar(("crop_workers",), "ours", ("crop_threads",), 0.95),),
-        random_columns=("image",),
+        "doors-1MB",
+        "doors",
+        "embeddings",
+        "ready batches of 1 MB, two workers",
+        1,
+        {"ours": ("handed_over", "by_torch")},
+        _each(10, ("handed_over",), ("by_torch",), "ours"),
     ),
-    _hand_over(1, 10),
-    _hand_over(38, 3),
 )
 
 
 def _random(name: str) -> Workload:
-    raw, parsed = ("raw", "raw_64", "raw_1024"), ("example", "example_64", "example_1024")
+    raw, parsed = ("raw", "raw_64"), ("example", "example_64")
     peers = {"tfr_reader": (*raw, *parsed), "tfd_utils": parsed, "array_record": raw}
-    title = f"records of {name.replace('B', ' B').replace('K ', ' K')}, at random"
+    title = name.replace("B", " B").replace("K ", " K")
     variants = {"ours": (*raw, *parsed), **peers}
     bars = tuple(Bar((one,), side, (one,), 1) for side, ours in peers.items() for one in ours)
     return Workload(f"random-{name}", "random", f"random-{name}", title, 0, variants, bars)
 
 
-# Raw records of gzip and zlib files.
+# Raw records of gzip files.
 
 _TF_STREAM, _TF_SHUFFLED = ("batches",), ("shuffle buffer of 10,000",)
 
 
-def _compressed(name: str, corpus: str, title: str, *more: Bar) -> Workload:
-    title = f"{title}, records of 2.4 KB, batches of 1,024"
-    ours = ("stream", "read_records", "in_order", "in_blocks", "index", "index_of_headers")
+def _compressed(name: str, title: str, shuffled: float, *more: str) -> Workload:
+    """`shuffled` is wanted of an epoch in blocks; `more` variants are beside `in_order`."""
+    ours = ("stream", "in_order", *more, "in_blocks", "index")
     variants = {"ours": ours, "tensorflow": (*_TF_STREAM, *_TF_SHUFFLED)}
     bars = (
-        *_each(2, ("stream", "read_records"), _TF_STREAM),
-        Bar(("in_blocks",), "ours", ("in_order",), 0.5),
-        *_each(1.5, ("index", "index_of_headers"), _TF_STREAM),
-        *more,
+        *_each(2.5, ("stream", "in_order"), _TF_STREAM),
+        *(Bar(("in_order",), "ours", (one,), 1.8) for one in more),
+        *_each(0.8, ("in_blocks",), ("in_order",), "ours"),
+        *_each(shuffled, ("in_blocks",), _TF_SHUFFLED),
+        *_each(1.5, ("index",), _TF_STREAM),
     )
-    return Workload(f"compressed-{name}", "compressed", corpus, title, 1024, variants, bars)
+    return Workload(f"compressed-{name}", "compressed", f"gzip-{name}", title, 1024, variants, bars)
 
 
 _COMPRESSED = (
-    _compressed("one", "gzip-one", "gzip, one member"),
-    _compressed(
-        "members",
-        "gzip-members",
-        "gzip by `TFRecordWriter`",
-        Bar(("in_blocks",), "tensorflow", _TF_SHUFFLED, 3),
-    ),
-    _compressed("zlib", "zlib", "zlib, one stream"),
-    Workload(
-        "compressed-large",
-        "compressed",
-        "gzip-large",
-        "gzip, one member of 1 GB, records of 23 KB, at random",
-        0,
-        {"ours": ("ds_i",), "tensorflow": ("a pass that keeps 1,024",)},
-        milliseconds_bar=5,
-    ),
+    _compressed("one", "gzip, one member", 1),
+    _compressed("members", "gzip by `TFRecordWriter`", 3, "on_one_core"),
 )
 
 WORKLOADS = {one.name: one for one in (*_WHOLE, *_DOORS, *map(_random, RANDOM_SIZES), *_COMPRESSED)}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from side import Job, Side
 
-__all__ = ["further_positions", "positions_of", "side_at_random"]
+__all__ = ["positions_of", "side_at_random"]
 
 _MOST = 40_000
-_GROUP = 1024
 
 
 def positions_of(job: Job) -> list[int]:
@@ -20,13 +18,6 @@ def positions_of(job: Job) -> list[int]:
     return random.Random(0).choices(
         range(job.count), k=min(_MOST, job.count) // 1024 * 1024 or 1024
     )
-
-
-def further_positions(job: Job) -> Callable[[], list[int]]:
-    """Gives 1,024 others each time, so that no round reads what one before it has decompressed."""
-    generator = random.Random(0)
-    endless = (generator.randrange(job.count) for _ in itertools.count())
-    return lambda: [*itertools.islice(endless, _GROUP)]
 
 
 def side_at_random(

@@ -15,7 +15,7 @@ from side import Job, Side
 from torch.utils.data import DataLoader, Dataset
 from workloads import CROP, MEAN, STD, columns_of
 
-from sides.at_random import further_positions, positions_of, side_at_random
+from sides.at_random import positions_of, side_at_random
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -56,8 +56,8 @@ def _raw(job: Job) -> Side:
     decompressed.
     """
     size = job.workload.batch_size
-    if job.variant.startswith("index"):
-        build = partial(build_index, job.path, verify_crc=job.variant == "index")
+    if job.variant == "index":
+        build = partial(build_index, job.path)
         return Side(
             lambda: [build()],
             lambda index: {"offset": index.offsets, "length": index.lengths},
@@ -70,17 +70,10 @@ def _raw(job: Job) -> Side:
             drain=lambda: deque(read_records(job.path), maxlen=0),
             is_single=True,
         )
-    if job.variant == "ds_i":
-        dataset, positions = TFRecordDataset(job.path), further_positions(job)
-        return Side(
-            lambda: map(dataset.__getitem__, positions()),
-            lambda record: {"record": [record]},
-            is_single=True,
-            is_timed_each=True,
-        )
     epochs: dict[str, Callable[[], Iterable[Any]]] = {
         "stream": lambda: TFRecordIterableDataset(job.path, batch_size=size),
         "in_order": lambda: make_dataloader(job.path, size, shuffle=False),
+        "on_one_core": lambda: make_dataloader(job.path, size, shuffle=False, num_threads=1),
         "in_blocks": lambda: make_dataloader(job.path, size, shuffle="blocks"),
     }
     return Side(
@@ -123,14 +116,12 @@ def _door(job: Job) -> Side:
         return _ways(job, tfds.load(job.path, "train"), lambda: iter(()), _detection)
     features = features_of(job.workload.corpus)
     dataset = TFRecordDataset(job.path, features)
-    if job.variant == "its_tensors":
-        return _its_tensors(job, dataset)
     if job.variant == "sequence_function":
         return _sequence_function(job, features)
     columns = (
         _sequence
         if isinstance(features, SequenceFeatures)
-        else partial(_flat, padded=job.workload.corpus == "ragged")
+        else partial(_flat, padded=job.workload_name == "doors-padded")
     )
     size = job.workload.batch_size if job.variant == "with_stream" else None
     return _ways(
@@ -168,18 +159,14 @@ def _ways(
     workers: Any = {"num_workers": 2, "persistent_workers": True}
     loaders: dict[str, Callable[[], Iterable[Any]]] = {
         "make_dataloader": lambda: make_dataloader(dataset, size, shuffle=False),
-        "jagged": lambda: make_dataloader(dataset, size, shuffle=False),
         "padded": lambda: make_dataloader(dataset, size, shuffle=False, collate_fn=PaddedCollate()),
         "collate": lambda: DataLoader(dataset, collate_fn=collate, **plain),
         "padded_plain": lambda: DataLoader(dataset, collate_fn=PaddedCollate(), **plain),
         "torch_collate": lambda: DataLoader(dataset, **plain),
-        "with_none": lambda: DataLoader(dataset, collate_fn=collate, **plain),
         "with_collate": lambda: DataLoader(dataset, size, collate_fn=collate, **workers),
-        "with_torch_collate": lambda: DataLoader(dataset, size, **workers),
         "with_stream": lambda: DataLoader(stream(), batch_size=None, **workers),
         "with_make_dataloader": lambda: make_dataloader(dataset, size, shuffle=False, **workers),
         "stream_collate": lambda: DataLoader(stream(), collate_fn=collate, **plain),
-        "stream_torch": lambda: DataLoader(stream(), **plain),
     }
     loader = loaders[job.variant]()
     # each worker has its part
@@ -187,22 +174,21 @@ def _ways(
 
 
 class _Ready(Dataset[Any]):
-    """A batch of a tensor of so many bytes, and a number; the same memory each time."""
+    """A batch of a tensor of 1 MB, and a number; the same memory each time."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self._values = torch.arange(num_bytes // 8)
+    def __init__(self) -> None:
+        self._values = torch.arange(125_000)
 
     def __len__(self) -> int:
-        return 2000 if self._values.nbytes < 1 << 24 else 100
+        return 2000
 
     def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
         return {"x": self._values, "position": torch.tensor([position])}
 
 
 def _hand_over(job: Job) -> Side:
-    ready = _Ready(int(job.workload_name.removeprefix("workers-").removesuffix("MB")) * 1_000_000)
     hand = collate if job.variant == "handed_over" else _copied
-    loader = DataLoader(ready, 1, num_workers=2, persistent_workers=True, collate_fn=hand)
+    loader = DataLoader(_Ready(), 1, num_workers=2, persistent_workers=True, collate_fn=hand)
     return Side(lambda: loader, lambda batch: {"position": batch["position"].numpy()}, _one)
 
 
@@ -235,7 +221,6 @@ def _column(column: Any, padded: bool = False) -> Any:
     """Rows of several sizes as bytes, or padded."""
     if isinstance(column, torch.Tensor):
         if column.is_nested:
-            column = column.to_padded_tensor(0) if padded else column
             return [row.numpy().tobytes() for row in column.unbind()]
         return (
             [row.tobytes() for row in column.numpy()]
@@ -274,26 +259,6 @@ def _detection(batch: Mapping[str, Any]) -> dict[str, Any]:
         "author": _column(author["name"]),
         "score": _column(author["score"]),
     }
-
-
-def _its_tensors(job: Job, dataset: TFRecordDataset) -> Side:
-    """The scalars of `ds[i]` as tensors, from a row of floats and one of integers that are ready:
-    torch's own cost.
-    """
-    names = [[name for name in columns_of(job.workload.corpus) if name[0] == kind] for kind in "fi"]
-    rows: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    for batch in make_dataloader(dataset, 1024, shuffle=False):
-        for part, columns in zip(rows, names, strict=True):
-            part.extend(torch.stack([batch[name] for name in columns], 1).unbind())
-
-    def items() -> Iterable[dict[str, torch.Tensor]]:
-        floats, integers = names
-        for first, second in zip(*rows, strict=True):
-            sample = dict(zip(floats, first.unbind(), strict=True))
-            sample.update(zip(integers, second.unbind(), strict=True))
-            yield sample
-
-    return Side(items, _of_one(_flat), is_single=True)
 
 
 def _sequence_function(job: Job, features: SequenceFeatures) -> Side:

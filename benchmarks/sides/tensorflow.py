@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 from side import Job, Side
-from workloads import COMPRESSION_TYPES, CROP, MEAN, STD, columns_of
-
-from sides.at_random import further_positions
+from workloads import COMPRESSED, CROP, MEAN, STD, columns_of
 
 __all__ = ["open_side"]
 
@@ -51,26 +50,11 @@ def _batches(records: tf.data.Dataset, *, ordered: bool = True) -> Side:
 def _raw(job: Job) -> Side:
     if job.variant.startswith("batches"):
         return _batches(_records(job))
-    if job.variant.startswith("shuffle buffer"):
-        return _batches(_records(job).shuffle(10_000), ordered=False)
-    positions = further_positions(job)
-    return Side(lambda: [_kept(job, positions())], lambda records: {"record": records})
-
-
-def _kept(job: Job, positions: list[int]) -> list[bytes]:
-    """The records at some positions: it can only read all, and keep these."""
-    found, wanted, begin = {}, sorted({*positions}, reverse=True), 0
-    for batch in _records(job).batch(64).prefetch(_AUTO):
-        end = begin + batch.shape[0]
-        while wanted and wanted[-1] < end:
-            position = wanted.pop()
-            found[position] = batch[position - begin].numpy()
-        begin = end
-    return [found[position] for position in positions]
+    return _batches(_records(job).shuffle(10_000), ordered=False)
 
 
 def _records(job: Job) -> tf.data.Dataset:
-    kind = COMPRESSION_TYPES.get(job.workload.corpus, "")
+    kind = "GZIP" if job.workload.corpus in COMPRESSED else ""
     return tf.data.TFRecordDataset(job.path, compression_type=kind, buffer_size=1 << 20)
 
 
@@ -86,8 +70,6 @@ def _examples(job: Job) -> Side:
         )
 
     singles, size = _records(job).map(single, _AUTO), job.workload.batch_size
-    if job.variant == "parse_single_example":
-        return _singles(singles.prefetch(_AUTO))
     if job.variant in ("parse_single_example, batched", "decode_and_crop"):
         dataset = singles.batch(size)
     elif job.variant == "padded_batch":
@@ -96,9 +78,7 @@ def _examples(job: Job) -> Side:
         batches = _records(job).batch(size)
         dataset = batches.map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
     dataset = dataset.prefetch(_AUTO)
-    if job.variant == "ragged, to Python":
-        return Side(lambda: map(_to_python, dataset), _flat, lambda batch: len(batch["label"]))
-    columns = _padded if job.workload.corpus == "ragged" else _flat
+    columns = _padded if job.workload_name == "doors-padded" else _flat
     return Side(lambda: dataset, columns, lambda batch: next(reversed(batch.values())).shape[0])
 
 
@@ -124,9 +104,9 @@ def _augment(data: tf.Tensor) -> tf.Tensor:
 def _spec(job: Job) -> dict[str, Any]:
     label = tf.io.FixedLenFeature([], tf.int64)
     if job.workload.corpus == "ragged":
-        ints, floats = (
-            tf.io.FixedLenSequenceFeature([], kind, allow_missing=True)
-            for kind in (tf.int64, tf.float32)
+        padded = partial(tf.io.FixedLenSequenceFeature, [], allow_missing=True)
+        ints, floats = map(
+            tf.io.RaggedFeature if job.variant == "ragged" else padded, (tf.int64, tf.float32)
         )
         return {"ids": ints, "weights": floats, "kinds": ints, "label": label}
     if job.workload.corpus == "texts":
@@ -144,20 +124,6 @@ def _spec(job: Job) -> dict[str, Any]:
     }
 
 
-def _singles(dataset: tf.data.Dataset) -> Side:
-    return Side(
-        lambda: dataset,
-        lambda sample: {k: v.numpy()[None] for k, v in sample.items()},
-        is_single=True,
-    )
-
-
-def _to_python(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of bytes, as Python programs take texts; numbers stay."""
-    words = batch["words"]
-    return {**batch, "words": words.to_list(), "title": batch["title"].numpy().tolist()}
-
-
 def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _column(column) for name, column in batch.items()}
 
@@ -173,8 +139,6 @@ def _padded(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _column(column: Any) -> Any:
     """As `ours` shows it: rows of several sizes as bytes."""
-    if isinstance(column, list):
-        return [b"\n".join(row) for row in column] if isinstance(column[0], list) else column
     if isinstance(column, tf.SparseTensor):
         column = tf.RaggedTensor.from_sparse(column)
     if isinstance(column, tf.RaggedTensor):

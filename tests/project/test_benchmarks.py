@@ -49,18 +49,24 @@ def test_what_needs_no_gpu(tmp_path, monkeypatch):
 @pytest.mark.daily
 def test_rows_of_the_doors(tmp_path):
     output, results = compare(
-        tmp_path, "doors", "random", "--rows", "texts.ds_i,100B.raw_64", "--sides", "ours"
+        tmp_path,
+        "doors",
+        "random",
+        "--rows",
+        "texts.make_dataloader,100B.raw_64",
+        "--sides",
+        "ours",
     )
-    assert "| `ds[i]` | torch_tfrecord |" in output
-    assert "| 64 raw records | torch_tfrecord |" in output
-    assert "make_dataloader" not in output
+    assert "| `make_dataloader(num_workers=0)` |" in output
+    assert "| 64 raw records |" in output
+    assert "collate" not in output
     assert results is None  # a part of a table replaces none
 
 
 @pytest.mark.daily
 def test_all_tables(tmp_path):
     job = Path(__file__).with_name("compare_job.py")
-    output, results = compare(tmp_path, "whole", "doors", "random", program=job)
+    output, results = compare(tmp_path, "all", program=job)
     assert [name for name, one in results.items() if one["failed"]] == []
     assert {"index-tabular", "index-embeddings", "index-images"} < set(results)
     assert results["index-images"]["sides"][0]["compared"]["layout"] == {
@@ -75,7 +81,7 @@ def test_all_tables(tmp_path):
     assert "dali" in results["doors-transforms"]["missing"]
     assert {side["compared"]["count"] for side in tokens["sides"]} == {64}
     assert all(side["per_second"] > 0 and len(side["rounds"]) == 1 for side in tokens["sides"])
-    assert "| `make_dataloader(num_workers=0)` | torch_tfrecord |" in output
+    assert "| `make_dataloader(num_workers=0)` |" in output
 
 
 class TestOutputs:
@@ -172,28 +178,12 @@ def script(monkeypatch, tmp_path, capsys):
     return run
 
 
-@pytest.mark.slow
-def test_beside_a_loop_that_keeps_the_lock(script):
-    titles, _, row, other = script("lock", "tokens", "texts")
-    assert titles[:4] == ["work", "alone/s", "beside the loop/s", "kept"]
-    assert (row[0], other[0]) == ("tokens, batch 64", "texts, batch 64")
-    assert int(row[1].replace(",", "")) > 0
-    assert int(row[2].replace(",", "")) > 0
-
-
-@pytest.mark.slow
-def test_numbers_of_threads_and_workers(script):
-    rows = script("threads", "tokens", "--most", "2")
-    assert rows[0] == ["samples a second", "1", "2"]
-    assert [row[0] for row in rows[2:]] == ["tokens, `num_threads`", "tokens, `num_workers`"]
-    assert all(int(cell.replace(",", "")) > 0 for row in rows[2:] for cell in row[1:])
-
-
 @pytest.mark.daily
 def test_a_training_loop_beside_the_peers(script):
-    ideal, *rows = script("lock", "tokens", "--loop")[2:]
+    ideal, *rows = script("lock", "tokens")[2:]
     assert ideal == ["tokens, batch 256", "never waited for", "", "6,400", "3,200"]
-    assert [row[1] for row in rows[:2]] == ["ours, make_dataloader", "ours, with_make_dataloader"]
+    ways = ("`make_dataloader(num_workers=0)`", "`make_dataloader(num_workers=2)`")
+    assert [row[1] for row in rows[:2]] == [*ways]
     assert 0 < int(rows[0][4].replace(",", "")) <= 3600
 
 
