@@ -18,10 +18,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import PIL.Image
 import torch
-from torchvision.transforms.functional import (  # torchvision ships no types
-    rgb_to_grayscale,
-    to_pil_image,
-)
 
 from index_tools._terminal import align, integer, pluralize
 from torch_tfrecord import decode_image
@@ -110,6 +106,8 @@ class Encoding(NamedTuple):
             options["exif"] = exif = PIL.Image.Exif()
             exif[_ORIENTATION] = header.orientation
         buffer = io.BytesIO()
+        from torchvision.transforms.functional import to_pil_image  # imported in a second
+
         try:
             # The second picture of a JPEG is a preview.
             picture: Any = PIL.Image.open(io.BytesIO(encoded))
@@ -188,6 +186,8 @@ def print_prices(
     """
     with needs_extra("the table", "tools", "torchmetrics"):
         from torchmetrics.functional import image as metrics
+    from torchvision.transforms.functional import rgb_to_grayscale
+
     jpeg = encoding._replace(image_format="jpeg", recompress=True)
     ways: dict[str, Encoding | None] = {
         "as they are": None,

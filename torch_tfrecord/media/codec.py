@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torchvision import tv_tensors  # torchvision ships no types
 
 from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import reserve
@@ -28,6 +27,7 @@ from torch_tfrecord.media.backends import (
     torchcodec_decoders,
 )
 from torch_tfrecord.media.headers import ImageHeader, check_scans, detect_format, read_header
+from torch_tfrecord.torch_internals import as_kind_of, tv_classes
 
 __all__ = [
     "CHANNELS",
@@ -287,9 +287,9 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         tensor([[2, 3, 4, 5]])
     """
     height, width = at_least(1, "height", height), at_least(1, "width", width)
-    pixel_types = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
     if not isinstance(image, torch.Tensor) or (
-        isinstance(image, tv_tensors.TVTensor) and not isinstance(image, pixel_types)
+        isinstance(image, tv_classes("TVTensor"))
+        and not isinstance(image, tv_classes("Image", "Video", "Mask"))
     ):
         raise TypeError(f"expected image as a tensor of pixels, got {type(image).__name__}")
     if image.ndim < 2:
@@ -302,7 +302,7 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
             result = result.narrow(axis, -missing // 2, target)
     if any(margins):
         result = torch.nn.functional.pad(result, margins)
-    return tv_tensors.wrap(result, like=image) if isinstance(image, pixel_types) else result
+    return as_kind_of(result, image)
 
 
 def _as_buffer(data: EncodedImage) -> bytes | memoryview:

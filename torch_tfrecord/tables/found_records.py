@@ -146,7 +146,7 @@ def decode_record(record: bytes) -> Decoded:
 
 
 def _looks_like(record: bytes) -> tuple[str, str]:
-    from torch_tfrecord.media import guess_content, image_format  # imports torchvision, in a second
+    from torch_tfrecord.media import guess_content, image_format  # imports Pillow
 
     image = image_format(record)
     if image is not None:

@@ -356,11 +356,11 @@ def _kind(values: Values) -> str:
 def _propose_bytes(
     key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
 ) -> Feature:
-    from torch_tfrecord.media import Image, image_size  # imports torchvision, in a second
+    from torch_tfrecord import media  # whose Image imports torchvision, in a second
 
     # First what has a header: bytes without one could be an array or a text by chance.
-    if all_read(image_size, values):
-        return Image()
+    if all_read(media.image_size, values):
+        return media.Image()
     if all_read(make_parser(SerializedTensor()).single, values):
         return SerializedTensor()
     raw = _propose_raw(key, values, samples)
