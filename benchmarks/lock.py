@@ -46,7 +46,6 @@ WORKS: dict[str, tuple[str, float, int, Any]] = {
     "tokens": ("tokens", 0.25, 64, features_of("tokens")),
     "embeddings": ("embeddings", 1, 256, features_of("embeddings")),
     "crops": ("images", 1, 64, _CROPS),
-    "texts": ("texts", 0.25, 64, features_of("texts")),
 }
 CACHE = Path("~/.cache/torch_tfrecord_benchmarks/lock").expanduser()
 
