@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from operator import gt
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -58,8 +59,12 @@ class Wish(NamedTuple):
 
 def sizes_of_rows(rows: Nested) -> _Sizes:
     """The shapes of a column's rows."""
-    inner = np.tile(np.array(rows.values.shape[1:], np.int64), (rows.num_rows, 1))
-    return np.hstack([np.diff(np.asarray(ends))[:, None] for ends in rows.row_splits] + [inner])
+    shape, depth = rows.values.shape, len(rows.row_splits)
+    sizes = np.empty((rows.num_rows, depth + len(shape) - 1), np.int64)
+    for ends in map(np.asarray, rows.row_splits):  # one at most
+        sizes[:, 0] = ends[1:] - ends[:-1]
+    sizes[:, depth:] = shape[1:]
+    return sizes
 
 
 def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
@@ -70,10 +75,9 @@ def pad_rows_of(rows: Nested, wish: Wish) -> Padded:
     inner = size[len(rows.row_splits) :]
     if not rows.row_splits and rows.values.shape[1:] == inner:
         return as_plain(rows), _lengths_of(sizes, wish)
-    values, row_splits = rows.arrays()
-    plain = values
+    plain, row_splits = rows.arrays()
     if plain.shape[1:] != inner:
-        plain = np.full((len(values), *inner), fill)
+        values, plain = plain, np.full((len(plain), *inner), fill)
         plain[tuple(map(slice, values.shape))] = values
     for ends in row_splits:
         plain = pad_rows(plain, ends, size[0], fill)
@@ -160,7 +164,7 @@ def _prepare(sizes: _Sizes, wish: Wish, dtype: torch.dtype) -> tuple[_Shape, Arr
     size, value = _padded_size(sizes, wish, dtype.itemsize), wish.padding_values
     fill = np.zeros((), array_dtype(dtype))
     if size and value is not None:
-        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        if hasattr(value, "item"):
             value = value.item()
         # By its text, too: 0.0 equals -0.0, and a NaN nothing.
         fill = _exact_number(value, str(value), dtype, wish.name)
@@ -273,8 +277,8 @@ def _padded_size(sizes: _Sizes, wish: Wish, itemsize: int) -> _Shape:
         most + -most % wish.multiple_of if size is None else size
         for size, most in zip(wanted, largest, strict=True)
     )
-    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
-        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
+    if any(map(gt, largest, padded)):
+        number = int((sizes > padded).any(axis=1).argmax())
         raise ValueError(
             f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
             f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
@@ -282,7 +286,7 @@ def _padded_size(sizes: _Sizes, wish: Wish, itemsize: int) -> _Shape:
     try:
         reserve(len(sizes) * math.prod(padded) * itemsize)
     except LimitExceededError as error:
-        number = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
+        number = int(sizes.prod(axis=1).argmax())
         raise LimitExceededError(f"{name or 'samples'}: {error.args[0]}", position=number) from None
     return padded
 
@@ -292,4 +296,4 @@ def _lengths_of(sizes: _Sizes, wish: Wish) -> torch.Tensor | None:
     dimension, or where nobody wants them.
     """
     rank = sizes.shape[1] if wish.return_lengths else 0
-    return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None
+    return torch.from_numpy(sizes.ravel() if rank == 1 else sizes) if rank else None

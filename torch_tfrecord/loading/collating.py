@@ -308,9 +308,10 @@ def _is_strings(value: object) -> bool:
     """Whether it is a bytes feature, of any shape or length: its list must not be split into
     columns.
     """
-    return isinstance(value, (bytes, str)) or (
-        isinstance(value, list) and all(map(_is_strings, value))
-    )
+    if not isinstance(value, list):
+        return isinstance(value, (bytes, str))
+    # By kinds, since a batch has thousands of words.
+    return {*map(type, value)} <= {bytes, str} or all(map(_is_strings, value))
 
 
 def _check_kind(values: Values, kind: type | tuple[type, ...], name: str) -> None:

@@ -23,6 +23,9 @@ from libc.string cimport memcmp, memcpy, memset
 
 from torch_tfrecord.native.jobs cimport Job
 
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void *value)
+
 cdef extern from "varints.h" nogil:
     ctypedef bint (*tfr_decoder)(const uint8_t *p, const uint8_t *end, const uint8_t *limit, int64_t *out)
     tfr_decoder tfr_decoder_of(int level)
@@ -1120,18 +1123,20 @@ def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None,
 
 
 cdef list strings(const uint8_t[::1] buffer, const int64_t[::1] spans, const int64_t[::1] offsets, bint is_text):
+    cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
+    cdef const int64_t *first = &spans[0] if spans.shape[0] else NULL
+    cdef int64_t begin, end, count = spans.shape[0] // 2
     cdef Py_ssize_t row, num_rows
-    cdef int64_t begin, end
     cdef list rows
     if offsets is None:
-        return strings_of(buffer, spans, 0, spans.shape[0] // 2, is_text)
+        return strings_of(base, buffer.shape[0], first, count, is_text)
     num_rows = max(offsets.shape[0] - 1, 0)
     rows = PyList_New(num_rows)
     for row in range(num_rows):
         begin, end = offsets[row], offsets[row + 1]  # read once, as spans
-        if begin < 0 or end < begin or end > spans.shape[0] // 2:
-            raise ValueError(f"list {row} lies outside the {spans.shape[0] // 2} values")
-        values = strings_of(buffer, spans, begin, end, is_text)
+        if begin < 0 or end < begin or end > count:
+            raise ValueError(f"list {row} lies outside the {count} values")
+        values = strings_of(base, buffer.shape[0], first + 2 * begin, end - begin, is_text)
         Py_INCREF(values)  # the list takes one over
         PyList_SET_ITEM(rows, row, values)
     return rows
@@ -1141,16 +1146,18 @@ cdef inline object string_of(const char *p, int64_t length, bint is_text):
     return PyUnicode_DecodeUTF8(p, length, "strict") if is_text else PyBytes_FromStringAndSize(p, length)
 
 
-cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_t begin, int64_t end, bint is_text):
-    cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
+cdef list strings_of(const char *base, int64_t size, const int64_t *spans, int64_t count, bint is_text):
     cdef int64_t number, start, length
-    cdef list values = PyList_New(end - begin)
-    for number in range(begin, end):
+    cdef list values = PyList_New(count)
+    for number in range(count):
         start, length = spans[2 * number], spans[2 * number + 1]  # read once: what is checked is what is used
-        check_span(buffer.shape[0], start, length)
+        check_span(size, start, length)
         value = string_of(base + start, length, is_text)
         Py_INCREF(value)
-        PyList_SET_ITEM(values, number - begin, value)
+        PyList_SET_ITEM(values, number, value)
+    # Strings refer to nothing, so that the list is in no cycle. Else those of the batches that are ready would make the
+    # collector walk all that the program has, again and again: half of the time.
+    PyObject_GC_UnTrack(<void *>values)
     return values
 
 
@@ -1171,15 +1178,9 @@ def string_at(bytes record not None, Memory block not None, int64_t place, bint 
 
 def strings_in(bytes record not None, Memory spans not None, bint is_text):
     """The strings of a record as a list, from spans of `Plan.parse_one`; errors are those of `string_at`."""
-    cdef int64_t *span = <int64_t *>spans.data
-    cdef int64_t number, count = spans.size // (2 * sizeof(int64_t))
-    cdef list values = PyList_New(count)
-    for number in range(count):
-        check_span(len(record), span[2 * number], span[2 * number + 1])
-        value = string_of(<const char *>record + span[2 * number], span[2 * number + 1], is_text)
-        Py_INCREF(value)  # the list takes one over
-        PyList_SET_ITEM(values, number, value)
-    return values
+    return strings_of(
+        record, len(record), <const int64_t *>spans.data, spans.size // (2 * sizeof(int64_t)), is_text
+    )
 
 
 def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):

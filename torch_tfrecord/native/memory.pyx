@@ -8,7 +8,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.math cimport fabsf
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef extern from "blocks.h":
     ctypedef struct block_header:
@@ -105,12 +105,17 @@ cdef void pad_rows(
 ) noexcept nogil:
     cdef Py_ssize_t row, length, done, width = out.shape[1], period = fill.shape[0]
     cdef uint8_t *target
+    cdef uint8_t bits_set = 0
+    for done in range(period):
+        bits_set |= fill[done]
     for row in range(out.shape[0]):
         target = &out[row, 0]
         length = (offsets[row + 1] - offsets[row]) * itemsize
         if length:
             memcpy(target, &values[offsets[row] * itemsize], <size_t> length)
-        if length == width:
+        if not bits_set:
+            memset(target + length, 0, <size_t> (width - length))
+        if length == width or not bits_set:
             continue
         memcpy(target + length, &fill[0], <size_t> period)
         done = period  # each copy doubles the filled part
