@@ -36,7 +36,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType
 from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, StepColumn, StepReader
 from torch_tfrecord.errors import TFRecordError
@@ -147,11 +146,7 @@ class ValueEncoder:
         return found
 
     def _check(self, found: ListValues) -> None:
-        want = self._want
-        if want.kind is BYTES_LIST:
-            values: Array = np.array([*map(len, found.values)], np.int64)
-        else:
-            values = found.values
+        want, values = self._want, found.values
         count = len(values)
         if want.num_values not in (None, count):
             raise want.wrong_count(count)
@@ -165,14 +160,12 @@ class ValueEncoder:
         buffer = b""
         if want.kind is BYTES_LIST:
             # As the core gives them: one buffer, and the span of each string in it.
-            buffer = b"".join(found.values)
-            values = np.stack([np.cumsum(values) - values, values], axis=1)
+            buffer, sizes = b"".join(values), np.array([*map(len, values)], np.int64)
+            values = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
         # The forms that `Column` promises, for a batch of one record.
         offsets = NO_OFFSETS if want.num_values is not None else np.array([0, count])
-        if want.num_values is not None and want.num_values != 1:
+        if want.num_values not in (None, 1):
             values = values[None]
-        elif want.num_values is None and want.kind is BYTES_LIST:
-            values = values.reshape(-1, 2)
         self._reader.read([Column(values, offsets, None, buffer)])
 
 

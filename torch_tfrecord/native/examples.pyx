@@ -6,10 +6,13 @@ fallback is `RowEncoder`, by protobuf's own messages.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from libc.math cimport isfinite, isinf
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -41,6 +44,9 @@ cdef enum:
     FIELD_2 = 0x12
     HEADER = 12
     FOOTER = 4
+    # The frame of a row, the field of its features, and what is overwritten before.
+    MOST_OVERHEAD = 40
+    MOST_KEPT = 1 << 24
     # Protobuf's limit for messages.
     MAX_LENGTH = 0x7FFFFFFF
 
@@ -50,10 +56,10 @@ cdef struct Source:
     const uint8_t *key
     int64_t key_length
     int kind
+    int64_t wanted  # how many a row has to have, see RowLayout
     const uint8_t *data  # int64, float32 or the bytes of strings, one after the other
     const int64_t *offsets  # of strings: where each begins in the data, and the last ends
-    const int64_t *splits  # the same for the values of rows; NULL: so many in each row
-    int64_t each
+    const int64_t *splits  # the same for the values of rows
     const uint8_t *missing  # whether rows lack the key; NULL: none does
 
 
@@ -61,102 +67,104 @@ cdef inline int64_t varint_size(uint64_t value) noexcept nogil:
     return ((64 - __builtin_clzll(value | 1)) * 9 + 64) // 64
 
 
-cdef inline int64_t field_size(int64_t length) noexcept nogil:
-    return 1 + varint_size(length) + length
+# All is written from its end to its begin: a length, which comes before what it counts, is known by then.
 
 
-cdef inline uint8_t *put_varint(uint8_t *at, uint64_t value) noexcept nogil:
-    while value >= 0x80:
-        at[0] = <uint8_t>(value | 0x80)
-        at += 1
-        value >>= 7
-    at[0] = <uint8_t>value
-    return at + 1
+cdef inline uint8_t *put_varint(uint8_t *end, uint64_t value) noexcept nogil:
+    # Up to eight bytes before the begin are overwritten, too.
+    cdef int64_t size, number
+    if value < 0x80:
+        (end - 1)[0] = <uint8_t>value
+        return end - 1
+    size = varint_size(value)
+    if size <= 8:
+        # Seven bits into each byte, and the top bit in all but the last.
+        value = (value & 0x0FFFFFFFULL) | (value & 0xFFFFFFF0000000ULL) << 4
+        value = (value & 0x00003FFF00003FFFULL) | (value & 0x0FFFC0000FFFC000ULL) << 2
+        value = (value & 0x007F007F007F007FULL) | (value & 0x3F803F803F803F80ULL) << 1
+        value |= 0x80808080808080ULL >> (64 - 8 * size)
+        value <<= 64 - 8 * size
+        memcpy(end - 8, &value, 8)
+    else:
+        for number in range(size):
+            end[number - size] = <uint8_t>(value | 0x80 * (number < size - 1))
+            value >>= 7
+    return end - size
 
 
 cdef inline uint8_t *put_field(uint8_t *at, uint8_t tag, int64_t length) noexcept nogil:
+    # Before so many bytes.
+    at = put_varint(at, length) - 1
     at[0] = tag
-    return put_varint(at + 1, length)
-
-
-cdef int64_t values_size(const Source *source, int64_t row) noexcept nogil:
-    # Bytes of a row's values in their list; -1 if the row lacks the key.
-    cdef int64_t begin = source.each * row, end = begin + source.each, value, size = 0
-    if source.missing != NULL and source.missing[row]:
-        return -1
-    if source.splits != NULL:
-        begin, end = source.splits[row], source.splits[row + 1]
-    if source.kind == FLOAT:
-        return 4 * (end - begin)
-    for value in range(begin, end):
-        if source.kind == INT64:
-            size += varint_size((<const uint64_t *>source.data)[value])
-        else:
-            size += field_size(source.offsets[value + 1] - source.offsets[value])
-    return size
-
-
-cdef inline int64_t list_size(const Source *source, int64_t size) noexcept nogil:
-    # Numbers are packed into one field.
-    return size if source.kind == BYTES or size == 0 else field_size(size)
-
-
-cdef inline int64_t entry_size(const Source *source, int64_t size) noexcept nogil:
-    return field_size(source.key_length) + field_size(field_size(list_size(source, size)))
-
-
-cdef int64_t features_size(const Source *sources, int64_t count, const int64_t *sizes) noexcept nogil:
-    cdef int64_t number, total = 0
-    for number in range(count):
-        if sizes[number] >= 0:
-            total += field_size(entry_size(&sources[number], sizes[number]))
-    return total
-
-
-cdef uint8_t *put_example(
-    uint8_t *at, const Source *sources, int64_t count, int64_t row, const int64_t *sizes, int64_t size
-) noexcept nogil:
-    # By the size of the features, and those of each key's values.
-    cdef const Source *source
-    cdef int64_t number, length, begin, end, value
-    at = put_field(at, FIELD_1, size)
-    for number in range(count):
-        if sizes[number] < 0:
-            continue
-        source = &sources[number]
-        length = list_size(source, sizes[number])
-        at = put_field(at, FIELD_1, entry_size(source, sizes[number]))
-        at = put_field(at, FIELD_1, source.key_length)
-        memcpy(at, source.key, source.key_length)
-        at = put_field(at + source.key_length, FIELD_2, field_size(length))
-        at = put_field(at, <uint8_t>(source.kind << 3 | 2), length)
-        begin, end = source.each * row, source.each * row + source.each
-        if source.splits != NULL:
-            begin, end = source.splits[row], source.splits[row + 1]
-        if begin == end:
-            continue
-        if source.kind == BYTES:
-            for value in range(begin, end):
-                length = source.offsets[value + 1] - source.offsets[value]
-                at = put_field(at, FIELD_1, length)
-                memcpy(at, source.data + source.offsets[value], length)
-                at += length
-            continue
-        at = put_field(at, FIELD_1, sizes[number])
-        if source.kind == FLOAT:
-            memcpy(at, source.data + 4 * begin, 4 * (end - begin))
-            at += 4 * (end - begin)
-        else:
-            for value in range(begin, end):
-                at = put_varint(at, (<const uint64_t *>source.data)[value])
     return at
 
 
-cdef inline uint8_t *put_footer(uint8_t *at, int64_t length) noexcept nogil:
-    # After bytes whose checksum it is.
-    cdef uint32_t checksum = crc32c_masked(at - length, length)
-    memcpy(at, &checksum, 4)
-    return at + 4
+cdef int64_t most_bytes(const Source *source, int64_t num_rows) noexcept nogil:
+    # That the values of a key can take in Examples.
+    cdef int64_t begin = source.splits[0], end = source.splits[num_rows], most = 10 * (end - begin)
+    if source.kind == BYTES:
+        most += source.offsets[end] - source.offsets[begin]
+    # No field counts more than all of them.
+    return most + num_rows * (source.key_length + 5 * (1 + varint_size(most + source.key_length + 64)))
+
+
+cdef uint8_t *put_entry(uint8_t *at, const Source *source, int64_t row) noexcept nogil:
+    cdef const uint8_t *end = at
+    cdef int64_t begin = source.splits[row], count = source.splits[row + 1] - begin, value, length
+    if source.missing != NULL and source.missing[row]:
+        return at
+    if source.kind == FLOAT:
+        at -= 4 * count
+        memcpy(at, source.data + 4 * begin, 4 * count)
+    for value in range(begin + count - 1, begin - 1, -1):
+        if source.kind == INT64:
+            at = put_varint(at, (<const uint64_t *>source.data)[value])
+        elif source.kind == BYTES:
+            length = source.offsets[value + 1] - source.offsets[value]
+            at -= length
+            memcpy(at, source.data + source.offsets[value], length)
+            at = put_field(at, FIELD_1, length)
+    # Numbers are packed into one field.
+    if source.kind != BYTES and count:
+        at = put_field(at, FIELD_1, end - at)
+    at = put_field(at, <uint8_t>(source.kind << 3 | 2), end - at)
+    at = put_field(at, FIELD_2, end - at) - source.key_length
+    memcpy(at, source.key, source.key_length)
+    at = put_field(at, FIELD_1, source.key_length)
+    return put_field(at, FIELD_1, end - at)
+
+
+cdef uint8_t *put_example(uint8_t *at, const Source *sources, int64_t count, int64_t row) noexcept nogil:
+    cdef const uint8_t *end = at
+    cdef int64_t number
+    for number in range(count - 1, -1, -1):
+        at = put_entry(at, &sources[number], row)
+    return put_field(at, FIELD_1, end - at)
+
+
+cdef uint8_t *put_record(
+    uint8_t *at, const Source *sources, int64_t count, int64_t row, int64_t *length
+) noexcept nogil:
+    # Framed; and the length of its payload.
+    cdef uint8_t *end = at - FOOTER
+    cdef uint32_t checksum
+    at = put_example(end, sources, count, row)
+    length[0] = end - at
+    checksum = crc32c_masked(at, length[0])
+    memcpy(end, &checksum, 4)
+    memcpy(at - HEADER, length, 8)
+    checksum = crc32c_masked(at - HEADER, 8)
+    memcpy(at - 4, &checksum, 4)
+    return at - HEADER
+
+
+cdef bytearray room(bytearray memory, int64_t size):
+    # So much memory: the given one, which grows, unless it would be too much to keep.
+    if size > MOST_KEPT:
+        return PyByteArray_FromStringAndSize(NULL, size)
+    if PyByteArray_GET_SIZE(memory) < size:
+        PyByteArray_Resize(memory, size)
+    return memory
 
 
 cdef const uint8_t *memory_of(values, list kept, int64_t *num_bytes) except? NULL:
@@ -197,54 +205,60 @@ cdef class RowLayout:
         self.sources = <Source *>malloc((self.count + 1) * sizeof(Source))
         if self.sources == NULL:
             raise MemoryError
-        for number, (key, _, kind, count, _) in enumerate(items):
+        for number, (key, _, kind, wanted, _) in enumerate(items):
             self.sources[number] = Source(
-                <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), KINDS.index(kind), NULL, NULL, NULL,
-                count, NULL)
+                <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), KINDS.index(kind), wanted, NULL, NULL,
+                NULL, NULL)
 
     def __dealloc__(self):
         free(self.sources)
 
-    def encode(self, dict row not None):
-        """The Example of a row; None where protobuf should make it, or say what is wrong."""
-        cdef int64_t number, count = self.count, num_found = 0, size
-        cdef Source *sources
-        cdef int64_t *sizes
+    def encode(self, dict row not None, bytearray memory not None, bint framed=False):
+        """The Example of a row; None where protobuf should make it, or say what is wrong.
+
+        Args:
+            memory: To write in; it grows.
+            framed: Whether to return the record, framed. Either is a view of the memory.
+        """
+        cdef int64_t number, count = self.count, num_found = 0, size = MOST_OVERHEAD, length = 0
         cdef PyObject *found
         cdef list kept = []
-        # Sources, the sizes of their values, and four numbers for each.
-        cdef uint8_t *memory = <uint8_t *>malloc((count + 1) * (sizeof(Source) + 5 * sizeof(int64_t)))
-        if memory == NULL:
+        cdef uint8_t *begin
+        cdef uint8_t *at
+        # Sources, and four numbers for each.
+        cdef Source *sources = <Source *>malloc((count + 1) * (sizeof(Source) + 4 * sizeof(int64_t)))
+        if sources == NULL:
             raise MemoryError
-        sources = <Source *>memory
-        sizes = <int64_t *>(sources + count + 1)
         try:
             memcpy(sources, self.sources, count * sizeof(Source))
             for number in range(count):
                 found = PyDict_GetItemWithError(row, self.names[number])
                 num_found += found != NULL
                 value = None if found == NULL else <object>found
-                if not self._take(&sources[number], sizes + count + 1 + 4 * number, number, value, kept):
+                if not self._take(&sources[number], <int64_t *>(sources + count + 1) + 4 * number, number, value, kept):
                     return None
-                sizes[number] = values_size(&sources[number], 0)
-            size = features_size(sources, count, sizes)
-            if num_found != PyDict_Size(row) or size >= MAX_LENGTH - HEADER:
+                size += most_bytes(&sources[number], 1)
+            if num_found != PyDict_Size(row):
                 return None
-            example = PyBytes_FromStringAndSize(NULL, field_size(size))
-            put_example(<uint8_t *>PyBytes_AS_STRING(example), sources, count, 0, sizes, size)
-            return example
+            memory = room(memory, size)
+            begin = <uint8_t *>PyByteArray_AS_STRING(memory)
+            at = put_record(begin + size, sources, count, 0, &length)
+            if length > MAX_LENGTH:
+                return None
+            view = PyMemoryView_FromObject(memory)[at - begin:size]
+            return view if framed else view[HEADER:-FOOTER]
         finally:
-            free(memory)
+            free(sources)
 
     cdef bint _take(self, Source *source, int64_t *own, int64_t number, value, list kept) except -1:
         # Fill in the values of the row; False if they are not of the kind.
-        cdef int64_t wanted = source.each, num_bytes = 0, place = 0
+        cdef int64_t wanted = source.wanted, num_bytes = 0, place = 0
         cdef int overflow = 0
         cdef float single
         cdef bint is_single = wanted == 1 or wanted == -1
-        # One row, and one value in it.
-        own[0], own[1], source.splits = 0, 1, own
-        source.data = <const uint8_t *>(own + 2)
+        # One row, and one value in it: a number, or the bytes up to the second offset.
+        own[0], own[1], own[2], own[3] = 0, 1, 0, 0
+        source.splits, source.offsets, source.data = own, own + 2, <const uint8_t *>(own + 2)
         if source.kind == ANY:
             source.kind = (INT64 if type(value) is int else FLOAT if type(value) is float
                            else BYTES if type(value) is bytes or type(value) is str else ANY)
@@ -256,14 +270,16 @@ cdef class RowLayout:
             memcpy(own + 2, &single, sizeof(single))
             return not (isinf(single) and isfinite(PyFloat_AS_DOUBLE(value)))
         try:
-            if is_single and source.kind == BYTES and (type(value) is bytes or type(value) is str):
-                found = "bytes_list", [value if type(value) is bytes else (<str>value).encode()], ()
-            else:
-                found = self.encoders[number](value)
+            if is_single and source.kind == BYTES and type(value) is str:
+                value = (<str>value).encode()
+            if is_single and source.kind == BYTES and type(value) is bytes:
+                source.data = memory_of(value, kept, &own[3])
+                return True
+            found = self.encoders[number](value)
         except (TypeError, ValueError):
             return False
         if found is None:
-            source.missing = <const uint8_t *>b"\1"
+            source.missing, own[1] = <const uint8_t *>b"\1", 0
             return True
         kind, values, _ = found
         if source.kind == ANY:
@@ -285,53 +301,43 @@ cdef class RowLayout:
         return True
 
 
-def encode_columns(list columns not None, int64_t[::1] lengths not None):
+def encode_columns(list columns not None, int64_t[::1] lengths not None, bytearray memory not None):
     """The records of rows, framed, one after the other.
 
     Args:
         columns: For each key: the key, the name of its list, values (int64, float32 or the bytes of strings), offsets of
             the strings or None, splits of the rows (int64), and which rows lack the key (uint8) or None.
         lengths: [N], receives the length of each payload.
+        memory: Where to write them; it grows.
 
     Raises:
         ValueError: The arrays do not fit; an Example would have 2 GiB.
     """
-    cdef int64_t num_rows = lengths.shape[0], count = len(columns), number, row, num_bytes = 0, total = 0, size
+    cdef int64_t num_rows = lengths.shape[0], count = len(columns), number, row, wrong = -1, size
     cdef list kept = []
     cdef Source *sources = <Source *>malloc((count + 1) * sizeof(Source))
-    cdef int64_t *sizes = <int64_t *>malloc((count * num_rows + 1) * sizeof(int64_t))
+    cdef uint8_t *begin
     cdef uint8_t *at
     try:
-        if sources == NULL or sizes == NULL:
+        if sources == NULL:
             raise MemoryError
+        size = num_rows * MOST_OVERHEAD
         for number, column in enumerate(in_order(columns)):
             take_column(&sources[number], column, num_rows, kept)
+            size += most_bytes(&sources[number], num_rows)
+        memory = room(memory, size)
+        begin = <uint8_t *>PyByteArray_AS_STRING(memory)
+        at = begin + size
         with nogil:
-            for number in range(count):
-                for row in range(num_rows):
-                    sizes[row * count + number] = values_size(&sources[number], row)
-            for row in range(num_rows):
-                lengths[row] = field_size(features_size(sources, count, sizes + row * count))
+            for row in range(num_rows - 1, -1, -1):
+                at = put_record(at, sources, count, row, &lengths[row])
                 if lengths[row] > MAX_LENGTH:
-                    break
-                total += lengths[row] + HEADER + FOOTER
-            else:
-                row = -1
-        if row >= 0:
-            raise ValueError(f"row {row}: expected an Example of less than 2 GiB, got {lengths[row]} bytes")
-        records = PyBytes_FromStringAndSize(NULL, total)
-        at = <uint8_t *>PyBytes_AS_STRING(records)
-        with nogil:
-            for row in range(num_rows):
-                memcpy(at, &lengths[row], 8)
-                at = put_footer(at + 8, 8)
-                size = features_size(sources, count, sizes + row * count)
-                at = put_example(at, sources, count, row, sizes + row * count, size)
-                at = put_footer(at, lengths[row])
-        return records
+                    wrong = row
+        if wrong >= 0:
+            raise ValueError(f"row {wrong}: expected an Example of less than 2 GiB, got {lengths[wrong]} bytes")
+        return PyMemoryView_FromObject(memory)[at - begin:size]
     finally:
         free(sources)
-        free(sizes)
 
 
 cdef take_column(Source *source, tuple column, int64_t num_rows, list kept):

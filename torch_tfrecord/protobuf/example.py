@@ -105,22 +105,22 @@ class ListValues(NamedTuple):
 
 
 class _RowLayout(Protocol):
-    def encode(self, row: Mapping[str, object]) -> bytes | None: ...
+    def encode(self, row: object, memory: bytearray, framed: bool = False) -> memoryview | None: ...
+
+
+def _layout(*items: tuple[object, ...]) -> _RowLayout | None:
+    """Build the encoder of dicts of these items; None without the compiled core."""
+    native = native_module("examples")
+    return native and native.RowLayout([*items])
 
 
 @functools.lru_cache(maxsize=_MOST_LAYOUTS)
 def _layout_of(names: tuple[object, ...]) -> _RowLayout | None:
-    """What encodes dicts of these names, with any kinds of lists; None where protobuf does."""
-    native = native_module("examples")
-    if native is None:
-        return None
+    """Build that of dicts of these names, with any kinds of lists; None where protobuf encodes."""
     try:
-        found: _RowLayout = native.RowLayout(
-            [(name, name, None, -1, ListValues.of) for name in names]
-        )
+        return _layout(*[(name, name, None, -1, ListValues.of) for name in names])
     except (AttributeError, UnicodeEncodeError):  # a key that is no text
         return None
-    return found
 
 
 class RowEncoder:
@@ -150,31 +150,26 @@ class RowEncoder:
             keys = [key for key, _ in self._encoders.values()]
             if len({*keys}) < len(keys):
                 raise ValueError(f"expected one name for each key to write, got {sorted(keys)}")
-        self._kinds: dict[str, str] = {}
-        self._since: dict[str, int] = {}
+        # By key: the kind of its lists, and since which row.
+        self._kinds: dict[str, tuple[str, int]] = {}
         # By the names of rows; by the specs under None.
-        self._layouts: dict[tuple[object, ...] | None, _RowLayout] = {}
+        self._layouts: dict[tuple[object, ...] | None, _RowLayout | None] = {}
+        self._memory = bytearray()
         if self._encoders is not None:
-            self._add_layout(
-                None,
-                [
+            self._layouts[None] = _layout(
+                *[
                     (key, name, encode.kind, encode.count, encode)
                     for name, (key, encode) in self._encoders.items()
-                ],
+                ]
             )
 
     def encode(self, row: Mapping[str, object], number: int = 0) -> bytes:
         """Encode the row with this number; raises as `encode_example` does, and for a key that
         changes its kind.
         """
-        names = tuple(row) if type(row) is dict and self._encoders is None else None
-        layout = self._layouts.get(names)
-        found = None if layout is None or type(row) is not dict else layout.encode(row)
-        return found or self._encode_by_protobuf(row, number, names)
-
-    def _encode_by_protobuf(
-        self, row: Mapping[str, object], number: int, names: tuple[object, ...] | None
-    ) -> bytes:
+        known = self.view(row)
+        if known is not None:
+            return bytes(known)
         message = Example()
         message.features.SetInParent()
         features = message.features.feature
@@ -183,16 +178,19 @@ class RowEncoder:
         else:
             found = _fill_map(features, row, "features")
             self._check_kinds(found, number, row)
-            if names is not None:
-                self._add_layout(names, [(key, key, found[key], -1, ListValues.of) for key in row])
+            if type(row) is dict and len(self._layouts) < _MOST_LAYOUTS:
+                items = [(key, key, found[key], -1, ListValues.of) for key in row]
+                self._layouts[tuple(row)] = _layout(*items)
         return bytes(message.SerializeToString(deterministic=True))
 
-    def _add_layout(
-        self, names: tuple[object, ...] | None, items: list[tuple[object, ...]]
-    ) -> None:
-        native = native_module("examples")
-        if native is not None and len(self._layouts) < _MOST_LAYOUTS:
-            self._layouts[names] = native.RowLayout(items)
+    def view(self, row: object, *, framed: bool = False) -> memoryview | None:
+        """The Example, or the framed record, of a row, valid until the next one; None where
+        `encode` should make it, or say what is wrong.
+        """
+        if type(row) is not dict:
+            return None
+        layout = self._layouts.get(tuple(row) if self._encoders is None else None)
+        return None if layout is None else layout.encode(row, self._memory, framed)
 
     def encode_columns(
         self, lists: Mapping[str, _Lists], num_rows: int, number: int
@@ -214,7 +212,7 @@ class RowEncoder:
                 found[key] = kind
         lengths = np.empty(num_rows, np.int64)
         columns = [(key, *parts) for key, parts in lists.items()]
-        records = memoryview(native.encode_columns(columns, lengths))
+        records = native.encode_columns(columns, lengths, self._memory)
         self._check_kinds(found, number, {})
         return records, lengths
 
@@ -238,14 +236,11 @@ class RowEncoder:
     def _check_kinds(
         self, found: Mapping[str, str], number: int, row: Mapping[str, object]
     ) -> None:
-        kinds = self._kinds
         for key, kind in found.items():
-            if kinds.get(key, kind) != kind:
+            if self._kinds.get(key, (kind,))[0] != kind:
                 raise self._changed(key, kind, row.get(key))
-        # Most rows have the keys of those before.
-        if not found.keys() <= kinds.keys():
-            self._since.update(dict.fromkeys(found.keys() - kinds.keys(), number))
-            kinds.update(found)
+        for key, kind in found.items():
+            self._kinds.setdefault(key, (kind, number))
 
     def _changed(self, key: str, kind: str, value: object) -> ValueError:
         is_nan = isinstance(value, float) and value != value
@@ -254,8 +249,9 @@ class RowEncoder:
             if is_nan
             else ""
         )
+        known, since = self._kinds[key]
         return ValueError(
-            f"feature {key!r}: expected {_HELD[self._kinds[key]]}, as in row {self._since[key]}, got {_HELD[kind]} "
+            f"feature {key!r}: expected {_HELD[known]}, as in row {since}, got {_HELD[kind]} "
             f"({type(value).__name__}): pass features, which say what is right{hint}"
         )
 
@@ -295,8 +291,8 @@ def encode_example(
         '0a0c0a0a0a016112051a030a0101'
     """
     layout = _layout_of(tuple(row)) if features is None and type(row) is dict else None
-    found = None if layout is None else layout.encode(row)
-    return found or RowEncoder(features).encode(row)
+    found = None if layout is None else layout.encode(row, bytearray())
+    return bytes(found or RowEncoder(features).encode(row))
 
 
 def encode_sequence_example(

@@ -72,11 +72,11 @@ class RecordFile:
             self.discard()
             raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
 
-    def write(self, payload: bytes | bytearray | memoryview) -> None:
-        """Append one record."""
-        length = len(payload)
+    def write(self, record: bytes | bytearray | memoryview, *, is_framed: bool = False) -> None:
+        """Append one record, a payload or framed."""
+        length = len(record) - OVERHEAD_BYTES * is_framed
         # In three parts: joining them would copy each payload.
-        parts = encode_header(length), payload, encode_footer(payload)
+        parts = (record,) if is_framed else (encode_header(length), record, encode_footer(record))
         for part in parts if self._packer is None else self._packer.pack(parts, length):
             self.data.write(part)
         # Before compression: how well records compress must not move the borders of shards.
@@ -89,14 +89,13 @@ class RecordFile:
 
         Args:
             records: Their bytes.
-            lengths: Of their payloads.
+            lengths: Those of their payloads.
         """
-        if self._packer is None:
-            self.data.write(records)
-        else:
-            for record, length in split_records(records, lengths):
-                for part in self._packer.pack((record,), length):
-                    self.data.write(part)
+        if self._packer is not None:
+            for record, _ in split_records(records, lengths):
+                self.write(record, is_framed=True)
+            return
+        self.data.write(records)
         self.num_bytes += len(records)
         if self._lengths is not None:
             self._lengths.frombytes(lengths.tobytes())

@@ -78,9 +78,13 @@ class _Writer(ABC):
             OSError: the disk is full or the like; the file is given up, and `close` raises again.
         """
         self._check_open()
-        payload = self._payload(record)
-        with self._failing():
-            self._shard_for(len(payload)).write(payload)
+        framed = self._encoder.view(record, framed=True)
+        data, is_framed = framed or self._payload(record), framed is not None
+        try:
+            self._shard_for(len(data) - OVERHEAD_BYTES * is_framed).write(data, is_framed=is_framed)
+        except BaseException as error:
+            self._fail(error)
+            raise
         self._count += 1
 
     def write_columns(
@@ -111,7 +115,7 @@ class _Writer(ABC):
 
     def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
         for record, length in split_records(records, lengths):
-            self._shard_for(length).write_framed(record, np.array([length]))
+            self._shard_for(length).write(record, is_framed=True)
             self._count += 1
 
     def flush(self) -> None:
@@ -155,10 +159,13 @@ class _Writer(ABC):
         try:
             yield
         except BaseException as error:
-            # An interrupt may have cut a record in two, so that it ends the file as an error does.
-            self._failure = error
-            self._discard()
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        # An interrupt may have cut a record in two, so that it ends the file as an error does.
+        self._failure = error
+        self._discard()
 
     def __enter__(self: _W) -> _W:
         return self

@@ -48,7 +48,7 @@ _Lists: TypeAlias = "tuple[str, Any, Ints | None, Ints, npt.NDArray[np.bool_]]"
 
 _RECORD = "record"
 _MISSING = "\0missing "  # begins the name of an output that says which records lack another
-_WRITTEN_ROWS = 1 << 10
+_WRITTEN_BYTES = 1 << 20
 _MOST_OFFSET, _MOST_INTEGER = (1 << 31) - 1, (1 << 63) - 1
 # Arrow has no such floats; float32 has all their values.
 _SMALL_FLOATS = (
@@ -372,9 +372,10 @@ def write_arrow(
 
 def _record_batches(batches: Any) -> Iterator[pa.RecordBatch]:
     if isinstance(batches, pa.RecordBatch):
-        # A value is a Python object for a moment, but only in a few rows at a time.
-        for begin in range(0, len(batches), _WRITTEN_ROWS):
-            yield batches.slice(begin, _WRITTEN_ROWS)
+        # Encoded at once, or a Python object for a moment.
+        step = 1 + _WRITTEN_BYTES // (128 + batches.nbytes // (len(batches) or 1))
+        for begin in range(0, len(batches), step):
+            yield batches.slice(begin, step)
     elif hasattr(batches, "__arrow_c_stream__"):
         yield from chain.from_iterable(
             map(_record_batches, pa.RecordBatchReader.from_stream(batches))
@@ -417,13 +418,13 @@ def _flat_values(name: str, values: pa.Array, rounded: set[str]) -> tuple[str, A
             raise ValueError(
                 f"column {name!r}: integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {numbers.max()}"
             )
-        return "int64_list", numbers.astype(np.int64), None
+        return "int64_list", numbers.astype(np.int64, copy=False), None
     if pa.types.is_floating(kind):
         if kind == pa.float16():
             values = values.cast(pa.float32())
         exact = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
         with np.errstate(over="ignore"):
-            single = exact.astype(np.float32)
+            single = exact.astype(np.float32, copy=False)
         if kind == pa.float64():
             if (np.isinf(single) & np.isfinite(exact)).any():
                 raise ValueError(
