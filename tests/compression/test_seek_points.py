@@ -15,13 +15,14 @@ from helpers import framed
 
 from index_tools.main import main
 from torch_tfrecord import (
+    CompressionError,
     IndexMismatchError,
     RecordIndex,
     TFRecordDataset,
     TFRecordError,
     build_index,
 )
-from torch_tfrecord.compression import CODECS
+from torch_tfrecord.compression import CODECS, InflatedFiles
 from torch_tfrecord.files import open_file
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.records import IndexKeeper
@@ -135,3 +136,42 @@ def test_a_point_that_lies_is_an_error(tmp_path):
 def test_points_that_cannot_be(table):
     with pytest.raises(IndexMismatchError, match="expected ascending seek points"):
         points_of(np.array(table, np.int64).reshape(-1, 4), b"", 100)
+
+
+@pytest.mark.parametrize("kept", [1, 1 << 28], ids=["one kept", "all kept"])
+@pytest.mark.parametrize("kind", ["GZIP", "ZLIB", "members"])
+def test_ranges_of_many_stretches_at_once(tmp_path, monkeypatch, kind, kept):
+    monkeypatch.setattr("torch_tfrecord.compression.seek_points._BLOCK_SPACING", 30_000)
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(members(DATA, 70_000) if kind == "members" else deflated(DATA, kind, 6))
+    index, file = build_index(path), open_file(str(path))
+    points = index._seek_points()
+    kind = "ZLIB" if kind == "ZLIB" else "GZIP"
+    inflated = InflatedFiles(kept).open(file, kind, len(DATA), points, 0)
+    rng = random.Random(1)
+    for _ in range(20):
+        places = sorted(rng.randrange(len(DATA)) for _ in range(rng.randrange(1, 60)))
+        sizes = [min(rng.choice([0, 1, 300, 200_000]), len(DATA) - place) for place in places]
+        starts = np.cumsum([0, *sizes]).tolist()
+        buffer = bytearray(starts[-1])
+        rows = zip(places, sizes, starts, strict=False)
+        ranges = [(place, place + size, start) for place, size, start in rows]
+        inflated.read_ranges(ranges, memoryview(buffer))
+        assert buffer == b"".join(DATA[begin:end] for begin, end, _ in ranges)
+
+
+def test_ranges_of_a_damaged_stretch_come_up_to_the_damage(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(content := members(DATA, 70_000))
+    index = build_index(path)
+    points = index._seek_points()
+    damaged = points.byte(5) + 500
+    path.write_bytes(content[:damaged] + b"\xff" * 200 + content[damaged + 200 :])
+    inflated = InflatedFiles().open(open_file(str(path)), "GZIP", len(DATA), points, 0)
+    begin = points.offsets[5]
+    buffer = bytearray(begin)
+    ranges = [(at, at + 1000, at) for at in range(0, begin - 1000, 2000)]
+    inflated.read_ranges(ranges, memoryview(buffer))
+    assert all(buffer[first:end] == DATA[first:end] for first, end, _ in ranges)
+    with pytest.raises(CompressionError, match="gzip: .*near compressed byte"):
+        inflated.read_ranges([*ranges, (begin, begin + 60_000, 0)], memoryview(bytearray(begin)))

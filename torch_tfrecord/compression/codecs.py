@@ -6,10 +6,8 @@ for a while.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import groupby
-from operator import attrgetter, itemgetter
-from typing import TypeAlias
+from collections.abc import Iterable, Sized
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,7 @@ from torch_tfrecord.compression.inflated import (
 from torch_tfrecord.compression.seek_points import BEGINNING, PointFinder, SeekPoints
 from torch_tfrecord.errors import CompressionError, IndexMismatchError
 from torch_tfrecord.files import FileSource, LocalFile
-from torch_tfrecord.per_process import ProcessCache
+from torch_tfrecord.per_process import ProcessCache, each_at_once, num_processors
 from torch_tfrecord.records import OVERHEAD_BYTES, is_header
 
 __all__ = ["CODECS", "InflatedFile", "InflatedFiles", "detect_compression"]
@@ -35,7 +33,8 @@ _HEADER_BYTES = 12  # a record's
 # A stretch of more bytes is read forward, and not kept: its file has few seek points or none.
 _MOST_STRETCH_BYTES = 1 << 26
 
-_Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
+_MOST_INPUT_BYTES = 1 << 20  # compressed bytes of a stretch that are read at a time
+_MOST_REQUESTS = 32  # stretches of a remote file that are read at once
 
 
 class InflatedFiles(ProcessCache[InflatedSource]):
@@ -106,7 +105,6 @@ class InflatedFile(FileSource):
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
         self.file, self._type, self._points = file, compression_type, points or BEGINNING
         self._stretches, self._number = stretches, number
-        self.together = None if file.together is None else _read_together
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """See `FileSource`.
@@ -127,14 +125,33 @@ class InflatedFile(FileSource):
         return done
 
     def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
-        """See `FileSource`: those of one stretch at once."""
-        for number, group in groupby(ranges, lambda range_: self._find(range_[0])):
-            parts = [*group]
-            if self._is_short(number) and parts[-1][1] <= self._end(number):
-                stretch = self._stretches.find((self._number, number), self._open)
-                if stretch.copy_ranges(parts, buffer):
-                    continue
-            super().read_ranges(parts, buffer)
+        """See `FileSource`: stretches that are not kept are decompressed at once, by threads."""
+        parts: dict[int, list[tuple[int, int, int]]] = {}  # by stretch: begin, end, place
+        for begin, end, place in ranges:
+            number = self._find(begin)
+            while (border := self._end(number)) < end:
+                parts.setdefault(number, []).append((begin, border, place))
+                begin, place, number = border, place + border - begin, number + 1
+            parts.setdefault(number, []).append((begin, end, place))
+        new = {number for number in parts if (self._number, number) not in self._stretches}
+        most = num_processors() if self.file.together is None else _MOST_REQUESTS
+        begun = each_at_once(self._content, sorted(new), most)
+        for number, own in parts.items():
+            is_begun = number in new and len(new) > 1
+            content = next(begun) if is_begun else self._content(number)
+            low = self._points.offsets[number]
+            for begin, end, place in own:
+                piece = content[begin - low : end - low]
+                if len(piece) < end - begin:  # it is long, or damaged
+                    super().read_ranges([(begin, end, place)], buffer)
+                else:
+                    buffer[place : place + end - begin] = piece
+
+    def _content(self, number: int) -> memoryview:
+        """A stretch, as far as it is not damaged; nothing of a long one."""
+        low = self._points.offsets[number]
+        stretch = self._stretches.find((self._number, number), self._open)
+        return stretch.view(self._end(number) - low if self._is_short(number) else 0, low)
 
     def forget(self, begin: int, end: int) -> bool:
         """See `FileSource`."""
@@ -142,17 +159,6 @@ class InflatedFile(FileSource):
         for number in numbers:
             self._stretches.drop((self._number, number))
         return self.file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
-
-    def missing(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The numbers of the stretches of a range that are not kept, and their compressed bytes."""
-        for number in range(self._find(begin), self._find(max(begin, end - 1)) + 1):
-            if self._is_short(number) and (self._number, number) not in self._stretches:
-                yield number, *self._extent(number)
-
-    def give(self, number: int, begin: int, data: memoryview) -> None:
-        """Take the compressed bytes of a stretch."""
-        source = _Part(self.path, data, begin)
-        self._stretches.find((self._number, number), lambda _: self._stretch(number, source))
 
     def _find(self, offset: int) -> int:
         return self._points.find(max(offset, 0))
@@ -175,56 +181,16 @@ class InflatedFile(FileSource):
 
     def _open(self, key: tuple[int, int]) -> InflatedSource:
         number = key[1]
-        if self.file.together is None or not self._is_short(number):
-            return self._stretch(number, self.file.ahead())
         begin, end = self._extent(number)
-        data = self.file.read(end - begin, begin)
-        return self._stretch(number, _Part(self.path, memoryview(data), begin))
-
-    def _stretch(self, number: int, source: FileSource) -> InflatedSource:
         point = self._points.point(number)
         kind = SnappySource if self._type == "SNAPPY" else InflatedSource
-        stretch = kind(source, self._type, point)
+        stretch = kind(self.file.ahead(end), self._type, point)
         if self._is_short(number):
             stretch.keep_from = point.offset
             stretch.end = self._end(number)
             stretch.most_bytes = stretch.end - point.offset
+            stretch.input_bytes = min(end - begin, _MOST_INPUT_BYTES)
         return stretch
-
-
-def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
-    """Get the compressed bytes of all ranges at once, then read one after the other; see
-    `FileSource.together`.
-    """
-    parts: dict[tuple[InflatedFile, int], _Range] = {}
-    num_bytes = 0
-    for file, _, first, last, _ in ranges:
-        if isinstance(file, InflatedFile):
-            for number, begin, end in file.missing(first, last):
-                if (file, number) not in parts:
-                    parts[file, number] = file.file, number, begin, end, num_bytes
-                    num_bytes += end - begin
-    data = memoryview(bytearray(num_bytes))
-    for read in {source.together for source, *_ in parts.values() if source.together}:
-        read([*parts.values()], data)
-    for (inflated, number), (_, _, begin, end, start) in parts.items():
-        inflated.give(number, begin, data[start : start + end - begin])
-    for file, group in groupby(ranges, itemgetter(0)):
-        file.read_ranges([each[2:] for each in group], buffer)
-
-
-class _Part(FileSource):
-    """A part of a file in memory; offsets are those in the file."""
-
-    chunk_bytes = 1 << 19
-
-    def __init__(self, path: str, data: memoryview, begin: int) -> None:
-        self.path, self._data, self._begin = path, data, begin
-        self.size = begin + len(data)
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        at = max(offset - self._begin, 0)
-        return bytes(self._data[at : at + num_bytes])
 
 
 _DESCRIPTION = {

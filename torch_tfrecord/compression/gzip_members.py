@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import deque
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from crc32c import crc32c
 
 from torch_tfrecord.compression.deflate import GZIP_MAGIC, MOST_EXPANSION, fastest
 from torch_tfrecord.files import FileSource
-from torch_tfrecord.per_process import PerProcess, in_thread, num_processors
+from torch_tfrecord.per_process import PerProcess, each_at_once, num_processors
 
 __all__ = ["MemberPacker", "MembersAhead", "member_lengths"]
 
@@ -191,41 +190,44 @@ class MembersAhead:
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
-        # Begin, end and content; a forked process has no threads that are at work.
-        self._next: PerProcess[deque[tuple[int, int, Future[bytes | None]]]] = PerProcess(deque)
+        # Where the next member begins; a forked process has no threads that are at work.
+        self._next: PerProcess[dict[int, Iterator[tuple[bytes | None, int]]]] = PerProcess(dict)
 
     def take(self, begin: int) -> tuple[bytes, int] | None:
         """The content of the member at a byte, and where the next one begins; None where its header
         does not say how long it is, or it is large or damaged.
         """
-        members = self._next.get()
-        while members and members[0][0] != begin:
-            members.popleft()
-        at = members[-1][1] if members else begin
-        while len(members) < min(2 * num_processors(), _MOST_AHEAD):
-            sizes = _read_sizes(self._source, at)
-            if sizes is None or not _HEAD_BYTES < sizes.num_bytes <= _MOST_BYTES:
-                break
-            data = self._source.read(sizes.num_bytes, at)
-            if len(data) < sizes.num_bytes:
-                break
-            members.append((at, at + len(data), in_thread(_inflate, data)))
-            at += len(data)
-        if not members:
+        ahead = self._next.get()
+        most = min(2 * num_processors(), _MOST_AHEAD)
+        members = ahead.pop(begin, None) or each_at_once(_inflate, self._members(begin), most)
+        ahead.clear()
+        content, end = next(members, (None, begin))
+        if content is None:
             return None
-        _, end, task = members.popleft()
-        content = task.result()
-        return None if content is None else (content, end)
+        ahead[end] = members
+        return content, end
+
+    def _members(self, at: int) -> Iterator[tuple[bytes, int]]:
+        """The members from a byte on, and where each ends."""
+        while (sizes := _read_sizes(self._source, at)) is not None:
+            data = self._source.read(min(sizes.num_bytes, _MOST_BYTES + 1), at)
+            if not _HEAD_BYTES < sizes.num_bytes == len(data) <= _MOST_BYTES:
+                return
+            at += len(data)
+            yield data, at
 
 
-def _inflate(member: bytes) -> bytes | None:
-    """The content of a whole member; None where it is none, is followed by more, or has too much."""
+def _inflate(place: tuple[bytes, int]) -> tuple[bytes | None, int]:
+    """The content of a whole member, None where it is none, is followed by more, or has too much;
+    and where it ends.
+    """
+    member, end = place
     engine, size = fastest(), int.from_bytes(member[-4:], "little")
     # Not in one step, which does not say where the member ends: its size may be wrong.
     inflater = engine.decompressobj(31)
     try:
         content: bytes = inflater.decompress(member, min(size, _MOST_BYTES) + 1)
     except engine.error:
-        return None
+        return None, end
     is_whole = inflater.eof and not inflater.unused_data and len(content) <= _MOST_BYTES
-    return content if is_whole else None
+    return content if is_whole else None, end

@@ -38,6 +38,7 @@ __all__ = [
 _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
 _MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
+_END = 1 << 62  # of a stream that is read to its end
 
 _MAX_HONEST_EXPANSION = 100  # for a longer record than a stream may have: a bomb expands more
 
@@ -97,6 +98,7 @@ class InflatedSource(SequentialSource):
 
     Attributes:
         end: Offset that reading stops at.
+        input_bytes: Compressed bytes that are read at a time.
         finder: The same.
     """
 
@@ -115,7 +117,7 @@ class InflatedSource(SequentialSource):
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self.finder = source, compression_type, finder
         self._gaps = gaps
-        self.end = 1 << 62
+        self.end, self.input_bytes = _END, _INPUT_BYTES
         # A member that isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None
         of_blocks = finder and optional_module("inflate")
@@ -203,7 +205,7 @@ class InflatedSource(SequentialSource):
             self.finder.add_member(begin, self._produced)
 
     def _next_input(self) -> bytes:
-        data = self._source.read(_INPUT_BYTES, self._consumed)
+        data = self._source.read(self.input_bytes, self._consumed)
         self._consumed += len(data)
         lead, self._lead = self._lead, 0
         return lead_in(data, lead)
@@ -229,7 +231,11 @@ class InflatedSource(SequentialSource):
         # An error loses what was decompressed before it: `_salvage` does that again from here.
         copy = getattr(inflater, "copy", None)
         before = None if copy is None else copy()
-        data, wanted = self._input, min(_OUTPUT_BYTES, self.end - self._produced)
+        # At once where it is known how much comes: nothing is joined then.
+        most = (
+            _OUTPUT_BYTES if self.end == _END else max(_OUTPUT_BYTES, self._until - self._produced)
+        )
+        data, wanted = self._input, min(most, self.end - self._produced)
         try:
             piece = inflater.decompress(data, wanted)
         except (zlib.error, self._engine.error) as error:

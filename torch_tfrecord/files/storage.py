@@ -93,11 +93,15 @@ class FileSource:
         got = self.read_into(memoryview(buffer), offset)
         return bytes(memoryview(buffer)[:got])
 
+    def view(self, num_bytes: int, offset: int) -> memoryview:
+        """As `read`, without a copy where the source has the bytes in memory."""
+        return memoryview(self.read(num_bytes, offset))
+
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
         the file.
         """
-        data = self.read(len(buffer), offset)
+        data = self.view(len(buffer), offset)
         buffer[: len(data)] = data
         return len(data)
 
@@ -168,49 +172,43 @@ class SequentialSource(FileSource, ABC):
         self.chunk_bytes = 1 << 19
         self._lock = threading.Lock()
         self.most_bytes = 1 << 20
-        self._kept = bytearray()
+        self._kept = b""
         self._begin = self._offset = begin  # offset of the first kept byte
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+        return bytes(self.view(num_bytes, offset))
+
+    def view(self, num_bytes: int, offset: int) -> memoryview:
+        """See `FileSource`."""
         with self._lock:
             begin = self._advance(num_bytes, offset)
-            with memoryview(self._kept) as kept:
-                return bytes(kept[begin : begin + num_bytes])
-
-    def copy_ranges(self, ranges: Sequence[tuple[int, int, int]], buffer: memoryview) -> bool:
-        """Fill a writable buffer with ascending ranges, all of which are kept at once: first byte,
-        end, and place in the buffer; whether all came.
-        """
-        begin, end = ranges[0][0], ranges[-1][1]
-        with self._lock:
-            first = self._advance(end - begin, begin) - begin
-            with memoryview(self._kept) as kept:
-                if first + end > len(kept):
-                    return False
-                for begin, end, start in ranges:
-                    buffer[start : start + end - begin] = kept[first + begin : first + end]
-                return True
+            return memoryview(self._kept)[begin : begin + num_bytes]
 
     def _advance(self, num_bytes: int, offset: int) -> int:
         """Read up to a range; return where it begins among the kept bytes."""
         if offset < self._offset:
             self._restart()
-            self._kept, self._offset = bytearray(), self._begin
-        while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
-            self._kept += piece
-            self._drop(offset)
-        self._drop(offset)
+            self._kept, self._offset = b"", self._begin
+        # The first byte that is kept when more come.
+        low = offset if self.keep_from is None else min(offset, self.keep_from)
+        low -= self.kept_before
+        pieces, end = [self._kept], self._offset + len(self._kept)
+        self._until = offset + num_bytes
+        try:
+            while end < self._until and (piece := self._more()):
+                if end <= low:
+                    pieces, self._offset = [], end
+                pieces.append(piece)
+                end += len(piece)
+        finally:
+            cut = min(max(low - self._offset, 0), len(pieces[0]))
+            if len(pieces) > 1 and cut:
+                self._offset += cut
+                self._kept = b"".join([memoryview(pieces[0])[cut:], *pieces[1:]])
+            else:
+                self._kept = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return max(offset - self._offset, 0)
-
-    def _drop(self, offset: int) -> None:
-        """Drop bytes before an offset, unless they are to be kept."""
-        if self.keep_from is not None:
-            offset = min(offset, self.keep_from)
-        excess = min(offset - self.kept_before - self._offset, len(self._kept))
-        if excess > 0:
-            del self._kept[:excess]  # cheap: only moves the start of the bytearray
-            self._offset += excess
 
     @abstractmethod
     def _more(self) -> bytes:

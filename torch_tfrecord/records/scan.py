@@ -232,7 +232,7 @@ class RecordScanner:
         if at < 0 or at + num_bytes > len(self._held):
             if self._skipped is not None:
                 self._source.keep_from = offset  # a search after damage reads these bytes, too
-            self._held = memoryview(self._source.read(max(num_bytes, ahead), offset))
+            self._held = self._source.view(max(num_bytes, ahead), offset)
             self._held_begin, at = offset, 0
         return self._held[at : at + num_bytes]
 
