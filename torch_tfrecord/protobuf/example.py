@@ -595,7 +595,7 @@ def _as_array(value: object) -> _Array | None:
 def _sort_out_array(array: _Array) -> ListValues:
     kind = array.dtype.kind
     if kind in "biu":
-        # of unsigned ones some may not fit
+        # some unsigned ones may not fit
         values = array.ravel() if array.dtype != np.uint64 else array.ravel().tolist()
         found = _int_leaves(values) if isinstance(values, list) else values.astype(np.int64)
         return ListValues("int64_list", found, array.shape)
