@@ -60,6 +60,8 @@ def scan(
     buffer: Any,
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
+    verify: bool,
+    keeps: bool,
 ) -> int: ...
 def slices(
     buffer: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]

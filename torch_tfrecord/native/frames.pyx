@@ -64,6 +64,7 @@ cdef enum:
     _FOOTER = 4
     _LENGTH = 8
     _CHUNK = 1 << 18  # fits into the L2 cache, with room to spare
+    _PAGE = 1 << 12
     _MOST_SOURCES = 64
     _SMALL = 1 << 14  # below, releasing the GIL costs more than the work
 
@@ -154,7 +155,8 @@ def headers(const uint8_t[::1] buffer):
 
 
 def scan(
-    int fd, int64_t offset, int64_t end, uint8_t[::1] buffer, int64_t[::1] offsets, int64_t[::1] lengths,
+    int fd, int64_t offset, int64_t end, uint8_t[::1] buffer, int64_t[::1] offsets, int64_t[::1] lengths, bint verify,
+    bint keeps,
 ):
     """Find and check consecutive records of a file, as many as `offsets` and `lengths` hold.
 
@@ -164,18 +166,24 @@ def scan(
         end: Where to stop, at most the file's size: no byte after it is read.
         buffer: Scratch buffer for reads.
         offsets, lengths: [N], receive the offset and payload length of each record.
+        verify: Also check the payload checksums.
+        keeps: `buffer` receives the records found, as they are in the file.
 
     Returns:
         The number found. After them comes the end, a bad record, or one that does not fit into `buffer`, unless all N
         were found.
     """
     cdef uint8_t *data = &buffer[0]
-    cdef int64_t capacity = buffer.shape[0], held = 0, used, wanted, length
+    cdef int64_t capacity = buffer.shape[0], held = 0, used, wanted, length, begin = offset
     cdef Py_ssize_t limit = min(offsets.shape[0], lengths.shape[0]), count = 0
     cdef bint good = offset >= 0
     with nogil:
-        while good and count < limit and offset + held < end:
-            wanted = min(capacity - held, end - offset - held)
+        while good and count < limit and held < min(capacity, end - offset):
+            wanted = min(capacity, end - offset) - held
+            if keeps:  # what is left after the last record is read again: as little as can be guessed
+                wanted = min(wanted, _CHUNK)
+                if count:
+                    wanted = min(wanted, max((limit - count) * ((offset - begin) // count) - held, _PAGE))
             good = pread(fd, data + held, wanted, offset + held) == wanted
             if not good:
                 break
@@ -186,17 +194,18 @@ def scan(
                 good = _is_header(data + used)
                 if not good or length < 0 or length > held - used - _OVERHEAD:
                     break
-                good = _is_payload(data + used + _HEADER, length)
+                good = not verify or _is_payload(data + used + _HEADER, length)
                 if not good:
                     break
                 offsets[count], lengths[count] = offset + used, length
                 count += 1
                 used += length + _OVERHEAD
-            if used == 0:
-                break
             held -= used
             offset += used
-            memmove(data, data + used, held)
+            if keeps:
+                data, capacity = data + used, capacity - used
+            else:
+                memmove(data, data + used, held)
     return count
 
 

@@ -112,6 +112,7 @@ def read_blocks(
     verify_crc: bool,
     on_error: OnError,
     report: Callable[[str, SkippedBytes], None] | None = None,
+    wanted: Callable[[], tuple[int, int]] | None = None,
 ) -> Iterator[Block]:
     """`read_records` of one file, block by block, with offsets.
 
@@ -119,10 +120,11 @@ def read_blocks(
         file: The file, as it is read from its beginning to its end.
         compression_type, verify_crc, on_error: See `read_records`.
         report: Takes what was skipped, in place of a warning.
+        wanted: See `RecordScanner`.
     """
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
-    yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped)
+    yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted)
     if skipped:
         (_report if report is None else report)(file.path, skipped)
 

@@ -5,7 +5,7 @@ verifying.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
@@ -121,6 +122,8 @@ class RecordScanner:
             not even read.
         skipped: If given, damage does not raise: damaged records are skipped and added here.
         begin: Offset and number of the first record.
+        wanted: How many records the caller waits for, and how many each later time: most blocks end
+            where it needs no more, so that it need not join them.
 
     Raises:
         CorruptRecordError: A checksum is wrong, or the stream ends inside a record.
@@ -136,13 +139,15 @@ class RecordScanner:
         keep_payloads: bool = True,
         skipped: SkippedBytes | None = None,
         begin: tuple[int, int] = (0, 0),
+        wanted: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self._source = source
         self._verify = verify_crc
         self._keep = keep_payloads
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # there is no record in less
-        self._buffer = bytearray()  # the compiled core's
+        self._wanted = wanted
+        self._mean = 0  # bytes of a record, in the last block
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
         self._search: _RecordSearch | None = None  # for the next record after damage
@@ -200,29 +205,48 @@ class RecordScanner:
                 wanted = step = min(_FIRST_STEP_BYTES, self._usual)
 
     def _quick_blocks(self) -> Iterator[Block]:
-        """Blocks of good records of a local file whose payloads are only checked, in few calls of
-        the compiled core.
+        """Blocks of good records of a local file, in few calls of the compiled core: each reads,
+        and checks what is still in the processor's cache.
         """
         native = native_module("frames")
         if (
             native is None
-            or self._keep
-            or not self._verify
+            or not (self._keep or self._verify)
             or not isinstance(self._source, LocalFile)
         ):
             return
-        if len(self._buffer) < self._usual:
-            self._buffer = bytearray(self._usual)
         self._held = memoryview(b"")
-        offsets, lengths = np.empty((2, _QUICK_RECORDS), np.int64)
+        buffer, count, keeps = scratch_bytes(self._usual), _QUICK_RECORDS, self._keep
         while True:
             end = min(self._source.file_size, self._offset + _QUICK_BYTES)
+            if keeps:
+                end = self._source.file_size
+                count, size = self._room()
+                buffer = scratch_bytes(max(min(size, end - self._offset), OVERHEAD_BYTES))
+            places = np.empty((2, count), np.int64)
             held = self._source.hold()
-            found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
+            found = native.scan(
+                held.number, self._offset, end, buffer, *places, self._verify, keeps
+            )
             del held  # not kept while the caller uses the records
             if not found:
                 return
-            yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)
+            offsets, lengths = places[:, :found].copy()
+            starts = offsets - (self._offset - HEADER_BYTES)
+            yield self._block(
+                offsets, lengths, PackedRecords(buffer, starts, lengths) if keeps else None
+            )
+
+    def _room(self) -> tuple[int, int]:
+        """The records and bytes of the next block: whole parts of those that are wanted, or what is
+        usually read.
+        """
+        if self._wanted is None or not self._mean:
+            return _QUICK_RECORDS, max(self._usual, 4 * self._mean)
+        left, size = self._wanted()
+        count = left + size * (self._usual // (size * self._mean))
+        # Where lengths differ, most blocks of so many are a little longer or shorter.
+        return count, max(self._usual, count * self._mean * 17 // 16)
 
     def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> memoryview:
         """`FileSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes
@@ -241,6 +265,7 @@ class RecordScanner:
     ) -> Block:
         """Return the next block, and advance the scan past it."""
         block = Block(self._position, offsets, lengths, records)
+        self._mean = int(lengths.mean()) + OVERHEAD_BYTES + 1
         self._offset = int(offsets[-1] + lengths[-1]) + OVERHEAD_BYTES
         self._position += len(offsets)
         return block

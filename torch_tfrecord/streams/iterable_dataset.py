@@ -357,7 +357,12 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     # Reading.
 
-    def _read(self, open_source: Callable[[str], FileSource], file: int) -> Iterator[Block]:
+    def _read(
+        self,
+        open_source: Callable[[str], FileSource],
+        file: int,
+        wanted: Callable[[], tuple[int, int]] | None = None,
+    ) -> Iterator[Block]:
         num_records = 0
         for block in read_blocks(
             open_source(self.files[file]),
@@ -366,6 +371,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             # Damage between records belongs to no record, so the scanner skips it.
             on_error="skip" if self._errors.skips else "raise",
             report=self._note_skipped,
+            wanted=wanted,
         ):
             num_records += len(block.offsets)
             yield block

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,15 @@ __all__ = ["Piece", "RecordGroup", "RecordStream", "deal_out"]
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _Count = TypeVar("_Count", int, _Integers)
+
+_Wanted: TypeAlias = Callable[[], tuple[int, int]]
+
+
+class ReadBlocks(Protocol):
+    """Reads a file block by block, by its number; for `wanted` see `RecordScanner`."""
+
+    def __call__(self, file: int, wanted: _Wanted | None = None, /) -> Iterator[Block]: ...
+
 
 # More records than an image batch usually has.
 _MANY_RECORDS = 256
@@ -156,16 +165,21 @@ class RecordGroup(NamedTuple):
 
 
 def cut_groups(
-    groups: Iterable[RecordGroup], sizes: Iterator[int], most_bytes: float
+    groups: Iterable[RecordGroup], sizes: Iterator[int], most_bytes: float, wanted: list[int]
 ) -> Iterator[RecordGroup]:
     """The same records in parts of some sizes; the last may have fewer, and so may those of large
     records (see `is_full`). The records before an error are yielded before it is raised.
+
+    Before a group is taken, `wanted` receives how many records the next part lacks, and how many it
+    has in all.
     """
     waiting: list[RecordGroup] = []
     count, num_bytes, size = 0, 0, next(sizes)
+    wanted[:] = size, size
     failure: Exception | None = None
     try:
         for group in groups:
+            mean = int(group.records.lengths.mean())
             while len(group.numbers):
                 lengths = group.records.lengths[: size - count]
                 taken, total = len(lengths), num_bytes + int(lengths.sum())
@@ -182,6 +196,10 @@ def cut_groups(
                 if is_whole:
                     yield RecordGroup.join(waiting)
                     waiting, count, num_bytes, size = [], 0, 0, next(sizes)
+                    # No more than will be enough.
+                    while size > 1 and is_full(size // 2, size // 2 * mean, size, most_bytes):
+                        size //= 2
+            wanted[:] = size - count, size
     except Exception as error:
         failure = error
     if waiting:
@@ -204,14 +222,17 @@ def is_full(count: _Count, num_bytes: _Count, size: int, most_bytes: float) -> _
 # Not methods: a stream that refers to itself would keep files open after it is dropped.
 
 
-def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
-    """The records of a piece, block by block."""
+def read_groups(
+    read: ReadBlocks, piece: Piece, wanted: Sequence[int] | None = None
+) -> Iterator[RecordGroup]:
+    """The records of a piece, block by block; for `wanted` see `cut_groups`."""
     if piece.picked is not None and not piece.picked:
         return
     # Nothing after it is read.
     last = None if piece.picked is None else piece.picked[-1]
     end = 0
-    for block in read(piece.file):
+    parts = None if wanted is None else lambda: (wanted[0] * piece.parts, wanted[1] * piece.parts)
+    for block in read(piece.file, parts):
         end = block.position + len(block.offsets)
         numbers = piece.numbers(block.position, end)
         if block.records is not None and len(numbers):
@@ -229,7 +250,7 @@ def read_groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterato
         raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
 
 
-def read_records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:
+def read_records(read: ReadBlocks, piece: Piece) -> Iterator[StreamRecord]:
     """The records of a piece, as separate objects: a shuffle buffer must not keep whole blocks alive
     for a few records.
     """
@@ -271,7 +292,7 @@ class RecordStream:
 
     Args:
         pieces: In order.
-        read: From a file's number to its blocks of records.
+        read: From a file's number to its blocks of records; for `wanted` see `RecordScanner`.
         order: "cycle_length" and "block_length", at least 1; "shuffle_buffer_size", the records in the
             shuffle buffer, 0 for none.
         random: Draws from the buffer.
@@ -287,7 +308,7 @@ class RecordStream:
     def __init__(
         self,
         pieces: Sequence[Piece],
-        read: Callable[[int], Iterator[Block]],
+        read: ReadBlocks,
         order: Mapping[str, Any],
         random: RandomStream,
         origin: Mapping[str, Any],
@@ -443,8 +464,9 @@ class RecordStream:
             yield part
 
     def _plain_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
-        groups = (read_groups(self._read, piece) for piece in self.left(self.place()))
-        return cut_groups(chain.from_iterable(groups), sizes, most_bytes)
+        wanted: list[int] = []
+        groups = (read_groups(self._read, piece, wanted) for piece in self.left(self.place()))
+        return cut_groups(chain.from_iterable(groups), sizes, most_bytes, wanted)
 
     def _mixed_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
         records = self.records()
