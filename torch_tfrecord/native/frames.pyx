@@ -46,7 +46,7 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "crc32c", "find",
-           "first_bad", "headers", "integers", "max_records", "plan_reads", "read_record", "scan", "slices", "walk"]
+           "first_bad", "headers", "integers", "plan_reads", "read_record", "scan", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -91,22 +91,6 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
     with nogil:
         value = crc32c_extend(value, &data[0], size)
     return value
-
-
-def max_records(const uint8_t[::1] buffer):
-    """An upper bound on the number of complete records at the start of a buffer, without checking checksums."""
-    cdef const uint8_t *data = &buffer[0]
-    cdef uint64_t left = buffer.shape[0], length
-    cdef Py_ssize_t count = 0
-    with nogil:
-        while left >= _OVERHEAD:
-            length = load_le64(data)
-            if length > left - _OVERHEAD:
-                break
-            data += length + _OVERHEAD
-            left -= length + _OVERHEAD
-            count += 1
-    return count
 
 
 def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, bint verify):

@@ -60,7 +60,7 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
     if native is None:
         return _walk(bytes(buffer), verify_crc)
     # As many as empty records would fit: one call, without growing.
-    starts, lengths = np.empty((2, native.max_records(buffer)), dtype=np.int64)
+    starts, lengths = np.empty((2, len(buffer) // OVERHEAD_BYTES), dtype=np.int64)
     count, used, why, length = native.walk(buffer, starts, lengths, verify_crc)
     # The core says where, the fallback how: all errors are worded in one place.
     problem = None

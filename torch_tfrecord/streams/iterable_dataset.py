@@ -361,7 +361,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self,
         open_source: Callable[[str], FileSource],
         file: int,
-        wanted: Callable[[], tuple[int, int]] | None = None,
+        wanted: Callable[[], tuple[int, int]] | None,
     ) -> Iterator[Block]:
         num_records = 0
         for block in read_blocks(

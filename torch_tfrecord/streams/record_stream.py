@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,8 @@ __all__ = ["Piece", "RecordGroup", "RecordStream", "deal_out"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_Count = TypeVar("_Count", int, _Integers)
-
-_Wanted: TypeAlias = Callable[[], tuple[int, int]]
-
-
-class ReadBlocks(Protocol):
-    """Reads a file block by block, by its number; for `wanted` see `RecordScanner`."""
-
-    def __call__(self, file: int, wanted: _Wanted | None = None, /) -> Iterator[Block]: ...
-
+_ReadBlocks: TypeAlias = "Callable[[int, Callable[[], tuple[int, int]] | None], Iterator[Block]]"
+"""Reads a file block by block, by its number; the function is that of `RecordScanner`."""
 
 # More records than an image batch usually has.
 _MANY_RECORDS = 256
@@ -168,7 +160,7 @@ def cut_groups(
     groups: Iterable[RecordGroup], sizes: Iterator[int], most_bytes: float, wanted: list[int]
 ) -> Iterator[RecordGroup]:
     """The same records in parts of some sizes; the last may have fewer, and so may those of large
-    records (see `is_full`). The records before an error are yielded before it is raised.
+    records (see `fitting`). The records before an error are yielded before it is raised.
 
     Before a group is taken, `wanted` receives how many records the next part lacks, and how many it
     has in all.
@@ -181,24 +173,15 @@ def cut_groups(
         for group in groups:
             mean = int(group.records.lengths.mean())
             while len(group.numbers):
-                lengths = group.records.lengths[: size - count]
-                taken, total = len(lengths), num_bytes + int(lengths.sum())
-                is_whole = count + taken == size
-                if total > most_bytes:
-                    ends = num_bytes + np.cumsum(lengths)
-                    counts = count + 1 + np.arange(taken)
-                    stops = np.flatnonzero(is_full(counts, ends, size, most_bytes))
-                    is_whole = len(stops) > 0
-                    taken = int(stops[0]) + 1 if is_whole else taken
-                waiting.append(group.part(slice(taken)))
-                group = group.part(slice(taken, None))
-                count, num_bytes = count + taken, total
-                if is_whole:
+                taken = group.part(slice(size - count))
+                group = group.part(slice(size - count, None))
+                waiting.append(taken)
+                count += len(taken.numbers)
+                num_bytes += int(taken.records.lengths.sum())
+                if count == size or num_bytes > 16 * most_bytes:
                     yield RecordGroup.join(waiting)
-                    waiting, count, num_bytes, size = [], 0, 0, next(sizes)
-                    # No more than will be enough.
-                    while size > 1 and is_full(size // 2, size // 2 * mean, size, most_bytes):
-                        size //= 2
+                    waiting, count, num_bytes = [], 0, 0
+                    size = fitting(next(sizes), mean, most_bytes)
             wanted[:] = size - count, size
     except Exception as error:
         failure = error
@@ -208,22 +191,23 @@ def cut_groups(
         raise failure
 
 
-def is_full(count: _Count, num_bytes: _Count, size: int, most_bytes: float) -> _Count:
-    """Whether a part is whole: it has `size` records, or enough bytes and a power of two of
-    records, so that batches of as many rarely come from two parts, or far too many bytes. Few
-    records may have 4 times the bytes, as an image batch would otherwise come from several parts.
+def fitting(size: int, mean: int, most_bytes: float) -> int:
+    """How many records of so many bytes to take together in place of `size`: half as long as that
+    is enough bytes, so that batches of a power of two rarely come from two parts. Few records may
+    have 4 times the bytes, as an image batch would otherwise come from several parts.
     """
-    is_aligned = (count & (count - 1)) == 0
-    is_enough = (num_bytes > 4 * most_bytes) | ((num_bytes > most_bytes) & (count >= _MANY_RECORDS))
-    found: _Count = (count == size) | (is_aligned & is_enough) | (num_bytes > 16 * most_bytes)
-    return found
+    while size > 1 and (half := size // 2) * mean > most_bytes * (
+        1 if half >= _MANY_RECORDS else 4
+    ):
+        size = half
+    return size
 
 
 # Not methods: a stream that refers to itself would keep files open after it is dropped.
 
 
 def read_groups(
-    read: ReadBlocks, piece: Piece, wanted: Sequence[int] | None = None
+    read: _ReadBlocks, piece: Piece, wanted: Sequence[int] | None = None
 ) -> Iterator[RecordGroup]:
     """The records of a piece, block by block; for `wanted` see `cut_groups`."""
     if piece.picked is not None and not piece.picked:
@@ -250,7 +234,7 @@ def read_groups(
         raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
 
 
-def read_records(read: ReadBlocks, piece: Piece) -> Iterator[StreamRecord]:
+def read_records(read: _ReadBlocks, piece: Piece) -> Iterator[StreamRecord]:
     """The records of a piece, as separate objects: a shuffle buffer must not keep whole blocks alive
     for a few records.
     """
@@ -308,7 +292,7 @@ class RecordStream:
     def __init__(
         self,
         pieces: Sequence[Piece],
-        read: ReadBlocks,
+        read: _ReadBlocks,
         order: Mapping[str, Any],
         random: RandomStream,
         origin: Mapping[str, Any],
@@ -471,18 +455,20 @@ class RecordStream:
     def _mixed_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
         records = self.records()
         failure: Exception | None = None
+        mean = 0
         for size in sizes:
             part: list[StreamRecord] = []
             num_bytes = 0
             try:
-                for record in islice(records, size):
+                for record in islice(records, fitting(size, mean, most_bytes)):
                     part.append(record)
                     num_bytes += len(record[0])
-                    if num_bytes > most_bytes and is_full(len(part), num_bytes, size, most_bytes):
+                    if num_bytes > 16 * most_bytes:
                         break
             except Exception as error:  # raised after the records before it
                 failure = error
             if part:
+                mean = num_bytes // len(part)
                 yield RecordGroup.of(*zip(*part, strict=True))
             if failure is not None:
                 raise failure

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, knows_keywords
 from torch_tfrecord.columns import RecordFeatures
-from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.loading import (
     MapDataset,
     RecordFiles,
@@ -232,16 +232,21 @@ class TFRecordDataset(MapDataset):
 
     def _scan(self, key: str) -> KeptColumn:
         """Read a column from the records; those that are left out have no value."""
-        columns, raw, rows = ExampleColumns([key]), self._reading(None, None), np.arange(len(self))
-        step = self._usual_rows
-        starts = range(0, len(self), step)
-        for begin in ProgressBar(
-            starts, f"reading {key}", unit="record", unit_scale=step, delay=1.0
+        columns, raw, step = ExampleColumns([key]), self._reading(None, None), self._usual_rows
+        parts = [np.arange(at, min(at + step, len(self))) for at in range(0, len(self), step)]
+
+        def load(part: Any) -> Any:
+            with suppress(TFRecordError):  # some record fails: the way below finds out which
+                records = self._record_files.read_batch(self._absolutes(part))
+                records.read()
+                return records
+            return [b"" if record is LEFT_OUT else record for record in raw._load_samples(part)]
+
+        loaded = zip(parts, each_at_once(load, parts, self._num_threads), strict=True)
+        for part, records in ProgressBar(
+            loaded, f"reading {key}", len(parts), unit="record", unit_scale=step, delay=1.0
         ):
-            part = rows[begin : begin + step]
-            records: Any = raw._load_samples(part)  # type: ignore[arg-type]
-            filled = [b"" if record is LEFT_OUT else record for record in records]
-            columns.add(filled, partial(self._place, part))
+            columns.add(records, partial(self._place, part))
         self._errors.tell()
         return columns.columns()[key]
 
