@@ -188,6 +188,25 @@ def test_every_truncation_among_large_records(verify_crc, keep_payloads):
 # Truncation and flipped bits of a file of three records, front to back and by index.
 
 
+@pytest.mark.parametrize("wanted", [(1, 1), (3, 7), (40, 64), (1000, 1000)])
+@pytest.mark.parametrize("damaged", [None, 50, 199])
+def test_blocks_of_as_many_as_are_wanted(file, wanted, damaged):
+    draw = random.Random(5)
+    sizes = [*draw.choices([0, 1, 100, 5000, 70_000], k=120), 900_000, *[5000] * 80]
+    payloads = [draw.randbytes(size) for size in sizes]
+    content = bytearray(framed(*payloads))
+    whole = len(payloads) if damaged is None else damaged
+    if damaged is not None:
+        content[sum(sizes[:damaged]) + 16 * damaged + 12] ^= 1
+    source = open_file(file(bytes(content)))
+    found, error = collect(RecordScanner(source, wanted=lambda: wanted), TFRecordError)
+    assert [payload for block in found for payload in block.payloads] == payloads[:whole]
+    assert [block.position for block in found] == [
+        sum(len(block.offsets) for block in found[:number]) for number in range(len(found))
+    ]
+    assert (error is None) == (damaged is None)
+
+
 def test_iterating_again_goes_on(file):
     payloads = random_payloads(200, 3)
     source = MemorySource(framed(*payloads), chunk_bytes=256)

@@ -402,6 +402,17 @@ def test_where_leaves_out_what_is_damaged(tmp_path):
             part.find("label", 1)
 
 
+def test_where_reads_many_parts_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch_tfrecord.tables.record_dataset._BATCH_ROWS", 7)
+    with TFRecordWriter(tmp_path / "x") as writer:
+        for n in range(500):
+            writer.write({"label": n * n % 11})
+    ds = TFRecordDataset(tmp_path / "x", index="memory")
+    assert ds.find("label", 5).tolist() == [n for n in range(500) if n * n % 11 == 5]
+    odd = ds[1::2]
+    assert odd.find("label", 5).tolist() == [n for n in range(250) if (2 * n + 1) ** 2 % 11 == 5]
+
+
 def test_columns_do_not_travel_to_workers(ds):
     before = len(pickle.dumps(ds))
     assert len(ds.column("label")) == NUM
