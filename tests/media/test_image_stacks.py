@@ -3,6 +3,7 @@ whatever its kind.
 """
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.media import crop_jobs, decode_stack, read_header
+from torch_tfrecord.media import crop_jobs, decode_stack, image_sizes, read_header
 from torch_tfrecord.media.headers import has_end_marker
 from torch_tfrecord.native import optional_module
 
@@ -161,29 +162,35 @@ def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
 
 @NEEDS_LIBJPEG
 def test_plain_images_are_found_by_their_headers():
-    find_plain = optional_module("jpeg").find_plain
+    plain_sizes = partial(optional_module("jpeg").plain_sizes, max_pixels=45 * 61)
     not_plain = {"CMYK", "PNG", "PNG with alpha", "WebP", "doubtful"}
     values = list(KINDS.values())
-    found = find_plain(values, 45, 61)
-    assert found.dtype == np.bool_
-    assert {name for name, is_plain in zip(KINDS, found, strict=True) if not is_plain} == not_plain
-    assert not find_plain(values, 45, 62).any() and not find_plain(values, 61, 45).any()
-    assert not find_plain(
-        [KINDS["4:2:0"][:end] for end in range(len(KINDS["4:2:0"]))], 45, 61
-    ).any()
+    found = plain_sizes(values)
+    assert found.dtype == np.int64
+    expected = [[0, 0] if name in not_plain else [45, 61] for name in KINDS]
+    assert found.tolist() == expected
     data = KINDS["4:2:0"]
-    assert find_plain([memoryview(data), bytearray(data), None, data], 45, 61).tolist() == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    assert find_plain([], 45, 61).tolist() == []
+    assert not plain_sizes([data[:end] for end in range(len(data))]).any()
+    view = memoryview(b"x" + data)[1:]
+    found = plain_sizes([view, bytearray(data), None, data]).tolist()
+    assert found == [[45, 61], [45, 61], [0, 0], [45, 61]]
+    assert plain_sizes([]).tolist() == []
+    assert plain_sizes([data], max_pixels=45 * 61 - 1).tolist() == [[0, 0]]
+
+
+def test_sizes_of_images_are_those_of_each(by):
+    values = [data for name, data in KINDS.items() if name != "doubtful"]
+    assert image_sizes(values).tolist() == [[45, 61]] * len(values)
+    views = [memoryview(KINDS["4:2:0"]), encode(draw(3, 7), "png")]
+    assert image_sizes(views).tolist() == [[45, 61], [3, 7]]
+    assert image_sizes([]).shape == (0, 2)
+    with pytest.raises(ImageDecodeError, match="0 bytes"):
+        image_sizes([values[0], b""])
 
 
 @NEEDS_LIBJPEG
 def test_what_is_found_plain_has_a_sound_header():
-    find_plain, rng = optional_module("jpeg").find_plain, random.Random(10)
+    plain_sizes, rng = optional_module("jpeg").plain_sizes, random.Random(10)
     count = 0
     for name, data in KINDS.items():
         scan = max(data.find(b"\xff\xda"), 40) + 14
@@ -199,7 +206,7 @@ def test_what_is_found_plain_has_a_sound_header():
             damaged = bytes(
                 damaged[: rng.choice([len(damaged), len(damaged), rng.randrange(len(damaged))])]
             )
-            if find_plain([damaged], 45, 61)[0]:
+            if plain_sizes([damaged], 1 << 30).tolist() == [[45, 61]]:
                 count += 1
                 header = read_header(damaged)
                 assert (header.format, header.height, header.width, header.bits) == (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,12 +32,12 @@ from torch_tfrecord.media.codec import (
     DEFAULT_MAX_PIXELS,
     EncodedImage,
     decode_by_header,
+    image_size,
     open_image,
     turn_upright,
 )
 from torch_tfrecord.media.crops import CropPlan
 from torch_tfrecord.media.device_crops import leave, num_left
-from torch_tfrecord.media.headers import ImageHeader
 from torch_tfrecord.native import native_module, optional_module
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ __all__ = [
     "decode_region",
     "decode_stack",
     "empty_batch",
+    "image_sizes",
     "normalization",
     "place_pixels",
     "resizes_in_core",
@@ -244,37 +244,48 @@ def decode_stack(
     """
     if not values:
         return None
-    _, first = open_image(values[0], DEFAULT_MAX_PIXELS)
-    size = (first.height, first.width)
-    native = None if mode == "RGBA" else optional_module("jpeg")
-    is_read = np.zeros(len(values), np.bool_)
-    if native is not None:
-        is_read = native.find_plain(list(values), *size)
     # Reading a header costs more than anything but decoding, so only those of doubtful images are
     # read, to find all errors and sizes before allocating memory.
-    opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
-    for number in np.flatnonzero(~is_read).tolist():
-        opened[number] = _, header = open_image(values[number], DEFAULT_MAX_PIXELS)
-        if (header.height, header.width) != size:
-            return None
+    sizes, doubtful = _plain_sizes(values)
+    opened = {number: open_image(values[number], DEFAULT_MAX_PIXELS) for number in doubtful}
+    for number, (_, header) in opened.items():
+        sizes[number] = header.height, header.width
+    size: tuple[int, int] = tuple(sizes[0].tolist())
+    if (sizes != size).any():
+        return None
     out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
-    if is_read.any():
-        plain = list(compress(values, is_read.tolist()))
-        own: Ints = np.asarray(rows, np.int64)[is_read]
-        job: Any = crop_job(
-            plain,
-            as_array(out),
-            plans=np.array([CropPlan(0, 0, *size, *size)] * len(plain)),
-            rows=own,
-            num_left=num_left(decode_on, len(plain), as_array(out)),
-        )
-        is_read[is_read] = [height > 0 for height, _ in run_job(job) or ()]
-        if decode_on != "cpu":
-            leave(job, lambda: plain, as_array(out), rows=own)
-    for number in np.flatnonzero(~is_read).tolist():
-        encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
-        out[rows[number]] = decode_by_header(encoded, header, mode).permute(1, 2, 0)
+    own: Ints = np.asarray(rows, np.int64)
+    job = crop_job(
+        values,
+        as_array(out),
+        plans=np.array([CropPlan(0, 0, *size, *size)] * len(values)),
+        rows=own,
+        num_left=num_left(decode_on, len(values), as_array(out)),
+    )
+    found = run_job(job) or [[0, 0]] * len(values)
+    if job is not None and decode_on != "cpu":
+        leave(job, lambda: values, as_array(out), rows=own)
+    for number, (height, _) in enumerate(found):
+        if not height:
+            image = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
+            out[rows[number]] = decode_by_header(*image, mode).permute(1, 2, 0)
     return as_tensor(as_array(out).transpose(0, 3, 1, 2), out.dtype)
+
+
+def image_sizes(images: Sequence[EncodedImage]) -> Ints:
+    """`image_size` of each: [N, 2]."""
+    sizes, doubtful = _plain_sizes(images)
+    for number in doubtful:
+        sizes[number] = image_size(images[number])
+    return sizes
+
+
+def _plain_sizes(images: Sequence[EncodedImage]) -> tuple[Ints, list[int]]:
+    """Height and width of each plain JPEG image, and the numbers of all others."""
+    native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)
+    if native is not None:
+        sizes = native.plain_sizes(images, DEFAULT_MAX_PIXELS)
+    return sizes, np.flatnonzero(sizes[:, 0] == 0).tolist()
 
 
 class StoredImage:

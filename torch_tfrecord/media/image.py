@@ -441,9 +441,7 @@ class ImageReader(OneValueReader):
         decoded.
         """
         spec = self._spec
-        is_plain = (
-            spec.normalize is None and not spec.apply_orientation and spec.mode in ("RGB", "L")
-        )
+        is_plain = spec.normalize is None and not spec.apply_orientation
         # What decodes a whole batch has the default limit only, and does neither turn nor
         # normalise.
         if len(values) < 2 or not is_plain or spec._pixel_limit != DEFAULT_MAX_PIXELS:
@@ -451,14 +449,14 @@ class ImageReader(OneValueReader):
         try:
             # Straight into the memory of the batch; what it cannot decode, the loop below words.
             pixels = decode_stack(
-                [*map(bytes, values)], spec.mode, range(len(values)), len(values), spec.decode_on
+                values, spec.mode, range(len(values)), len(values), spec.decode_on
             )
         except (ImageDecodeError, LimitExceededError):
             return None
         if pixels is None:
             return None
         _, channels, height, width = pixels.shape
-        for shape in shapes:
+        for shape in {*shapes}:
             check_image_shape(shape, (height, width, channels))
         return tv_tensors.Image(pixels)
 

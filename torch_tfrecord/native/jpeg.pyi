@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ class CropJob(Job):
     ) -> None: ...
     def plan(self, height: int, width: int, key: int) -> dict[str, int] | None: ...
 
-def find_plain(images: list[bytes], height: int, width: int) -> npt.NDArray[np.bool_]: ...
 def place(
     pixels: Any,
     plan: tuple[int, ...],
@@ -41,3 +41,4 @@ def place(
     table: Any = None,
     bicubic: bool = False,
 ) -> None: ...
+def plain_sizes(images: Iterable[Any], sizes: npt.NDArray[np.int64], max_pixels: int) -> None: ...

@@ -51,26 +51,27 @@ cdef extern from "crops.h" nogil:
     void *room_of(Room *room, size_t size)
     void crop_memory_free(CropMemory *memory)
 
-__all__ = ["CropJob", "find_plain", "place"]
+__all__ = ["CropJob", "place", "plain_sizes"]
 
 
-def find_plain(list images not None, unsigned height, unsigned width):
-    """Whether each image, by its first bytes and its end, is one that a `CropJob` may read at this size.
+def plain_sizes(images not None, int64_t max_pixels):
+    """int64 [N, 2]: the height and width of each image that a `CropJob` may read, by its first bytes and its end.
 
-    True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` accepts
+    0 for all but a JPEG image with 8 bits, 1 or 3 channels and at most `max_pixels`, whose header `read_header` accepts
     and for which `has_end_marker` is True; nothing is decoded, so it may still be rejected.
     """
     cdef tuple kept = tuple(images)  # another thread may change the list
-    cdef Py_ssize_t number, count = len(kept)
-    found_array = np.zeros(count, np.bool_)
-    cdef unsigned char[::1] found = found_array.view(np.uint8)
+    cdef Py_ssize_t number
+    sizes = np.zeros((len(kept), 2), np.int64)
+    cdef int64_t[:, ::1] found = sizes
+    cdef const unsigned char[::1] view
     cdef ImageHeader header
-    for number in range(count):
-        image = kept[number]
-        if type(image) is bytes:
-            found[number] = (image_is_plain(<bytes> image, <size_t> len(<bytes> image), &header)
-                             and header.height == height and header.width == width)
-    return found_array
+    for number in range(len(kept)):
+        view = kept[number]
+        if (view.shape[0] and image_is_plain(&view[0], <size_t> view.shape[0], &header)
+                and <int64_t> header.height * header.width <= max_pixels):
+            found[number, 0], found[number, 1] = header.height, header.width
+    return sizes
 
 
 cdef struct Crops:

@@ -25,7 +25,7 @@ import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Ints, reserve, splits_of
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, Array, Ints, reserve, splits_of
 from torch_tfrecord.columns import (
     Column,
     LackingError,
@@ -36,7 +36,7 @@ from torch_tfrecord.columns import (
     stack,
 )
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
-from torch_tfrecord.media import decode_image, decode_sound, image_size, read_wav
+from torch_tfrecord.media import decode_image, decode_sound, image_sizes, read_wav
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds.features import Shape, fits
 
@@ -377,6 +377,22 @@ class Leaf:
 
     def _numbers(self, column: Column) -> object:
         """The numbers of all records at once; None if records must be read one by one."""
+        element, ends = self.element, self._ends(column)
+        if ends is None:
+            return None
+        rows = element.each(column.values, int(ends[-1]))
+        if not self.lengths:
+            return rows
+        if self.lengths[0] is None and not element.shape:
+            # As those of a VarLenFeature.
+            return Nested(rows, rows.dtype, (ends,))
+        sizes = np.diff(ends)
+        if (sizes == sizes[0]).all():
+            return rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
+        return list(torch.split(rows, sizes.tolist()))
+
+    def _ends(self, column: Column) -> Ints | None:
+        """The row splits of all records' elements; None if records must be read one by one."""
         element, counts = self.element, np.diff(column.offsets)
         if (
             element.stored is bytes
@@ -393,17 +409,7 @@ class Leaf:
             return None
         if len(counts) > 1:
             reserve(column.values.nbytes)
-        rows = element.each(column.values, len(column.values) // element.count)
-        if not self.lengths:
-            return rows
-        ends = column.offsets // element.count
-        if expected is None and not element.shape:
-            # As those of a VarLenFeature.
-            return Nested(rows, rows.dtype, (ends,))
-        sizes = np.diff(ends)
-        if (sizes == sizes[0]).all():
-            return rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
-        return list(torch.split(rows, sizes.tolist()))
+        return column.offsets // element.count
 
     def _one_by_one(self, columns: Sequence[Column]) -> list[object]:
         lists = [
@@ -537,53 +543,60 @@ class BoxLeaf(Leaf):
         image: Want | None,
     ) -> None:
         super().__init__(key, element, lengths)
-        self._format, self._image = bbox_format, image
+        self._is_relative = bbox_format.startswith("REL_")
+        # torchvision has x first.
+        self._order = [1, 0, 3, 2] if bbox_format.endswith("YXYX") else [0, 1, 2, 3]
+        kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
+        boxes = tv_tensors.BoundingBoxes(torch.empty(0, 4), format=kind, canvas_size=(1, 1))
+        self._fields = vars(boxes)
         self.wants = self.wants if image is None else (*self.wants, image)
 
     def read(self, columns: Sequence[Column]) -> object:
         """See `Leaf.read`."""
-        rows = rows_of(super().read(columns[:1]))
-        return self._boxes(
-            rows, [None] * len(rows) if self._image is None else _image_sizes(columns[-1])
-        )
+        # Without an image, relative boxes are those of a canvas of (1, 1).
+        sizes = np.full((len(columns[0].offsets) - 1, 2), self._is_relative, np.int64)
+        for column in columns[1:]:
+            _read_sizes(column, sizes)
+        with self._labelled():
+            ends = self._ends(columns[0])
+        if ends is None or not sizes.all():
+            return [*map(self._row, rows_of(super().read(columns[:1])), sizes[:, None])]
+        return self._boxes(columns[0].values.reshape(-1, 4), np.diff(ends), sizes)
 
     def one(self, lists: Mapping[str, Any]) -> object:
         """See `Leaf.one`; no image is looked at."""
-        return self._boxes([super().one(lists)], [None])[0]
+        return self._row(super().one(lists), np.full((1, 2), self._is_relative, np.int64))
 
-    def _boxes(
-        self, rows: Sequence[Any], sizes: Sequence[tuple[int, int] | None]
-    ) -> Sequence[object]:
-        """The boxes of records, given as numbers, and the (height, width) of the image of each."""
-        is_relative = self._format.startswith("REL_")
-        if not is_relative and not any(sizes):
-            return list(rows)
-        parts = [row.numpy().reshape(-1, 4) for row in rows]
-        counts, numbers = [*map(len, parts)], np.concatenate(parts)
-        # torchvision has x first.
-        if self._format.endswith("YXYX"):
-            numbers = numbers[:, [1, 0, 3, 2]]
-        if is_relative:
+    def _row(self, row: Any, size: Ints) -> object:
+        """A record's boxes, given as a tensor, and the [1, 2] size of its image."""
+        if not size.all():
+            return row
+        numbers = row.numpy().reshape(-1, 4)
+        return self._boxes(numbers, np.array([len(numbers)]), size)[0]
+
+    def _boxes(self, numbers: Array, counts: Ints, sizes: Ints) -> list[object]:
+        """The boxes of records: the numbers of all boxes, how many boxes each record has, and the (height,
+        width) of each record's image.
+        """
+        numbers = numbers.take(self._order, axis=1)
+        if self._is_relative:
             # (width, height, width, height)
-            scales = np.array([(size or (1, 1))[::-1] * 2 for size in sizes], numbers.dtype)
-            numbers = numbers * scales.repeat(counts, axis=0)
-        kind = "XYWH" if self._format == "XYWH" else "XYXY"
-        found = zip(torch.split(torch.from_numpy(numbers), counts), rows, sizes, strict=True)
-        return [
-            tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
-            if size or is_relative
-            else row
-            for part, row, size in found
-        ]
+            numbers *= sizes[:, [1, 0, 1, 0]].repeat(counts, axis=0)
+        found: list[object] = []
+        # Without the constructor, in which torch gives Python's lock away six times.
+        parts = torch.split(torch.from_numpy(numbers), counts.tolist())
+        for part, size in zip(parts, sizes.tolist(), strict=True):
+            boxes = part.as_subclass(tv_tensors.BoundingBoxes)
+            vars(boxes).update(self._fields, canvas_size=tuple(size))
+            found.append(boxes)
+        return found
 
 
-def _image_sizes(column: Column) -> list[tuple[int, int] | None]:
-    """(height, width) of each record's image; None if it has none or several."""
-    views = column.views()
+def _read_sizes(column: Column, sizes: Ints) -> None:
+    """Write (height, width) of each record's image, where it has one and not several, to ``sizes``."""
     # A want of one value is dense: what is missing is 0.
-    ends = column.offsets if len(column.offsets) else np.arange(len(views) + 1)
-    missing = np.zeros(len(ends)) if column.missing is None else column.missing
-    return [
-        None if is_missing or end - begin != 1 else image_size(views[begin])
-        for (begin, end), is_missing in zip(pairwise(ends.tolist()), missing.tolist(), strict=False)
-    ]
+    ends = column.offsets if len(column.offsets) else np.arange(len(sizes) + 1)
+    is_one = np.diff(ends) == 1
+    if column.missing is not None:
+        is_one &= column.missing == 0
+    sizes[is_one] = image_sizes(column._replace(values=column.values[ends[:-1][is_one]]).views())
