@@ -28,14 +28,12 @@ __all__ = [
     "check_scans",
     "detect_format",
     "guess_content",
-    "has_end_marker",
     "read_header",
 ]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SRGB_GAMMA, _SRGB_INTENTS = 45455, 4
 _PNG_GAMMAS = range(16, 625_000_001)  # libpng ignores others
-_JPEG_END = b"\xff\xd9"
 
 # The first bytes of each format. Two letters alone are not enough for BMP, as text may start with
 # "BM": there follows one of the known sizes of the info header (12, 16, 40, 52, 56, 64, 108, 124).
@@ -124,17 +122,6 @@ def guess_content(data: bytes) -> str:
     ):
         return "an image truncated in its first bytes"
     return next(words for pattern, words in _OTHER_CONTENT if re.match(pattern, head, re.DOTALL))
-
-
-def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
-    """Whether a JPEG has an end marker after its first scan; a truncated file has none.
-
-    The two bytes of the marker cannot occur inside compressed pixels. Bytes after the marker are
-    ignored.
-    """
-    if len(data) - 2 >= header.scan and bytes(data[-2:]) == _JPEG_END:
-        return True
-    return bytes(data[header.scan :]).rfind(_JPEG_END) >= 0
 
 
 def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:

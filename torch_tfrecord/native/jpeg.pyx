@@ -58,7 +58,7 @@ def plain_sizes(images not None, int64_t max_pixels):
     """int64 [N, 2]: the height and width of each image that a `CropJob` may read, by its first bytes and its end.
 
     0 for all but a JPEG image with 8 bits, 1 or 3 channels and at most `max_pixels`, whose header `read_header` accepts
-    and for which `has_end_marker` is True; nothing is decoded, so it may still be rejected.
+    and behind whose first scan is an end marker; nothing is decoded, so it may still be rejected.
     """
     cdef tuple kept = tuple(images)  # another thread may change the list
     cdef Py_ssize_t number
