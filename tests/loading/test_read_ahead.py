@@ -387,11 +387,11 @@ WORDS = {"ids": VarLenFeature(bytes), "name": FixedLenFeature((), bytes), "n": F
     ("features", "size", "expected"),
     [
         (FEATURES, 10, 3),
-        (WORDS, 10, 1),  # small objects hold the lock
+        (WORDS, 10, 2),  # small objects keep the lock
         (WORDS, 10_000, 3),
-        (None, 10, 1),
+        (None, 10, 2),
         (None, 10_000, 3),
-        ({**WORDS, "text": Text(), "a": FEATURES["n"]}, 10, 1),
+        ({**WORDS, "text": Text(), "a": FEATURES["n"]}, 10, 2),
         ({"name": WORDS["name"], "n": FEATURES["n"]}, 10, 3),
     ],
 )

@@ -532,9 +532,9 @@ def usual_num_threads(dataset: object) -> int:
     divided by the training processes that share them (`Rank.num_on_host`).
 
     Batches of numbers and of images are made without the GIL, so that threads share the work. It is
-    one where they would only take turns: small samples that are mostly Python objects (bytes, str),
-    and anything without the compiled core. For remote files it is at least 8: the threads mostly
-    wait.
+    at most two where samples are small and mostly Python objects (bytes, str): one makes them while
+    the other reads and parses, and more would only take turns, as any would without the compiled
+    core. For remote files it is at least 8: the threads mostly wait.
     """
     files = Leaves(dataset).stores
     share = max(num_processors() // Rank.num_on_host(), 1)
@@ -543,7 +543,7 @@ def usual_num_threads(dataset: object) -> int:
     if any(store.is_remote for store in files):
         return max(share, _REMOTE_THREADS)
     if all(map(_holds_lock, Leaves(dataset))):
-        return 1
+        return min(share, 2)
     return share
 
 
