@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from index_tools._features import load_features
 from index_tools._outputs import add_output, check_outputs, create_folders, shard_name
@@ -40,11 +40,6 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import features_code
 
 __all__ = ["CONVERT"]
-
-_Read: TypeAlias = Callable[[], Iterator[Any]]
-"""Reads some rows, as record batches or tables of Arrow."""
-_Write: TypeAlias = Callable[[Iterator[Any], str], None]
-"""Writes them to a path."""
 
 _TFRECORD = "TFRecord"
 _KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json", ".tar": "tar"}
@@ -157,12 +152,28 @@ def _convert(
     force: bool,
     jobs: int | None,
 ) -> int:
+    with needs_extra("this conversion", "arrow"):
+        from index_tools.table_formats import read_tables, write_table
+
     paths = _output_paths(out, num_shards or len(files), bool(num_shards))
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
-    is_inferred = features is None
-    specs, reads, write = _plan(
-        kind, files, _kind(out), specs, is_inferred, names, split, len(paths)
-    )
+    count = len(paths)
+    if kind == _TFRECORD:
+        if not features and isinstance(specs, dict):
+            # the sizes of an array may be in other features
+            raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
+            specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
+        data = TFRecordDataset(files, specs)
+        data = data.select_columns(names) if names else data
+        ends = [len(data) * number // count for number in range(count + 1)]
+        reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
+        specs, write = data.features, partial(write_table, _kind(out), data[:0].to_arrow().schema)
+    else:
+        read = partial(read_tables, kind, names=names or specs, specs=specs, split=split)
+        reads = [partial(read, [path]) for path in files]
+        if count != len(files):  # dealt, some rows at a time
+            reads = [partial(read, files, first=first, step=count) for first in range(count)]
+        write = partial(_write_records, specs)
     local = [path for path in files if not is_remote(path)]
     ages = [(os.path.getsize(path), os.path.getmtime(path)) for path in local]
     request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
@@ -227,38 +238,6 @@ def _output_paths(out: str, count: int, are_shards: bool) -> list[str]:
     return [shard_name(stem, number, count, ending or ".tfrecord") for number in range(count)]
 
 
-def _plan(
-    kind: str,
-    files: list[str],
-    goal: str,
-    specs: Any,
-    is_inferred: bool,
-    names: list[str] | None,
-    split: str,
-    count: int,
-) -> tuple[Any, list[_Read], _Write]:
-    """The features, what reads the rows of each file, and what writes one."""
-    with needs_extra("this conversion", "arrow"):
-        from index_tools.table_formats import read_tables, write_table
-
-    reads: list[_Read]
-    if kind != _TFRECORD:
-        read = partial(read_tables, kind, names=names or specs, specs=specs, split=split)
-        reads = [partial(read, [path]) for path in files]
-        if count != len(files):  # dealt, some rows at a time
-            reads = [partial(read, files, first=first, step=count) for first in range(count)]
-        return specs, reads, partial(_write_records, specs)
-    if is_inferred and isinstance(specs, dict):
-        # the sizes of an array may be in other features
-        raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
-        specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
-    data = TFRecordDataset(files, specs)
-    data = data.select_columns(names) if names else data
-    ends = [len(data) * number // count for number in range(count + 1)]
-    reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-    return data.features, reads, partial(write_table, goal, data[:0].to_arrow().schema)
-
-
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -267,7 +246,7 @@ def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:
         print(f"warning: {escape(str(warning.message))}", file=sys.stderr)
 
 
-def _write_part(write: _Write, pair: tuple[_Read, str], advance: Advance) -> None:
+def _write_part(write: Callable[..., None], pair: tuple[Any, str], advance: Advance) -> None:
     def told() -> Iterator[Any]:
         for batch in read():
             yield batch

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,8 +50,8 @@ __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_set
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_BATCH_BYTES = 1 << 27  # a batch of records: two or three of them are in memory
 _STRETCH_BYTES = 1 << 26  # records of so much of a file are read together
+_BATCH_BYTES = 1 << 27  # a batch of records: two or three of them are in memory
 _HEAD_BYTES = 1 << 20  # its first records most likely are in so much of a remote file
 
 _SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
@@ -133,23 +133,21 @@ def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -
 # Reading and writing.
 
 
-def _read(table: TFRecordDataset, positions: _Integers) -> list[memoryview]:
+def _read(table: TFRecordDataset, positions: _Integers) -> list[bytes | memoryview]:
     """Records in the order of their positions, read in that of the files."""
-    files = table._record_files
-    lengths, order = files.table.find(positions)[2], np.argsort(positions)
-    # One buffer, which goes back to the system as a whole: small pieces would stay with the thread.
-    buffer, ends = np.empty(lengths.sum(), np.uint8).data, np.cumsum(lengths).tolist()
-    blocks = files.table.block_starts(positions[order], _STRETCH_BYTES)
-    for part in np.split(order, blocks[1:]):
+    files, order = table._record_files, np.argsort(positions)
+    # Neighbours stay where they were read; else only the records are kept, not what is between.
+    is_whole = bool((np.diff(positions) == 1).all())
+    found: list[bytes | memoryview] = [b""] * len(order)
+    for part in np.split(order, files.table.block_starts(positions[order], _STRETCH_BYTES)[1:]):
         try:
             read = files.read_batch(positions[part])
-            read.read()
-            records: Sequence[bytes | memoryview] = read
+            records: Iterable[bytes | memoryview] = [*read] if is_whole else read.tolist()
         except TFRecordError:
-            records = [*map(files.read, positions[part].tolist())]  # whose error names the record
+            records = map(files.read, positions[part].tolist())  # whose error names the record
         for number, record in zip(part.tolist(), records, strict=True):
-            buffer[ends[number] - len(record) : ends[number]] = record
-    return [buffer[begin:end] for begin, end in pairwise([0, *ends])]
+            found[number] = record
+    return found
 
 
 def _write(
