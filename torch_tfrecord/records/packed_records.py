@@ -68,7 +68,11 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
         size = HEADER_BYTES if why == native.BAD_HEADER else length + OVERHEAD_BYTES
         problem = _walk(bytes(memoryview(buffer)[used : used + size]), verify_crc).problem
     return Walk(
-        starts[:count], lengths[:count], used, length if why == native.INCOMPLETE else None, problem
+        starts[:count].copy(),
+        lengths[:count].copy(),
+        used,
+        length if why == native.INCOMPLETE else None,
+        problem,
     )
 
 

@@ -232,10 +232,11 @@ class RecordScanner:
             if not found:
                 return
             offsets, lengths = places[:, :found].copy()
-            starts = offsets - (self._offset - HEADER_BYTES)
-            yield self._block(
-                offsets, lengths, PackedRecords(buffer, starts, lengths) if keeps else None
-            )
+            records = None
+            if keeps:
+                starts = offsets - (self._offset - HEADER_BYTES)
+                records = PackedRecords(buffer, starts, lengths)
+            yield self._block(offsets, lengths, records)
 
     def _room(self) -> tuple[int, int]:
         """The records and bytes of the next block: whole parts of those that are wanted, or what is
