@@ -13,7 +13,7 @@ from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.media import crop_jobs, decode_stack, image_sizes, read_header
+from torch_tfrecord.media import crop_jobs, decode_stack, read_header
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(
@@ -175,16 +175,6 @@ def test_plain_images_are_found_by_their_headers():
     assert found == [[45, 61], [45, 61], [0, 0], [45, 61]]
     assert plain_sizes([]).tolist() == []
     assert plain_sizes([data], max_pixels=45 * 61 - 1).tolist() == [[0, 0]]
-
-
-def test_sizes_of_images_are_those_of_each(by):
-    values = [data for name, data in KINDS.items() if name != "doubtful"]
-    assert image_sizes(values).tolist() == [[45, 61]] * len(values)
-    views = [memoryview(KINDS["4:2:0"]), encode(draw(3, 7), "png")]
-    assert image_sizes(views).tolist() == [[45, 61], [3, 7]]
-    assert image_sizes([]).shape == (0, 2)
-    with pytest.raises(ImageDecodeError, match="0 bytes"):
-        image_sizes([values[0], b""])
 
 
 @NEEDS_LIBJPEG

@@ -1,5 +1,5 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
-from .crop_jobs import decode_stack, image_sizes
+from .crop_jobs import decode_stack
 from .crops import RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
 from .headers import guess_content, read_header
@@ -22,7 +22,6 @@ __all__ = [
     "guess_content",
     "image_format",
     "image_size",
-    "image_sizes",
     "read_header",
     "read_wav",
     "resize_with_crop_or_pad",

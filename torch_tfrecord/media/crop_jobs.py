@@ -32,7 +32,6 @@ from torch_tfrecord.media.codec import (
     DEFAULT_MAX_PIXELS,
     EncodedImage,
     decode_by_header,
-    image_size,
     open_image,
     turn_upright,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "decode_region",
     "decode_stack",
     "empty_batch",
-    "image_sizes",
     "normalization",
     "place_pixels",
     "resizes_in_core",
@@ -246,7 +244,10 @@ def decode_stack(
         return None
     # Reading a header costs more than anything but decoding, so only those of doubtful images are
     # read, to find all errors and sizes before allocating memory.
-    sizes, doubtful = _plain_sizes(values)
+    native, sizes = optional_module("jpeg"), np.zeros((len(values), 2), np.int64)
+    if native is not None:
+        sizes = native.plain_sizes(values, DEFAULT_MAX_PIXELS)
+    doubtful = np.flatnonzero(sizes[:, 0] == 0).tolist()
     opened = {number: open_image(values[number], DEFAULT_MAX_PIXELS) for number in doubtful}
     for number, (_, header) in opened.items():
         sizes[number] = header.height, header.width
@@ -270,22 +271,6 @@ def decode_stack(
             image = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
             out[rows[number]] = decode_by_header(*image, mode).permute(1, 2, 0)
     return as_tensor(as_array(out).transpose(0, 3, 1, 2), out.dtype)
-
-
-def image_sizes(images: Sequence[EncodedImage]) -> Ints:
-    """`image_size` of each: [N, 2]."""
-    sizes, doubtful = _plain_sizes(images)
-    for number in doubtful:
-        sizes[number] = image_size(images[number])
-    return sizes
-
-
-def _plain_sizes(images: Sequence[EncodedImage]) -> tuple[Ints, list[int]]:
-    """Height and width of each plain JPEG image, and the numbers of all others."""
-    native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)
-    if native is not None:
-        sizes = native.plain_sizes(images, DEFAULT_MAX_PIXELS)
-    return sizes, np.flatnonzero(sizes[:, 0] == 0).tolist()
 
 
 class StoredImage:

@@ -359,7 +359,7 @@ def _propose_bytes(
     from torch_tfrecord import media  # whose Image imports torchvision, in a second
 
     # First what has a header: bytes without one could be an array or a text by chance.
-    if all_read(lambda value: media.image_sizes([value]), values):
+    if all_read(media.image_size, values):
         return media.Image()
     if all_read(make_parser(SerializedTensor()).single, values):
         return SerializedTensor()
