@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
@@ -14,6 +15,7 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.columns import Nested, RaggedTensor, SparseList, as_plain, stack_samples
 from torch_tfrecord.loading.sample import Sample, SampleBlock, join_samples, take_apart, to_html
 from torch_tfrecord.loading.transport import for_transport
+from torch_tfrecord.phases import Phase
 from torch_tfrecord.samples import (
     WHOLE_KINDS,
     Batch,
@@ -238,6 +240,49 @@ def make_batch(samples: Samples, columns: Columns | None) -> Batch:
         first, other = place_of(samples, 0), place_of(samples, error.number)
         where = "" if first is None else f"; sample 0 is {first}, sample {error.number} is {other}"
         raise ValueError(f"{error}{where}") from None
+
+
+def transform_batch(transform: Transform, samples: Samples) -> Samples:
+    """The samples of the batch that a transform makes of the batch of these.
+
+    Raises:
+        TypeError: It returned no mapping.
+        ValueError: A column has another number of rows.
+    """
+
+    def changed(columns: Columns | None) -> Columns:
+        found = transform(as_plain(make_batch(samples, columns)))
+        if not isinstance(found, Mapping):
+            raise TypeError(f"batch_transform must return a dict, got {type(found).__name__}")
+        return _with_rows(found, len(samples), "batch_transform")
+
+    if not samples:
+        return samples
+    places = getattr(samples, "places", None)
+    try:
+        with Phase("transform"):
+            if isinstance(samples, ColumnBatch) and samples.is_columns:
+                return samples.map(changed)
+            return ColumnBatch(changed(take_columns(samples)), len(samples), places)
+    except Exception as error:
+        # As `transform_one` does.
+        if places is not None and hasattr(error, "add_note"):
+            error.add_note(f"in a batch of {len(samples)} whose first sample is {places(0)}")
+        raise
+
+
+def _with_rows(column: Value, num_rows: int, name: str) -> Columns:
+    """The columns, plain dicts of what has this many rows."""
+    if isinstance(column, Mapping):
+        return {key: _with_rows(item, num_rows, f"{name}[{key!r}]") for key, item in column.items()}
+    try:
+        found = None if isinstance(column, (str, bytes)) else len(column)
+    except TypeError:
+        found = None
+    if found != num_rows:
+        got = type(column).__name__ if found is None else f"{found} of them"
+        raise ValueError(f"{name}: expected a value for each of {num_rows} samples, got {got}")
+    return torch.from_numpy(column) if isinstance(column, np.ndarray) else column
 
 
 class _UnlikeError(ValueError):

@@ -28,7 +28,7 @@ from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import RemoteError, TFRecordError
 from torch_tfrecord.files import Access
-from torch_tfrecord.loading.collating import collate
+from torch_tfrecord.loading.collating import collate, transform_batch
 from torch_tfrecord.loading.record_files import RecordFiles, SingleRecords
 from torch_tfrecord.loading.sample import to_html
 from torch_tfrecord.loading.sample_maker import (
@@ -68,12 +68,14 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
 
     Attributes:
         _transform: Called with each sample; None for no transform.
+        _batch_transform: Called with the columns of a batch before that; None for no transform.
         _errors: What to do about a record that fails.
         _epoch: The epoch that was chosen for random draws; None if nothing is drawn.
         _positions: From the dataset's positions to those of its records.
     """
 
     _transform: Transform | None = None
+    _batch_transform: Transform | None = None
     _errors: ErrorLog = RAISES
     _epoch: DrawEpoch | None = None
     _positions: Any
@@ -154,13 +156,15 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
         return [self._load_samples(positions) for positions in batches]
 
     def _transform_samples(self, samples: Samples) -> Samples:
-        """Apply the transform to each of the samples from `_load_samples`."""
+        """Apply the transforms to the samples from `_load_samples`."""
+        if self._batch_transform is not None:
+            samples = transform_batch(self._batch_transform, samples)
         return transform_samples(self._transform, samples, self._errors)
 
     @property
     def _has_user_transform(self) -> bool:
         """Whether there is a user's transform, which must run in the thread that iterates."""
-        return is_users(self._transform)
+        return self._batch_transform is not None or is_users(self._transform)
 
     @property
     def _error_logs(self) -> list[ErrorLog]:

@@ -24,6 +24,7 @@ from torch_tfrecord.loading import (
     StagedDataset,
 )
 from torch_tfrecord.order import DrawEpoch
+from torch_tfrecord.rlds.draws import Drawn, declared
 from torch_tfrecord.rlds.episode_columns import each_leaf
 from torch_tfrecord.rlds.episode_store import (
     STEPS,
@@ -199,7 +200,9 @@ class RLDSDataset(EpisodeDataset):
         decode_images: False returns images as encoded bytes; or pass the names of those to decode,
             such as ["image"].
         decode_on: As for `Image`, for JPEG frames of one size in batches of which no window is padded.
-        features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
+        features: Paths to read, such as ["steps/observation/image", "steps/action"], or a nested
+            mapping, ``{"steps": {"action": True}}``; None for all. In place of a name: `OneOf` and
+            `Mask`.
         keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or
             a JSON file of one, as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not
             there are left out. Windows are not changed: they may contain other steps of the episode.
@@ -209,7 +212,10 @@ class RLDSDataset(EpisodeDataset):
         goals: How to draw a goal for each sample, from the later steps of its episode: ``task``
             then also has the observation at that step (`task["image"]` is [C, H, W]) and its
             number, ``timestep``.
-        step_transform: Called with each sample.
+        batch_transform: Called with the columns of a batch, nested as `collate` makes them (action
+            [B, action_horizon, ...], images [B, window_size, C, H, W], a list of B str); returns a
+            dict of columns, of B rows each. `ds[i]` is a batch of one.
+        step_transform: Called with each sample, after `batch_transform`.
         episode_transform: Called with each episode when it is read: a dict of the step columns and
             the metadata. Numbers are tensors [T, ...], text is lists of str, images are objects of
             length T that are not read yet. You may rename, change or drop columns, but each must
@@ -254,6 +260,7 @@ class RLDSDataset(EpisodeDataset):
         keep: Keep | None = None,
         keep_key: KeepKey = DROID_KEY,
         goals: UniformGoals | None = None,
+        batch_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
         step_transform: Callable[[dict[str, Any]], object] | None = None,
         episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
@@ -262,6 +269,7 @@ class RLDSDataset(EpisodeDataset):
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
+        check_callable("batch_transform", batch_transform)
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
         # Before any file is opened.
@@ -277,10 +285,14 @@ class RLDSDataset(EpisodeDataset):
         )
         one_of("pad", pad, "repeat", "zero", None)
         one_of("decode_on", decode_on, "cpu", "device", "auto")
+        names, self._draws = declared(features)
+        if decode_on != "cpu" and any(draw.mask is not None for draw in self._draws):
+            raise ValueError("pictures are masked by the CPU: Mask needs decode_on='cpu'")
         store = EpisodeStore(
             directory,
             split,
-            features=features,
+            features=names,
+            draws=self._draws,
             decode_images=decode_images,
             transform=episode_transform,
             index=index,
@@ -288,9 +300,9 @@ class RLDSDataset(EpisodeDataset):
             episode_bytes=episode_bytes,
             storage_options=storage_options,
         )
-        self._transform = step_transform
+        self._transform, self._batch_transform = step_transform, batch_transform
         self._goals, self._decode_on = goals, decode_on
-        self._epoch = None if goals is None else DrawEpoch()
+        self._epoch = DrawEpoch() if self._draws or goals is not None else None
         self._first_steps = np.cumsum(store.num_steps) - store.num_steps
         firsts, stops = self._windows.ends(store.num_steps)
         if keep is None:
@@ -312,12 +324,15 @@ class RLDSDataset(EpisodeDataset):
         """The samples at positions, which must be `salted`."""
         # One search for all positions of a batch.
         numbers, steps = self._ranges.find(np.array([*map(self._absolute, positions)], np.int64))
-        goals = None
-        if self._goals is not None and self._epoch is not None:
+        goals = drawn = None
+        if self._epoch is not None:
             # By the step among all steps of the split: the same whichever of them are positions.
             at = self._first_steps[numbers] + steps
-            keys = self._epoch.keys(positions, at, self._goals.seed)
-            goals = self._goals.draw(steps, self.num_steps[numbers], keys)
+            if self._goals is not None:
+                keys = self._epoch.keys(positions, at, self._goals.seed)
+                goals = self._goals.draw(steps, self.num_steps[numbers], keys)
+            if self._draws:
+                drawn = Drawn(self._draws, self._epoch.keys(positions, at))
         # A transform may draw at random, so that it is called once.
         kept: list[Episode] = []
 
@@ -326,7 +341,7 @@ class RLDSDataset(EpisodeDataset):
             episodes = kept or self._episodes(numbers.tolist())
             if self._store.episode_transform is not None:
                 kept[:] = episodes
-            columns = step_columns(self._windows, episodes, steps, goals, self._decode_on)
+            columns = step_columns(self._windows, episodes, steps, goals, drawn, self._decode_on)
             return {**columns, "dataset_name": [self.info.name] * len(steps)}
 
         try:
@@ -377,6 +392,7 @@ class RLDSDataset(EpisodeDataset):
 
     def __repr__(self) -> str:
         transforms = {
+            "batch_transform": self._batch_transform,
             "step_transform": self._transform,
             "episode_transform": self._store.episode_transform,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import posixpath
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -20,6 +20,7 @@ from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
+from torch_tfrecord.rlds.draws import Draw, DrawnColumn
 from torch_tfrecord.rlds.episode_columns import (
     Decoding,
     EpisodeColumn,
@@ -98,11 +99,12 @@ class EpisodeStore:
         index_dir: str | os.PathLike[str] | None = None,
         episode_bytes: int = 32 << 20,
         storage_options: Mapping[str, object] | None = None,
+        draws: Sequence[Draw] = (),
     ) -> None:
         self.info = info_of(directory, storage_options, features, needs_tree=True)
         access = self.info.access
         _check_steps(self.info.features, self.info._features_path)
-        self._choose(features, decode_images)
+        self._choose(features, decode_images, draws)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
         files = open_split(
@@ -131,8 +133,23 @@ class EpisodeStore:
         ]
         self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
 
-    def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
-        self._leaves = leaves_of(self.info.features, features)
+    def _choose(
+        self, features: Chosen, decode_images: DecodeImages, draws: Sequence[Draw] = ()
+    ) -> None:
+        self._draws = draws
+        options = [name for draw in draws for name in draw.options]
+        self._leaves = leaves_of(self.info.features, [features, options] if draws else features)
+        there = {leaf.path for leaf in self._leaves if _is_step(leaf)}
+        for draw in draws:
+            for path in draw.options:
+                if path not in there:
+                    raise KeyError(f"features: {path!r} is no single feature of a step")
+            taken = draw.path in there and draw.path not in options
+            if taken or not draw.path.startswith(f"{STEPS}/"):
+                raise ValueError(
+                    f"features: what is drawn cannot be {draw.path!r}: "
+                    f"{'that feature is there, too' if taken else 'it belongs under steps'}"
+                )
         self._columns = _column_makers(self._leaves, decode_images, self.info._features_path)
         self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
 
@@ -192,6 +209,7 @@ class EpisodeStore:
         lists = record.lists(self._wants)
         steps: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
+        options: dict[str, Any] = {path: None for draw in self._draws for path in draw.options}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
                 column: object = {} if make is None else make(lists, num_steps, record)
@@ -200,10 +218,15 @@ class EpisodeStore:
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
                 raise record.locate(error) from error.__cause__
-            tree, names = (steps, leaf.names[1:]) if _is_step(leaf) else (metadata, leaf.names)
-            for name in names[:-1]:
-                tree = tree.setdefault(name, {})
-            tree[names[-1]] = column
+            if leaf.path in options:
+                options[leaf.path] = column
+            elif _is_step(leaf):
+                _put(steps, leaf.names[1:], column)
+            else:
+                _put(metadata, leaf.names, column)
+        for draw in self._draws:
+            found = [options[path] for path in draw.options]
+            _put(steps, draw.path.split("/")[1:], DrawnColumn(draw, found))
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
@@ -214,6 +237,12 @@ class EpisodeStore:
         columns: list[EpisodeColumn] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
+
+
+def _put(tree: dict[str, Any], names: Sequence[str], column: object) -> None:
+    for name in names[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[names[-1]] = column
 
 
 def _check_steps(tree: object, path: str) -> None:

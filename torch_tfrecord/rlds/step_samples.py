@@ -25,6 +25,7 @@ from torch_tfrecord.batch_memory import (
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.media import decode_stack
+from torch_tfrecord.rlds.draws import Drawn
 from torch_tfrecord.rlds.episode_columns import Decoding, EpisodeColumn, read_encoded
 from torch_tfrecord.rlds.episode_store import Episode
 from torch_tfrecord.rlds.windows import Windows
@@ -147,9 +148,11 @@ class StepBatch:
         """
         # One object for each feature of a dataset: by it columns of the same files are known.
         plan: Decoding | None = getattr(columns[0], "decoding", None)
-        if plan is None or any(getattr(column, "decoding", None) is not plan for column in columns):
+        if plan is None or plan.mode is None:
             return None
-        if plan.mode is None:
+        # Cameras of which one is drawn have plans of their own.
+        plans = {id(found): found for found in (getattr(one, "decoding", None) for one in columns)}
+        if any(found is None or found[2:] != plan[2:] for found in plans.values()):
             return None
         shape = len(columns), self._size
         rows = np.arange(math.prod(shape)).reshape(shape)[self._order]
@@ -229,12 +232,19 @@ def step_columns(
     episodes: Sequence[Episode],
     steps: Ints,
     goals: Ints | None,
+    drawn: Drawn | None,
     decode_on: str,
 ) -> dict[str, object]:
-    """The columns of the samples of these steps, each of one episode, with their goal steps if
-    there are any.
+    """The columns of the samples of these steps, each of one episode, with their goal steps and
+    what is drawn for them, if anything is.
     """
     past, future, pad = windows
+    declared = episodes[0].steps
+    if drawn is not None:
+        episodes = [
+            episode._replace(steps=drawn.steps(episode.steps, number))
+            for number, episode in enumerate(episodes)
+        ]
     seen = StepBatch(episodes, steps - (past - 1), past, pad, decode_on)
     done = StepBatch(episodes, steps, future, pad, decode_on)
     one = StepBatch(episodes, steps, decode_on=decode_on, is_step=True)
@@ -244,6 +254,8 @@ def step_columns(
         name: _together([tree[name] for tree in trees], ways.get(name, one.take))
         for name in _same_names(trees)
     }
+    if drawn is not None:
+        drawn.mask(declared, columns)
     task: dict[str, object] = {}
     if goals is not None:
         at_goal = StepBatch(episodes, goals, decode_on=decode_on, is_step=True)

@@ -5,7 +5,9 @@ import lazy_loader
 __getattr__, __dir__, _ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [
     "DatasetInfo",
+    "Mask",
     "Normalize",
+    "OneOf",
     "RLDSDataset",
     "RLDSEpisodes",
     "ReadInstruction",

@@ -1,7 +1,15 @@
 from . import features
 from .dataset_info import DatasetInfo, SplitInfo, info
 from .dataset_info import info_of as info_of
-from .episodes import Normalize, RLDSDataset, RLDSEpisodes, UniformGoals, dataset_statistics
+from .episodes import (
+    Mask,
+    Normalize,
+    OneOf,
+    RLDSDataset,
+    RLDSEpisodes,
+    UniformGoals,
+    dataset_statistics,
+)
 from .leaves import Leaf as Leaf
 from .loading import load
 from .loading import open_split as open_split
@@ -14,7 +22,9 @@ from .writing import write
 
 __all__ = [
     "DatasetInfo",
+    "Mask",
     "Normalize",
+    "OneOf",
     "RLDSDataset",
     "RLDSEpisodes",
     "ReadInstruction",

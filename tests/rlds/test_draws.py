@@ -1,0 +1,283 @@
+"""Declared draws: one of several features, and features that some samples lack."""
+
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from rlds_episodes import LENGTHS, action, pixels, state
+
+from torch_tfrecord import (
+    Mixture,
+    collate,
+    encode_image,
+    make_dataloader,
+    tfds,
+)
+from torch_tfrecord.tfds import Mask, OneOf, RLDSDataset, RLDSEpisodes, UniformGoals
+from torch_tfrecord.tfds import features as f
+
+TEXTS = ["language_instruction", "language_instruction_2", "language_instruction_3"]
+IMAGE = f.Image((32, 40, 3), encoding_format="png")
+FEATURES = {
+    "steps": f.Dataset(
+        {
+            "observation": {"left": IMAGE, "right": IMAGE, "state": f.Tensor((2,), "float32")},
+            "action": f.Tensor((3,), "float32"),
+            **{name: f.Text() for name in TEXTS},
+        }
+    ),
+}
+STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
+
+
+def right(episode, step):
+    return pixels(episode + 1000, step)
+
+
+@pytest.fixture(scope="module")
+def two_cameras(tmp_path_factory):
+    episodes = [
+        {
+            "steps": [
+                {
+                    "observation": {
+                        "left": encode_image(pixels(number, step), "png"),
+                        "right": encode_image(right(number, step), "png"),
+                        "state": state(number, step),
+                    },
+                    "action": action(number, step),
+                    **{name: f"{name} of {number}" for name in TEXTS},
+                }
+                for step in range(length)
+            ]
+        }
+        for number, length in enumerate(LENGTHS)
+    ]
+    directory = tmp_path_factory.mktemp("draws") / "two" / "1.0.0"
+    tfds.write(directory, {"train": episodes}, FEATURES, name="two", num_shards=2)
+    RLDSDataset(directory)
+    return directory
+
+
+def features(image=None, text=None, **others):
+    return {
+        "steps": {
+            "observation": {"image": image or OneOf(["left", "right"]), "state": True},
+            "language_instruction": text or OneOf(TEXTS),
+            "action": True,
+            **others,
+        }
+    }
+
+
+def seen(batch):
+    """By episode and step, the camera that a batch has, and the text."""
+    found = {}
+    for row, place in enumerate(
+        zip(batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), strict=True)
+    ):
+        image = batch["observation"]["image"][row, -1]
+        options = {"left": pixels(*place), "right": right(*place), "none": torch.zeros(3, 32, 40)}
+        camera = [name for name, option in options.items() if torch.equal(image, option)]
+        assert len(camera) == 1
+        found[place] = camera[0], batch["task"]["language_instruction"][row]
+    return found
+
+
+def whole(dataset, **options):
+    batches = make_dataloader(dataset, batch_size=7, **options)
+    return {place: value for batch in batches for place, value in seen(batch).items()}
+
+
+def test_a_sample_has_one_of_the_features(two_cameras):
+    ds = RLDSDataset(two_cameras, features=features(), goals=UniformGoals(), window_size=2)
+    ds.set_epoch(0)
+    cameras = Counter()
+    for (number, at), sample in zip(STEPS, ds, strict=True):
+        observation, task = sample["observation"], sample["task"]
+        assert sorted(observation) == ["image", "pad_mask", "state", "timestep"]
+        make = {True: pixels, False: right}[
+            torch.equal(observation["image"][1], pixels(number, at))
+        ]
+        cameras[make] += 1
+        # the window and the goal are of the same camera
+        assert torch.equal(observation["image"][0], make(number, max(at - 1, 0)))
+        assert torch.equal(observation["image"][1], make(number, at))
+        assert torch.equal(task["image"], make(number, task["timestep"]))
+        assert task["language_instruction"] in [f"{name} of {number}" for name in TEXTS]
+        assert sample["language_instruction"] == task["language_instruction"]
+    assert min(cameras.values()) > 10
+    batch = collate(ds.__getitems__(range(len(ds))))
+    alone = collate([ds[position] for position in range(len(ds))])
+    assert seen(batch) == seen(alone)
+
+
+def test_seed_epoch_and_step_decide(two_cameras):
+    def drawn(epoch=0, seed=0, **options):
+        ds = RLDSDataset(two_cameras, features=features(OneOf(["left", "right"], seed)), **options)
+        ds.set_epoch(epoch)
+        return seen(collate(ds.__getitems__(range(len(ds)))))
+
+    first = drawn()
+    assert first == drawn()
+    assert first != drawn(epoch=1)
+    assert first != drawn(seed=1)
+    # Cameras and texts are drawn apart.
+    assert len({(camera, text[:22]) for camera, text in first.values()}) == 6
+    kept = drawn(keep={"2": [[3, 9]]}, keep_key="{_traj_index}")
+    assert kept == {place: first[place] for place in kept}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_threads": 1}, {"num_workers": 2}])
+def test_loaders_draw_alike_and_resume(two_cameras, options):
+    ds = RLDSDataset(two_cameras, features=features(Mask(0.3, OneOf(["left", "right"]))))
+    reference = whole(ds, seed=3, num_threads=2)
+    assert {camera for camera, _ in reference.values()} == {"left", "right", "none"}
+    loader = make_dataloader(ds, batch_size=7, seed=3, **options)
+    iterator = iter(loader)
+    found = seen(next(iterator)) | seen(next(iterator))
+    states = loader.state_dict()
+    del iterator
+    again = make_dataloader(ds, batch_size=7, seed=3, **options)
+    again.load_state_dict(states)
+    for batch in again:
+        found |= seen(batch)
+    assert found == reference
+
+
+def test_only_the_drawn_frames_are_read(two_cameras, monkeypatch):
+    read = []
+    from torch_tfrecord.rlds import step_samples
+
+    original = step_samples.read_encoded
+
+    def noted(columns, spans):
+        read.extend(column.decoding.path for column in columns)
+        return original(columns, spans)
+
+    monkeypatch.setattr(step_samples, "read_encoded", noted)
+    ds = RLDSDataset(two_cameras, features=features())
+    ds.set_epoch(0)
+    cameras = [camera for camera, _ in seen(collate(ds.__getitems__(range(30)))).values()]
+    assert sorted(name.rpartition("/")[2] for name in read) == sorted(cameras)
+
+
+def test_masks(two_cameras):
+    given = features(Mask(0.5, OneOf(["left"])), Mask(0.4, OneOf(TEXTS)), action=Mask(0.25))
+    ds = RLDSDataset(two_cameras, features=given, window_size=2, action_horizon=3)
+    ds.set_epoch(4)
+    batch = collate(ds.__getitems__(range(len(ds))))
+    there = batch["observation"]["pad_mask_dict"]["image"]
+    assert there.dtype == torch.bool
+    for row, place in enumerate(STEPS):
+        image = batch["observation"]["image"][row, 1]
+        assert torch.equal(image, pixels(*place) if there[row] else torch.zeros_like(image))
+    text = batch["pad_mask_dict"]["language_instruction"]
+    assert [bool(each) for each in batch["task"]["language_instruction"]] == text.tolist()
+    has_action = batch["pad_mask_dict"]["action"]
+    plain = collate(RLDSDataset(two_cameras, action_horizon=3).__getitems__(range(len(ds))))
+    assert torch.equal(batch["action"], plain["action"] * has_action[:, None, None])
+    for mask, most, least in ((there, 36, 14), (text, 40, 18), (has_action, 45, 25)):
+        assert least < int(mask.sum()) < most
+    sample = ds[2]
+    assert sample["pad_mask_dict"]["action"] == has_action[2]
+    encoded = RLDSDataset(two_cameras, features=given, decode_images=False)
+    encoded.set_epoch(4)
+    images = [encoded[at]["observation"]["image"][0] for at in range(len(ds))]
+    assert [image != b"" for image in images] == there.tolist()
+    for share in (0, 1):
+        given = features(Mask(share, OneOf(["left", "right"])))
+        cameras = {camera for camera, _ in whole(RLDSDataset(two_cameras, features=given)).values()}
+        assert cameras == ({"left", "right"} if not share else {"none"})
+
+
+def test_an_episode_transform_moves_what_is_drawn(two_cameras):
+    def restructure(episode):
+        drawn = episode["observation"].pop("image")
+        with pytest.raises(NotImplementedError):
+            drawn.read(0, 1)
+        return {
+            "observation": {"image": drawn},
+            "language_instruction": episode["language_instruction"],
+        }
+
+    given = features(Mask(0.3, OneOf(["left", "right"])))
+    plain = RLDSDataset(two_cameras, features=given)
+    moved = RLDSDataset(two_cameras, features=given, episode_transform=restructure)
+    assert whole(plain, seed=1) == whole(moved, seed=1)
+    assert sorted(moved[0]["observation"]) == ["image", "pad_mask", "pad_mask_dict", "timestep"]
+
+
+def test_lists_of_features_name_the_first(two_cameras):
+    names = [OneOf(["steps/observation/left", "steps/observation/right"]), "steps/action"]
+    ds = RLDSDataset(two_cameras, features=names)
+    assert sorted(ds[0]["observation"]) == ["left", "pad_mask", "timestep"]
+    everything = RLDSDataset(
+        two_cameras,
+        features=["steps", {"steps": {"observation": {"image": OneOf(["left", "right"])}}}],
+    )
+    assert sorted(everything[0]["observation"]) == ["image", "pad_mask", "state", "timestep"]
+
+
+def test_datasets_pickle_and_mix(two_cameras):
+    ds = pickle.loads(pickle.dumps(RLDSDataset(two_cameras, features=features())))
+    other = RLDSDataset(two_cameras, features=features(OneOf(["left", "right"], seed=5)))
+    mixture = Mixture({"a": ds, "b": other}, [("a", 1.0), ("b", 1.0)])
+    passes = [
+        [seen(batch) for batch in make_dataloader(mixture, batch_size=8, seed=2, **options)]
+        for options in ({}, {"num_workers": 1})
+    ]
+    assert passes[0] == passes[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: OneOf("left"), TypeError, "OneOf takes a list of names, got 'left'"),
+        (lambda: OneOf([]), ValueError, "at least one name"),
+        (lambda: Mask(1.5), ValueError, "from 0 to 1, got 1.5"),
+        (lambda: Mask(0.5, "left"), TypeError, "of must be a OneOf"),
+    ],
+)
+def test_wrong_declarations(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "text"),
+    [
+        (features(OneOf(["left", "middle"])), KeyError, "steps/observation/middle"),
+        (features(OneOf(["state"]), state=True), KeyError, "no feature 'steps/state'"),
+        ([Mask(0.5)], TypeError, "takes the place of True"),
+        (
+            {"image": OneOf(["steps/observation/left"]), "steps": {"action": True}},
+            ValueError,
+            "under steps",
+        ),
+        ({"steps": {"observation": {"state": OneOf(["left"])}, "action": True}}, None, ""),
+        (
+            ["steps", {"steps": {"action": OneOf(["language_instruction"])}}],
+            ValueError,
+            "is there, too",
+        ),
+    ],
+)
+def test_wrong_choices(two_cameras, chosen, error, text):
+    if error is None:
+        assert RLDSDataset(two_cameras, features=chosen)[0]["observation"]["state"].shape[1:] == (
+            3,
+            32,
+            40,
+        )
+        return
+    with pytest.raises(error, match=text):
+        RLDSDataset(two_cameras, features=chosen)
+
+
+def test_draws_belong_to_samples_of_steps(two_cameras):
+    with pytest.raises(TypeError, match="must be names"):
+        RLDSEpisodes(two_cameras, features=features())
+    with pytest.raises(ValueError, match="decode_on"):
+        RLDSDataset(two_cameras, features=features(Mask(0.1, OneOf(["left"]))), decode_on="auto")
