@@ -2,11 +2,12 @@
 
 import inspect
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from rlds_episodes import write_episodes
+from rlds_episodes import FEATURES, write_episodes
 
 import torch_tfrecord
 from torch_tfrecord import tfds
@@ -14,14 +15,14 @@ from torch_tfrecord import tfds
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
 # By the heading above them, where they are no part of the page's one program.
-APART = ("Kept steps", "Goal images", "Mixtures")
+APART = ("Kept steps", "Goal images", "Choices and masks", "Transforms of batches", "Mixtures")
 BLOCKS = {
     section.partition("\n")[0]: re.findall(
         r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL
     )
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)
 }
-KEEP, GOALS, MIXTURE = (BLOCKS[heading] for heading in APART)
+KEEP, GOALS, CHOICES, TRANSFORM, MIXTURE = (BLOCKS[heading] for heading in APART)
 PLAIN = [block for heading, blocks in BLOCKS.items() if heading not in APART for block in blocks]
 
 
@@ -82,6 +83,29 @@ def test_kept_steps_and_goals(names):
         run(GOALS[0], names)
         assert names["sample"]["task"]["image"].shape == (3, 32, 40)
         assert 3 <= names["sample"]["task"]["timestep"] <= 23
+
+
+@pytest.mark.daily
+def test_choices_and_transforms_of_batches(names, tmp_path):
+    def change(episode):
+        for step in episode["steps"]:
+            step["observation"]["other_image"] = step["observation"]["image"]
+        return episode
+
+    steps = FEATURES["steps"].feature
+    observation = {**steps["observation"], "other_image": steps["observation"]["image"]}
+    features = {**FEATURES, "steps": tfds.features.Dataset({**steps, "observation": observation})}
+    directory = tmp_path / "data" / "pick" / "1.0.0"
+    shutil.rmtree(directory)
+    write_episodes(directory, (40, 30), name="pick", features=features, change=change)
+    names |= {"tfds": tfds, "make_dataloader": torch_tfrecord.make_dataloader}
+    run(CHOICES[0], names)
+    there = names["batch"]["observation"]["pad_mask_dict"]["wrist_image"]
+    wrist = names["batch"]["observation"]["wrist_image"]
+    assert torch.equal(wrist.flatten(1).any(1), there) and there.shape == (8,)
+    assert names["batch"]["observation"]["image"].shape == (8, 1, 3, 32, 40)
+    run(TRANSFORM[0], names)
+    assert names["batch"]["actions"].shape == (8, 4, 3)
 
 
 @pytest.mark.daily
