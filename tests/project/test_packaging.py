@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "setup.py").is_file(), reason="not beside an installed package"
 )
 PACKAGES = ("torch_tfrecord", "index_tools")
-PARTS = ("columns", "frames", "inflate", "jpeg", "memory", "shared")
+PARTS = ("columns", "examples", "frames", "inflate", "jpeg", "memory", "shared")
 
 
 def read(name):
