@@ -37,7 +37,7 @@ class Event:
 
 
 class DoubleDevice:
-    """An `Accelerator` whose memory is the host's.
+    """`Streams` whose memory is the host's.
 
     Pinned memory is given out again as soon as Python has forgotten it, and overwritten at once: no
     allocator that knows of copies helps. Device memory is poison until the copy is done.

@@ -23,7 +23,6 @@ from torch_tfrecord.samples import Batch
 from torch_tfrecord.torch_internals import is_in_bad_fork, next_batch, workers_of
 
 __all__ = [
-    "Accelerator",
     "DevicePrefetcher",
     "Event",
     "Streams",
@@ -36,32 +35,6 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether it has passed."""
-
-
-class Accelerator(Protocol):
-    """All that is asked of a device."""
-
-    def open(self) -> None:
-        """Begin in this process; called by the thread that iterates, before all else."""
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """Memory of the host from which a stream copies on its own: uint8 [size], not cleared."""
-
-    def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[Blocks, Event | None]:
-        """Begin to copy to the device, and the event that follows; None if all is done."""
-
-    def run(self, function: Callable[[], None]) -> Event | None:
-        """Call it with the stream of the copies as the current one; the event that follows."""
-
-    def wait(
-        self, event: Event | None, blocks: Sequence[torch.Tensor], before: object = None
-    ) -> object:
-        """Let the current stream wait for the event, before it uses the blocks, unless it is the
-        stream that this returned before for the same event; returns it.
-        """
-
-    def is_idle(self) -> bool:
-        """Whether the current stream has nothing to do."""
 
 
 class Streams:
@@ -94,7 +67,7 @@ class Streams:
             )
 
     def open(self) -> None:
-        """See `Accelerator`."""
+        """Begin in this process; called by the thread that iterates, before all else."""
         if self._pid == os.getpid():
             return
         self._check_fork()
@@ -108,11 +81,11 @@ class Streams:
         self._pid = os.getpid()
 
     def pinned(self, size: int) -> torch.Tensor:
-        """See `Accelerator`."""
+        """Memory of the host from which a stream copies on its own: uint8 [size], not cleared."""
         return pinned_bytes(size) if self._stream else torch.empty(size, dtype=torch.uint8)
 
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[Blocks, Event | None]:
-        """See `Accelerator`."""
+        """Begin to copy to the device, and the event that follows; None if all is done."""
         if self._stream is None:
             return [host.to(self._device) for host in hosts], None
         with self._module.stream(self._stream):
@@ -121,7 +94,7 @@ class Streams:
             return blocks, self._stream.record_event()
 
     def run(self, function: Callable[[], None]) -> Event | None:
-        """See `Accelerator`."""
+        """Call it with the stream of the copies as the current one; the event that follows."""
         if self._stream is None:
             function()
             return None
@@ -131,13 +104,15 @@ class Streams:
             return event
 
     def is_idle(self) -> bool:
-        """See `Accelerator`."""
+        """Whether the current stream has nothing to do."""
         return self._stream is None or self._module.current_stream(self._device).query()
 
     def wait(
         self, event: Event | None, blocks: Sequence[torch.Tensor], before: object = None
     ) -> object:
-        """See `Accelerator`."""
+        """Let the current stream wait for the event, before it uses the blocks, unless it is the
+        stream that this returned before for the same event; returns it.
+        """
         if event is None:
             return None
         current = self._module.current_stream(self._device)
@@ -148,7 +123,7 @@ class Streams:
         return current
 
 
-accelerator_of: Callable[[torch.device], Accelerator] = Streams
+accelerator_of: Callable[[torch.device], Streams] = Streams
 """Makes what copies to a device."""
 
 
@@ -194,7 +169,7 @@ class DevicePrefetcher(Iterable[Batch]):
         self.loader, self.device = loader, torch.device(device)
         self.depth = at_least(1, "depth", depth)
         self._lock, self._held = Lock(), deque[tuple[Event, Sequence[torch.Tensor]]]()
-        self.accelerator: Accelerator | None = None
+        self.accelerator: Streams | None = None
         self.pins: Pins | None = None
         if self.device.type != "cpu":
             self.accelerator = accelerator_of(self.device)
@@ -261,7 +236,7 @@ class _Ahead(Iterator[Batch]):
     """
 
     def __init__(
-        self, batches: Iterator[Batch], prefetcher: DevicePrefetcher, accelerator: Accelerator
+        self, batches: Iterator[Batch], prefetcher: DevicePrefetcher, accelerator: Streams
     ) -> None:
         self._batches, self._prefetcher, self._accelerator = batches, prefetcher, accelerator
         self._share = prefetcher.pins.share  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-"""Reusable memory, and what fills columns there; the Python fallbacks are `batch_memory`, with fresh memory each time,
-and beside each caller. Work of less than about 100 us keeps the GIL: beside a thread that computes in Python, a thread
+"""Reusable memory, what fills columns there, and orders; the Python fallbacks are `batch_memory`, with fresh memory
+each time, and beside each caller. Work of less than about 100 us keeps the GIL: beside a thread that computes in Python, a thread
 that gives it away for some microseconds may wait for it for 5 ms.
 """
 
@@ -17,7 +17,7 @@ cdef extern from "blocks.h":
     void block_give_back(block_header *block) nogil
     uint8_t *block_data(block_header *block) nogil
 
-__all__ = ["Block", "narrow", "narrow_floats", "pad"]
+__all__ = ["Block", "narrow", "narrow_floats", "pad", "permute"]
 
 cdef enum:
     LARGE_BYTES = 1 << 20
@@ -159,3 +159,30 @@ def narrow_floats(const float[::1] values not None, uint16_t[::1] out not None, 
         memcpy(&value, &values[place], sizeof(float))
         out[place] = <uint16_t> ((value + 0x7fff + (value >> 16 & 1)) >> 16 if values[place] == values[place] else 0xffff)
     return not beyond
+
+
+def permute(uint64_t[::1] numbers not None, const uint64_t[::1] keys not None, int high_bits, int low_bits):
+    """One pass of the Feistel network of `order.Permutation` over numbers of so many bits, in place.
+
+    Args:
+        keys: One for each round, of which there are two at a time.
+
+    Raises:
+        ValueError: A half has not 1 to 32 bits.
+    """
+    cdef Py_ssize_t place, number
+    cdef uint64_t low, high
+    if not (0 < high_bits <= 32 and 0 < low_bits <= 32):
+        raise ValueError(f"expected halves of 1 to 32 bits, got {high_bits} and {low_bits}")
+    for place in range(numbers.shape[0]):
+        high = numbers[place] >> low_bits
+        low = numbers[place] ^ high << low_bits
+        for number in range(0, keys.shape[0] - 1, 2):
+            high ^= scrambled(low ^ keys[number]) >> (64 - high_bits)
+            low ^= scrambled(high ^ keys[number + 1]) >> (64 - low_bits)
+        numbers[place] = high << low_bits | low
+
+
+cdef inline uint64_t scrambled(uint64_t half) noexcept nogil:
+    half *= <uint64_t> 0xFF51AFD7ED558CCD
+    return (half ^ half >> 32) * <uint64_t> 0xC4CEB9FE1A85EC53

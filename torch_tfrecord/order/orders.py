@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.native import native_module
 from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
@@ -20,8 +19,6 @@ __all__ = [
 ]
 
 _Positions = npt.NDArray[np.int64]
-# An integer below 2^64, or an array of some.
-_Number: TypeAlias = Any
 
 BLOCK_BYTES = 4 << 20
 """Of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
@@ -33,7 +30,6 @@ _FIRST_FACTOR = 0xFF51AFD7ED558CCD  # from MurmurHash3's 64-bit finaliser (Apple
 _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1
-_CHUNK_POSITIONS = 1 << 13
 
 
 class Permutation:
@@ -74,7 +70,7 @@ class Permutation:
         num_bits = max(num_positions - 1, 1).bit_length()
         self._low_bits = num_bits - num_bits // 2
         self._high_bits = num_bits // 2
-        self._keys: list[int] = stream.next_numbers(_ROUNDS).tolist()
+        self._keys = stream.next_numbers(_ROUNDS)
 
     def __getitem__(self, place: int) -> int:
         if not 0 <= place < self.num_positions:
@@ -92,20 +88,24 @@ class Permutation:
         """
         if self._table is not None:
             return self._table[places].astype(np.int64)
-        found = places.astype(np.uint64, "C")
-        # In parts that fit into the processor's cache.
-        for part in np.array_split(found.reshape(-1), found.size // _CHUNK_POSITIONS + 1):
-            part[:] = self._walk(part)
-            outside = np.flatnonzero(part >= self.num_positions)
-            while outside.size:
-                part[outside] = again = self._walk(part[outside])
-                outside = outside[again >= self.num_positions]
-        return found.view(np.int64)
+        found = self._walked(places.astype(np.uint64).reshape(-1))
+        outside = np.flatnonzero(found >= self.num_positions)
+        while outside.size:
+            found[outside] = again = self._walked(found[outside])
+            outside = outside[again >= self.num_positions]
+        return found.view(np.int64).reshape(places.shape)
 
-    def _walk(self, value: _Number) -> _Number:
+    def _walked(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        native = native_module("memory")
+        if native is None:
+            return np.array([*map(self._walk, values.tolist())], np.uint64)
+        native.permute(values, self._keys, self._high_bits, self._low_bits)
+        return values
+
+    def _walk(self, value: int) -> int:
         """One pass of the network, a bijection of the numbers with as many bits as n - 1."""
         low, high = value & (1 << self._low_bits) - 1, value >> self._low_bits
-        for number, key in enumerate(self._keys):
+        for number, key in enumerate(self._keys.tolist()):
             if number % 2:
                 low ^= _scramble(high, key) >> 64 - self._low_bits
             else:
@@ -113,15 +113,9 @@ class Permutation:
         return high << self._low_bits | low
 
 
-def _scramble(half: _Number, key: int) -> _Number:
-    # In place for an array, which overflows by itself.
-    z = half ^ key
-    z *= _FIRST_FACTOR
-    z &= _UINT64
-    z ^= z >> 32
-    z *= _SECOND_FACTOR
-    z &= _UINT64
-    return z
+def _scramble(half: int, key: int) -> int:
+    z = (half ^ key) * _FIRST_FACTOR & _UINT64
+    return (z ^ z >> 32) * _SECOND_FACTOR & _UINT64
 
 
 def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:

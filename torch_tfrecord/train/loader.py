@@ -323,7 +323,7 @@ def replay(
         loader = make_dataloader(dataset, run["batch_size"], **options)
     loader.load_state_dict(state)
     places = loader.records_of(step, epoch)[:num_records]
-    payloads = Leaves(dataset).read(loader._positions_of(step, epoch)[:num_records])
+    payloads = Leaves(dataset).read(loader._order.records_of(step, epoch)[:num_records])
     return [(*place, payload) for place, payload in zip(places, payloads, strict=True)]
 
 

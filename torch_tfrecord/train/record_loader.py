@@ -209,7 +209,7 @@ class RecordLoader(ReadAheadLoader):
             >>> loader.records_of(41_203)  # doctest: +SKIP
             [('train-00007-of-00016.tfrecord', 1834211, 90177), ...]
         """
-        positions = self._positions_of(step, epoch)
+        positions = self._order.records_of(step, epoch)
         found: list[Any] = [None] * len(positions)
         for leaf, inside, places, *_ in Leaves(self._dataset).parts(positions):
             if not hasattr(leaf, "locate"):
@@ -219,9 +219,6 @@ class RecordLoader(ReadAheadLoader):
             for place, position in zip(places, inside, strict=True):
                 found[place] = (*leaf.locate(position), positions[place])
         return found
-
-    def _positions_of(self, step: int, epoch: int | None) -> list[int]:
-        return self._order.records_of(step, epoch)
 
     def skip_to(self, step: int) -> None:
         """Begin the next iteration at a step of the running epoch, from 0.
