@@ -118,7 +118,7 @@ def test_a_compiled_decoder_that_fails_is_told_once(monkeypatch):
         problem = "Wrong JPEG library version: library is 62, caller expects 80"
         sizes = property(lambda self: super().sizes * 0)
 
-    broken = SimpleNamespace(CropJob=Job, find_plain=optional_module("jpeg").find_plain)
+    broken = SimpleNamespace(CropJob=Job, plain_sizes=optional_module("jpeg").plain_sizes)
     monkeypatch.setattr(crop_jobs, "optional_module", lambda name: broken)
     errors.warn_once.cache_clear()
     data = JPEG_KINDS["4:2:0"]

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("torch_tfrecord", "index_tools")
 
-SIZES = {"tokens": 278_900, "tokens with the compiled core": 311_600, "modules": 173}
-PAST_DOORS = {"names": 128, "imports": 0}
+SIZES = {"tokens": 280_700, "tokens with the compiled core": 313_700, "modules": 174}
+PAST_DOORS = {"names": 130, "imports": 0}
 # In 10,000 words of docstrings, comments and docs.
 WORDS = {
     "holds": 3.2,

@@ -163,7 +163,7 @@ def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch)
             faults.append(error)
 
     calls = _count_calls(monkeypatch, scan_with_retry)
-    assert calls > 5
+    assert calls >= 5
     for at in range(1, calls):  # the first read is that of open_stream
         with monkeypatch.context() as patch:
             faulty = FaultyRead(fault, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from torch_tfrecord.batch_memory import Keys
 from torch_tfrecord.random_stream import record_keys
 from torch_tfrecord.rlds.episode_columns import EpisodeColumn, ValueColumn, each_leaf
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tfds import features as f
 
 __all__ = ["Draw", "Drawn", "DrawnColumn", "Mask", "OneOf", "declared"]
 
@@ -143,11 +142,11 @@ def declared(chosen: Any) -> tuple[Any, list[Draw]]:
             seeds = (item.seed, 0 if one is None else one.seed)
             draws.append(Draw(path, options, seeds, getattr(item, "probability", None)))
             return []
-        if isinstance(item, (str, f.FeatureConnector)) or not isinstance(item, Iterable):
-            return item
-        if isinstance(item, Mapping):
+        if type(item) is dict:
             return {name: names_of(inner, (*names, name), True) for name, inner in item.items()}
-        return [names_of(inner, names, False) for inner in item]
+        if isinstance(item, (list, tuple, set, frozenset)):
+            return [names_of(inner, names, False) for inner in item]
+        return item
 
     return names_of(chosen, (), False), draws
 
