@@ -160,6 +160,34 @@ class TestWays:
         results = json.loads((FOLDER / "results.json").read_text())
         assert f"<!-- ways -->\n{ways.way_table(results)}\n<!-- /ways -->" in page
 
+    def result(self, **rates):
+        """A result whose sides have so many records a second."""
+        names = {side.partition("__"): rate for side, rate in rates.items()}
+        sides = [{"side": a, "variant": b, "per_second": rate} for (a, _, b), rate in names.items()]
+        return {"sides": sides, "failed": {}}
+
+    def test_a_way_is_shown_beside_the_fastest_of_what_its_bars_name(self, ways):
+        report = importlib.import_module("report")
+        random = self.result(ours__raw=300, tfr_reader__raw=200, array_record__raw=100)
+        random["sides"].append({"side": "tfd_utils", "variant": "example", "per_second": 999})
+        random["failed"] = {"ours, raw_64": "no memory"}
+        table = report.table({"random-4KB": random}).splitlines()
+        assert table[2:] == [
+            "| 4 KB | `ds.raw(i)` | 300 | tfr-reader 200 | 1.5 |",
+            "|  | 64 raw records | failed |  |  |",
+        ]
+        wanted = report.table({"random-4KB": random}, goals=True).splitlines()[2]
+        assert wanted.endswith("| 1.5 x tfr-reader, 1<br>3.0 x ArrayRecord, 1 |")
+
+    def test_what_was_not_measured_has_no_bar(self, ways):
+        numbers, rates = ways.GROUPS[0], {"ours__collate": 6, "tfrecord__0 workers": 1}
+        assert ways.of_others({"doors-scalars": self.result(**rates)}, numbers) == {}
+        rates["tensorflow__parse_example"] = 2
+        results = {"doors-scalars": self.result(**rates)}
+        assert ways.of_others(results, numbers) == {"tfrecord": 0.5}
+        assert ways.ratios(results, numbers, "collate") == {"40 scalars": 3}
+        assert ways.ratios(results, numbers, "stream") == {}
+
 
 @pytest.fixture
 def script(monkeypatch, tmp_path, capsys):
